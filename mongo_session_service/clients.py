@@ -1,0 +1,208 @@
+"""A connection for whichever event loop asks.
+
+An async client belongs to the loop it is first used in, and ADK's ``Runner.run()``
+starts a new loop in a new thread for every call. So a service built from a URI opens
+a client per loop, which is closed together with its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pymongo import AsyncMongoClient
+from pymongo.driver_info import DriverInfo
+from pymongo.errors import InvalidName, PyMongoError
+
+from .database import FOREIGN_LOOP, Connection, Driver
+from .errors import ConfigurationError
+from .version import __version__
+
+_DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
+_DEFAULT_DATABASE: Final = "adk"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where sessions are kept: what a connection is opened to."""
+
+    database: str
+    prefix: str
+    transactions: bool
+
+    @classmethod
+    def of(
+        cls,
+        uri: str | None,
+        client: Any,
+        *,
+        database: str | None,
+        prefix: str,
+        transactions: bool,
+    ) -> Target:
+        """The target a service's arguments describe.
+
+        Raises:
+            ConfigurationError: not exactly one of ``uri`` and ``client`` is given, one
+                of them or a name is unusable, or the client has no transactions.
+        """
+        if (uri is None) == (client is None):
+            given = "neither" if uri is None else "both"
+            message = f"MongoSessionService takes a URI or a client; it got {given}."
+            raise ConfigurationError(message)
+        if uri is not None:
+            probe = open_client(uri)
+            database = database or probe.get_default_database(_DEFAULT_DATABASE).name
+        else:
+            probe, database = client, database or _DEFAULT_DATABASE
+        if Driver.of(probe) is Driver.MOCK and transactions:
+            message = "mongomock has no transactions: pass transactions=False with it."
+            raise ConfigurationError(message)
+        try:
+            probe.get_database(database).get_collection(f"{prefix}sessions")
+        except (InvalidName, TypeError) as error:
+            message = f"Unusable database name or collection prefix: {error}."
+            raise ConfigurationError(message) from None
+        return cls(database, prefix, transactions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    connection: Connection
+    keeper: AsyncGenerator[None, None] | None
+
+
+class Clients:
+    """The connections of one service: one per event loop, opened on first use."""
+
+    def __init__(self, uri: str | None, client: Any, target: Target) -> None:
+        self._uri = uri
+        self._client = client
+        self._target = target
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._entries: dict[asyncio.AbstractEventLoop, _Entry] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._uri is None:
+            message = (
+                "A service with a borrowed client cannot be pickled; build it from a"
+                " URI instead."
+            )
+            raise ConfigurationError(message)
+        return {"_uri": self._uri, "_client": None, "_target": self._target}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    async def connection(self) -> Connection:
+        """The running loop's connection.
+
+        Raises:
+            ConfigurationError: the client is borrowed and belongs to another loop.
+        """
+        if self._pid != os.getpid():
+            # After a fork the parent's sockets, loops and held lock are not ours.
+            self._reset()
+        loop = asyncio.get_running_loop()
+        entry = self._entries.get(loop)
+        if entry is None:
+            entry = self._open(loop)
+            if entry.keeper is not None:
+                await anext(entry.keeper)
+        return entry.connection
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> _Entry:
+        with self._lock:
+            if self._uri is not None:
+                _forget_closed_loops(self._entries)
+                client: Any = open_client(self._uri)
+                keeper = _keep_until_loop_ends(client, loop)
+            else:
+                # A borrowed client stays bound to its loop even when that is closed.
+                client, keeper = self._client, None
+                if self._entries and Driver.of(client) is not Driver.MOCK:
+                    raise ConfigurationError(FOREIGN_LOOP)
+            connection = Connection(
+                client,
+                database=self._target.database,
+                prefix=self._target.prefix,
+                transactions=self._target.transactions,
+            )
+            entry = self._entries[loop] = _Entry(connection, keeper)
+            return entry
+
+    async def close(self) -> None:
+        """Close every client this service opened, in whichever loop it runs."""
+        with self._lock:
+            entries, self._entries = self._entries, {}
+        here = asyncio.get_running_loop()
+        for loop, entry in entries.items():
+            if entry.keeper is None or loop.is_closed():
+                continue
+            if loop is here:
+                await entry.keeper.aclose()
+            elif loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(entry.keeper.aclose(), loop)
+                await asyncio.wrap_future(closing)
+
+
+_keepers: dict[asyncio.AbstractEventLoop, list[AsyncGenerator[None, None]]] = {}
+"""Referred to from here, since a keeper has to outlive a service that is let go."""
+
+
+def _keep_until_loop_ends(
+    client: AsyncMongoClient[Any], loop: asyncio.AbstractEventLoop
+) -> AsyncGenerator[None, None]:
+    """A generator that, once started, closes the client when it or its loop ends.
+
+    What is started is finished by ``loop.shutdown_asyncgens()``, which ``asyncio.run``
+    calls when all tasks are done: the one moment a library has for it.
+    """
+
+    async def keep() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            _keepers[loop].remove(keeper)
+            await client.close()
+
+    keeper = keep()
+    _forget_closed_loops(_keepers)
+    _keepers.setdefault(loop, []).append(keeper)
+    return keeper
+
+
+def _forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
+    for loop in list(mapping):
+        if loop.is_closed():
+            mapping.pop(loop, None)
+
+
+def open_client(uri: str) -> AsyncMongoClient[Any]:
+    """A client for a URI; nothing is connected yet.
+
+    Raises:
+        ConfigurationError: it is not one. What is in it is not quoted if it may hold a
+            password.
+    """
+    reason: object = "it has no scheme"
+    if isinstance(uri, str) and "://" in uri:
+        try:
+            return AsyncMongoClient(uri, driver=_DRIVER_INFO)
+        except (PyMongoError, ValueError) as error:
+            reason = type(error).__name__ if "@" in uri else error
+    message = (
+        f"The MongoDB URI cannot be used: {reason}. Expected"
+        " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
+        " characters in user and password percent-encoded."
+    )
+    raise ConfigurationError(message)

@@ -1,0 +1,180 @@
+"""Sessions, events and deltas to and from documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import bson
+from google.adk.events.event import Event
+
+from . import scopes
+from .errors import DocumentTooLargeError, InvalidInputError
+from .records import Append, Marker, NewSession, SessionKey, StoredSession
+from .scopes import ScopedState
+from .values import (
+    WRAPPER,
+    decode_value,
+    encode_value,
+    escape_key,
+    json_form,
+    unescape_key,
+)
+
+MAX_DOCUMENT_BYTES: Final = 15_500_000
+"""Below the server's 16 MiB, which leaves room for ids and a change's envelope."""
+
+_WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
+
+
+def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """One scope's state, or a delta to it, as fields of its document.
+
+    Raises:
+        InvalidInputError: a value cannot be stored.
+    """
+    return {escape_key(key): encode_value(value) for key, value in state.items()}
+
+
+def decode_state(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`encode_state`."""
+    return {unescape_key(name): decode_value(value) for name, value in fields.items()}
+
+
+def encode_new_session(
+    key: SessionKey, state: object, create_time: float
+) -> NewSession:
+    """A session with its initial state, ready to be stored.
+
+    Raises:
+        InvalidInputError: the state is no dict with string keys, or holds a value
+            that cannot be stored.
+        DocumentTooLargeError: a scope's part of it is over ``MAX_DOCUMENT_BYTES``.
+    """
+    encoded = _encode_scopes(_json_state(_check_state(state)))
+    for fields in (encoded.app, encoded.user, encoded.session):
+        if (size := len(bson.encode(fields))) > MAX_DOCUMENT_BYTES:
+            raise _too_large(f"The initial state ({_largest_key(fields)})", size)
+    return NewSession(key, create_time, encoded)
+
+
+def encode_append(key: SessionKey, event: Event) -> Append:
+    """An event and its effect on state, ready to be stored, ``temp:`` left out.
+
+    Raises:
+        InvalidInputError: the event or its delta holds a value that cannot be stored.
+        DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
+    """
+    delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
+    document = event.model_dump(exclude_none=True)
+    document["actions"]["state_delta"] = delta
+    try:
+        document = encode_value(document)
+    except InvalidInputError as error:
+        message = f"Event {event.id!r} cannot be stored: {error}."
+        raise InvalidInputError(message) from None
+    encoded = bson.encode(document)
+    if len(encoded) > MAX_DOCUMENT_BYTES:
+        what = f"Event {event.id!r} ({_largest_key(delta)})"
+        raise _too_large(what, len(encoded))
+    return Append(
+        key=key,
+        timestamp=event.timestamp,
+        event=document,
+        is_wrapped=_WRAPPER_FIELD in encoded,
+        delta=_encode_scopes(delta),
+    )
+
+
+def decode_event(stored: dict[str, Any]) -> Event:
+    """The event a document of the events collection holds."""
+    event = stored["event"]
+    return Event.model_validate(decode_value(event) if "wrapped" in stored else event)
+
+
+def decode_sessions(documents: Iterable[dict[str, Any]]) -> list[StoredSession]:
+    """The sessions among mixed documents, each with the state its scopes share.
+
+    Documents are told apart by their ``_id``. Events are the one session's asked for,
+    latest first.
+    """
+    sessions, events = [], []
+    app_state: dict[str, Any] = {}
+    user_states: dict[str, dict[str, Any]] = {}
+    for document in documents:
+        id_ = document["_id"]
+        if isinstance(id_, str):
+            app_state = document["state"]
+        elif "revision" in id_:
+            events.append(decode_event(document))
+        elif "session_id" in id_:
+            sessions.append(document)
+        else:
+            user_states[id_["user_id"]] = document["state"]
+    events.reverse()
+    return [
+        StoredSession(
+            key=(key := SessionKey(**document["_id"])),
+            marker=Marker(document["revision"], document["create_time"]),
+            update_time=document["update_time"],
+            # Decoded for each session, so that no two share a mutable value.
+            scopes=ScopedState(
+                app=decode_state(app_state),
+                user=decode_state(user_states.get(key.user_id, {})),
+                session=decode_state(document["state"]),
+            ),
+            events=events,
+        )
+        for document in sessions
+    ]
+
+
+def is_same_event(append: Append, document: dict[str, Any]) -> bool:
+    """Whether a stored sub-document is the very event of an append."""
+    return bool(bson.encode(append.event) == bson.encode(document))
+
+
+def _check_state(state: object) -> dict[str, Any]:
+    if not isinstance(state, dict):
+        message = f"state must be a dict, not {type(state).__name__}."
+        raise InvalidInputError(message)
+    for key in state:
+        if not isinstance(key, str):
+            message = f"State keys must be strings; one is a {type(key).__name__}."
+            raise InvalidInputError(message)
+    return state
+
+
+def _json_state(state: dict[str, Any]) -> dict[str, Any]:
+    forms = {}
+    for key, value in state.items():
+        try:
+            forms[key] = json_form(value)
+        except InvalidInputError as error:
+            message = f"The value of state key {key!r} cannot be stored: {error}."
+            raise InvalidInputError(message) from None
+    return forms
+
+
+def _encode_scopes(state: dict[str, Any]) -> ScopedState:
+    parts = scopes.split(state)
+    return ScopedState(
+        app=encode_state(parts.app),
+        user=encode_state(parts.user),
+        session=encode_state(parts.session),
+    )
+
+
+def _largest_key(state: dict[str, Any]) -> str:
+    if not state:
+        return "it sets no state"
+    largest = max(state, key=lambda key: len(repr(state[key])))
+    return f"its largest state key is {largest!r}"
+
+
+def _too_large(what: str, size: int) -> DocumentTooLargeError:
+    return DocumentTooLargeError(
+        f"{what} takes {size / 1e6:.1f} MB; a document may have"
+        f" {MAX_DOCUMENT_BYTES / 1e6:.1f} MB. Nothing was changed. Keep large content"
+        " in an ADK artifact and only its name in state."
+    )

@@ -1,0 +1,290 @@
+"""The one door to the driver: connections, transactions, error translation.
+
+PyMongo's ``AsyncMongoClient``, Motor and mongomock-motor differ in small ways; the
+differences end here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
+
+from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
+from bson.int64 import Int64
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
+from pymongo.errors import (
+    ConnectionFailure,
+    DocumentTooLarge,
+    DuplicateKeyError,
+    ExecutionTimeout,
+    OperationFailure,
+    PyMongoError,
+)
+from pymongo.read_concern import ReadConcern
+
+from .errors import (
+    ConfigurationError,
+    DocumentTooLargeError,
+    MongoSessionServiceError,
+    StorageError,
+    StorageUnavailableError,
+)
+from .records import SessionKey
+
+__all__ = ["Connection", "Driver", "DuplicateKeyError", "Txn", "translated"]
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Txn: TypeAlias = Any
+"""The driver's session inside a transaction; None where there are no transactions."""
+
+_MAJORITY: Final = WriteConcern("majority")
+_PRIMARY: Final = ReadPreference.PRIMARY
+_SNAPSHOT: Final = ReadConcern("snapshot")
+_ONE_BATCH: Final = 1_000_000
+"""Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
+
+_SNAPSHOT_UNAVAILABLE: Final = 246
+_SNAPSHOT_PAUSES: Final = (0.01, 0.05, 0.2)  # seconds
+_DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
+_UNAUTHORIZED: Final = 13
+_AUTHENTICATION_FAILED: Final = 18
+
+
+class Driver(Enum):
+    """Which client library a connection speaks through."""
+
+    PYMONGO = "PyMongo"
+    MOTOR = "Motor"
+    MOCK = "mongomock-motor"
+
+    @classmethod
+    def of(cls, client: object) -> Driver:
+        """The driver a client belongs to.
+
+        Raises:
+            ConfigurationError: it is none of the three.
+        """
+        # mongomock-motor's client says it is Motor's; its bases do not lie.
+        bases = {base.__module__.partition(".")[0] for base in type(client).__mro__}
+        if "mongomock_motor" in bases:
+            return cls.MOCK
+        if isinstance(client, AsyncMongoClient):
+            return cls.PYMONGO
+        motor = sys.modules.get("motor.motor_asyncio")
+        if motor and isinstance(client, motor.AsyncIOMotorClient):
+            return cls.MOTOR
+        if isinstance(client, MongoClient):
+            message = (
+                "client is a synchronous MongoClient, which would block the event"
+                " loop. Pass a pymongo.AsyncMongoClient, or a URI instead."
+            )
+            raise ConfigurationError(message)
+        message = (
+            "client must be a pymongo.AsyncMongoClient, a Motor AsyncIOMotorClient or"
+            f" a mongomock-motor AsyncMongoMockClient, not {type(client).__name__}."
+        )
+        raise ConfigurationError(message)
+
+
+class _PlainInt(TypeDecoder):
+    """Reads 64-bit integers as the ``int`` they were written from."""
+
+    bson_type = Int64
+
+    def transform_bson(self, value: Int64) -> int:
+        return int(value)
+
+
+_CODEC_OPTIONS: Final = CodecOptions[dict[str, Any]](
+    type_registry=TypeRegistry([_PlainInt()])
+)
+
+
+class Connection:
+    """A client as one event loop uses it, and the collections behind it."""
+
+    def __init__(
+        self, client: Any, *, database: str, prefix: str, transactions: bool
+    ) -> None:
+        self.client = client
+        self.driver = Driver.of(client)
+        self.has_transactions = transactions
+        self.setup_lock = asyncio.Lock()
+        self._session_locks: WeakValueDictionary[SessionKey, asyncio.Lock] = (
+            WeakValueDictionary()
+        )
+        self.database = (
+            client.get_database(database)
+            if self.driver is Driver.MOCK
+            else client.get_database(
+                database,
+                codec_options=_CODEC_OPTIONS,
+                # A secondary may lag behind what this very process just wrote.
+                read_preference=_PRIMARY,
+                write_concern=_MAJORITY,
+            )
+        )
+        self.sessions = self.database[f"{prefix}sessions"]
+        self.events = self.database[f"{prefix}events"]
+        self.app_states = self.database[f"{prefix}app_states"]
+        self.user_states = self.database[f"{prefix}user_states"]
+        self.metadata = self.database[f"{prefix}metadata"]
+
+    def session_lock(self, key: SessionKey) -> asyncio.Lock:
+        """The lock that keeps one session's appends in order within this loop."""
+        return self._session_locks.setdefault(key, asyncio.Lock())
+
+    async def transaction(self, work: Callable[[Txn], Awaitable[Result]]) -> Result:
+        """Run ``work`` as one transaction, majority-committed when this returns.
+
+        The driver retries it on transient errors, so ``work`` must compute everything
+        afresh. Without transactions it runs once, statement by statement.
+        """
+        if not self.has_transactions:
+            return await work(None)
+        is_committing = False
+
+        async def tracked(txn: Txn) -> Result:
+            nonlocal is_committing
+            is_committing = False
+            result = await work(txn)
+            is_committing = True
+            return result
+
+        starting = self.client.start_session()
+        if self.driver is Driver.MOTOR:
+            starting = await starting
+        async with starting as txn:
+            try:
+                result: Result = await txn.with_transaction(
+                    tracked, write_concern=_MAJORITY, read_preference=_PRIMARY
+                )
+            except OperationFailure:
+                if is_committing:
+                    await self._release(txn)
+                raise
+            return result
+
+    async def _release(self, txn: Txn) -> None:
+        """End a transaction whose commit was refused, so that it holds no locks.
+
+        The driver will not abort what it tried to commit, but the server drops it for
+        the next transaction of the same session.
+        """
+        with suppress(PyMongoError):
+            starting = txn.start_transaction()
+            if self.driver is Driver.PYMONGO:
+                await starting
+            await self.metadata.find_one({"_id": "schema"}, session=txn)
+            await txn.abort_transaction()
+
+    async def snapshot(
+        self, collection: Any, pipeline: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """All results of an aggregation, from one point in time of every collection."""
+        collection = collection.with_options(read_concern=_SNAPSHOT)
+        for pause in _SNAPSHOT_PAUSES:
+            try:
+                return await self._aggregate(collection, pipeline)
+            except OperationFailure as error:
+                # A collection or index younger than the snapshot: a later one has it.
+                if error.code != _SNAPSHOT_UNAVAILABLE:
+                    raise
+            await asyncio.sleep(pause)
+        return await self._aggregate(collection, pipeline)
+
+    async def _aggregate(
+        self, collection: Any, pipeline: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        cursor = collection.aggregate(pipeline, batchSize=_ONE_BATCH)
+        if self.driver is Driver.PYMONGO:
+            cursor = await cursor
+        results: list[dict[str, Any]] = await cursor.to_list(None)
+        return results
+
+
+async def uninterrupted(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run ``work`` to its end even if the caller is cancelled meanwhile.
+
+    A transaction dropped halfway would hold its locks on the server, and one dropped
+    at its commit would have an unknown outcome. The cancellation is raised afterwards.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled() and task.exception() is not None:
+        logger.warning("A cancelled call failed with %r.", type(task.exception()))
+    raise cancelled
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the driver's errors into this package's.
+
+    A server's error text may quote the documents it refused, so only its name and code
+    are kept; connection errors name no more than hosts and stay chained.
+    """
+    try:
+        yield
+    except (MongoSessionServiceError, DuplicateKeyError):
+        raise
+    except (ConnectionFailure, ExecutionTimeout) as error:
+        if error.has_error_label("UnknownTransactionCommitResult"):
+            raise StorageUnavailableError(_UNKNOWN_OUTCOME) from None
+        reason = str(error).partition(", Topology Description:")[0]
+        raise StorageUnavailableError(f"MongoDB is unavailable: {reason}") from error
+    except DocumentTooLarge:
+        raise DocumentTooLargeError from None
+    except OperationFailure as error:
+        raise _refused(error) from None
+    except PyMongoError as error:
+        name = type(error).__name__
+        raise StorageError(f"The MongoDB driver failed with {name}.") from None
+    except RuntimeError as error:
+        if "different event loop" in str(error):
+            raise ConfigurationError(FOREIGN_LOOP) from None
+        raise
+
+
+FOREIGN_LOOP: Final = (
+    "The client belongs to another event loop. Create client and service in the loop"
+    " that uses them, or give the service a URI: it then opens a client per loop."
+)
+
+_UNKNOWN_OUTCOME: Final = (
+    "MongoDB stopped answering during a commit, so its outcome is unknown. Append the"
+    " same event again: it is recognised if it was stored."
+)
+
+
+def _refused(error: OperationFailure) -> StorageError:
+    details = error.details or {}
+    name = f"{details.get('codeName', 'error')} (code {error.code})"
+    if error.has_error_label("UnknownTransactionCommitResult"):
+        return StorageUnavailableError(_UNKNOWN_OUTCOME)
+    if error.code in _DOCUMENT_TOO_LARGE:
+        return DocumentTooLargeError()
+    if error.code == _AUTHENTICATION_FAILED:
+        return StorageError(f"MongoDB refused the user name or password: {name}.")
+    if error.code == _UNAUTHORIZED:
+        return StorageError(f"MongoDB refused: the user lacks a privilege: {name}.")
+    if any(
+        error.has_error_label(label)
+        for label in ("TransientTransactionError", "RetryableWriteError")
+    ):
+        return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
+    return StorageError(f"MongoDB refused the operation: {name}.")

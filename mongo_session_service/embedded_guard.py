@@ -1,0 +1,106 @@
+"""Runs one mongod, and ends it when the process that asked for it is gone.
+
+`embedded.py` launches this file by path, so it imports only the standard library and
+is running in about 25 ms. Its stdin is a pipe whose other end only that process holds:
+each byte in it is the number of a signal for mongod, and its end, which the kernel
+brings about even for a process killed with SIGKILL, is the order to kill mongod and to
+remove the throw-away directory. Its output tells mongod's pid, and at mongod's end how
+it ended and what it last wrote; then it is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+_KEPT_OUTPUT = 64 * 1024
+_PR_SET_PDEATHSIG = 1
+
+
+def main(throw_away: str, command: list[str]) -> None:
+    """Run `command` until it ends; then wait for the end of stdin.
+
+    `throw_away` is the directory to remove after that, or "" for none.
+    """
+    output, mongods_end = os.pipe()
+    try:
+        mongod = subprocess.Popen(  # noqa: S603 - the command is embedded.py's
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=mongods_end,
+            stderr=mongods_end,
+            start_new_session=True,
+            preexec_fn=_die_with_guard,  # noqa: PLW1509 - there is but one thread
+        )
+    except OSError as error:
+        _tell(f"could not be run: {error}")
+    else:
+        # A CI runner that cancels a job sends SIGTERM to every process of it; a guard
+        # that obeyed would leave mongod's directory behind. Set after mongod has
+        # started, because a program inherits the signals its parent ignores.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        os.close(mongods_end)
+        _tell(f"{mongod.pid}\n")
+        last_words = _watch(mongod.pid, output)
+        _tell(f"{_ending(mongod.wait())}\n{last_words}")
+    os.close(_STDOUT)
+    os.close(_STDERR)
+    while os.read(_STDIN, 1):
+        pass
+    if throw_away:
+        # Imported at the top it would double the time the guard takes to start.
+        import shutil  # noqa: PLC0415
+
+        shutil.rmtree(throw_away, ignore_errors=True)
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(_STDOUT, text.encode())
+
+
+def _die_with_guard() -> None:
+    """Have the kernel kill mongod should the guard itself be killed.
+
+    The signal comes when the thread that started mongod ends: here that is the guard's
+    only one.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch(pid: int, output: int) -> str:
+    """Pass signals on until mongod's output ends with it; return the end of that."""
+    last_words = b""
+    watched = [_STDIN, output]
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if _STDIN in ready:
+            number = os.read(_STDIN, 1)
+            if not number:
+                watched.remove(_STDIN)
+            # To its whole group, so that the child of a wrapper script gets it too. The
+            # number cannot be another process's by now: only the guard reaps mongod.
+            with contextlib.suppress(OSError):
+                os.killpg(pid, number[0] if number else signal.SIGKILL)
+        elif chunk := os.read(output, 8192):
+            last_words = (last_words + chunk)[-_KEPT_OUTPUT:]
+        else:
+            return last_words.decode(errors="replace")
+
+
+def _ending(returncode: int) -> str:
+    if returncode < 0:
+        return f"was ended by {signal.Signals(-returncode).name}"
+    return f"ended with exit code {returncode}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

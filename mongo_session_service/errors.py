@@ -1,0 +1,53 @@
+"""What can go wrong, as one tree.
+
+::
+
+    MongoSessionServiceError
+    ├── ConfigurationError        how the service was built, or the server it was given
+    ├── InvalidInputError         an argument it will not store (also a ValueError)
+    ├── SchemaVersionError        data written by a newer release
+    └── StorageError              MongoDB refused or failed
+        ├── DocumentTooLargeError       over the document limit (also a ValueError)
+        └── StorageUnavailableError     worth trying again
+
+Where ADK defines an error for the situation, ADK's own is raised instead:
+``AlreadyExistsError``, ``SessionNotFoundError`` and ``StaleSessionError``.
+
+No message holds a password or a state value, so a driver error whose text may
+quote a document is never chained.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+
+class MongoSessionServiceError(Exception):
+    """The session service could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or inspect.getdoc(type(self)))
+
+
+class ConfigurationError(MongoSessionServiceError):
+    """The service was built with arguments, or on a server, it cannot work with."""
+
+
+class InvalidInputError(MongoSessionServiceError, ValueError):
+    """An argument cannot be stored; nothing was changed."""
+
+
+class SchemaVersionError(MongoSessionServiceError):
+    """The database was written by a newer release: upgrade mongo-session-service."""
+
+
+class StorageError(MongoSessionServiceError):
+    """MongoDB refused or failed the operation."""
+
+
+class DocumentTooLargeError(StorageError, ValueError):
+    """A document would exceed MongoDB's 16 MB limit; nothing was changed."""
+
+
+class StorageUnavailableError(StorageError):
+    """MongoDB could not be reached or did not answer in time; try again."""

@@ -1,0 +1,137 @@
+"""What storage speaks: frozen records, and the ids that name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from google.adk.events.event import Event
+
+from .errors import InvalidInputError
+from .scopes import ScopedState
+
+
+class SessionKey(NamedTuple):
+    """The triple that names a session; no part is ever joined with another."""
+
+    app_name: str
+    user_id: str
+    session_id: str
+
+    @property
+    def id(self) -> dict[str, Any]:
+        """The session document's ``_id``; the order of its fields is its identity."""
+        return self._asdict()
+
+    def event_id(self, revision: int) -> dict[str, Any]:
+        """The ``_id`` of the event that produced ``revision``."""
+        return {**self._asdict(), "revision": revision}
+
+
+class Marker(NamedTuple):
+    """What a ``Session`` was read at: the expected revision of its next append.
+
+    ``create_time`` tells a session from a later one of the same id.
+    """
+
+    revision: int
+    create_time: float
+
+    def __str__(self) -> str:
+        return f"{self.revision}@{self.create_time!r}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Marker | None:
+        """Read a marker back; None for no marker or another service's."""
+        revision, at, create_time = (text or "").partition("@")
+        try:
+            return cls(int(revision), float(create_time)) if at else None
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    """A session as one snapshot of storage shows it."""
+
+    key: SessionKey
+    marker: Marker
+    update_time: float
+    scopes: ScopedState
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """A session about to be stored, its state encoded."""
+
+    key: SessionKey
+    create_time: float
+    state: ScopedState
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """An event about to be stored, encoded together with its effect on state."""
+
+    key: SessionKey
+    timestamp: float
+    event: dict[str, Any]
+    """The event's native sub-document."""
+    is_wrapped: bool
+    """Whether the sub-document holds values that must be unwrapped on reading."""
+    delta: ScopedState
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHead:
+    """Where a stored session stands, for callers that bring no marker."""
+
+    marker: Marker
+    update_time: float
+    last_event_id: str | None
+
+    def expected_by(self, last_update_time: float, last_event: Event | None) -> Marker:
+        """What a session without a marker, rebuilt from JSON perhaps, may append to.
+
+        It is current if storage is no newer than it, or ends with the event it ends
+        with. Otherwise no revision is expected, and its append will be stale.
+        """
+        is_current = self.update_time <= last_update_time or self.last_event_id == (
+            last_event.id if last_event else None
+        )
+        return self.marker if is_current else self.marker._replace(revision=-1)
+
+
+def check_id(what: str, value: object) -> str:
+    """Return ``value`` if it can name something.
+
+    Raises:
+        InvalidInputError: it is not a string, is empty, or is not valid Unicode.
+    """
+    if not isinstance(value, str):
+        message = f"{what} must be a string, not {type(value).__name__}."
+        raise InvalidInputError(message)
+    if not value:
+        raise InvalidInputError(f"{what} must not be empty.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        message = f"{what} is not valid Unicode: it holds a lone surrogate."
+        raise InvalidInputError(message) from None
+    return value
+
+
+def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
+    """The checked key of a session, its id stripped as ADK's own services do.
+
+    Raises:
+        InvalidInputError: a part is not a string, is empty or is not valid Unicode.
+    """
+    if isinstance(session_id, str):
+        session_id = session_id.strip()
+    return SessionKey(
+        check_id("app_name", app_name),
+        check_id("user_id", user_id),
+        check_id("session_id", session_id),
+    )

@@ -1,0 +1,140 @@
+"""The collections and indexes, as data, and the check that a server has them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pymongo.errors import CollectionInvalid, OperationFailure
+
+from .database import Connection, Driver
+from .errors import ConfigurationError, SchemaVersionError
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION: Final = 1
+
+_MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
+_UNAUTHORIZED: Final = 13
+_NAMESPACE_EXISTS: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index beyond ``_id_``, and the query or promise it is there for."""
+
+    collection: str
+    name: str
+    keys: tuple[tuple[str, int], ...]
+    unique: bool
+    serves: str
+
+
+INDEXES: Final = (
+    Index(
+        collection="events",
+        name="event_id_once_per_session",
+        keys=(
+            ("_id.app_name", 1),
+            ("_id.user_id", 1),
+            ("_id.session_id", 1),
+            ("event.id", 1),
+        ),
+        unique=True,
+        serves="an event appended twice is stored once, and found by its id",
+    ),
+)
+
+
+async def set_up(connection: Connection) -> None:
+    """Check the server, and create what is missing; safe to repeat and to race.
+
+    Raises:
+        ConfigurationError: the server is too old, or has no transactions.
+        SchemaVersionError: the data was written by a newer release.
+    """
+    if connection.driver is not Driver.MOCK:
+        hello = await connection.client.admin.command("hello")
+        check_server(hello, transactions=connection.has_transactions)
+    await _check_version(connection)
+    try:
+        await _create_collections(connection)
+        await _create_indexes(connection)
+    except OperationFailure as error:
+        if error.code != _UNAUTHORIZED:
+            raise
+        logger.warning(
+            "No privilege to create collections or indexes in database %r. The service"
+            " works without, but ask an administrator to run setup() once.",
+            connection.database.name,
+        )
+    await _record_version(connection)
+
+
+def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
+    """Refuse a server that cannot keep the promises, from its ``hello`` reply.
+
+    Raises:
+        ConfigurationError: it is older than MongoDB 5.0, or a standalone server while
+            transactions are asked for.
+    """
+    if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
+        message = "MongoDB 5.0 or newer is needed; this server is older. Upgrade it."
+        raise ConfigurationError(message)
+    is_mongos = hello.get("msg") == "isdbgrid"
+    if transactions and not (is_mongos or "setName" in hello):
+        message = (
+            "This MongoDB server is a standalone: it has no transactions, so an event"
+            " and its state could be torn apart. Run it as a replica set (a single"
+            " member is enough): start mongod with --replSet rs0, then call"
+            " rs.initiate() once. To do without the guarantee, pass"
+            " transactions=False."
+        )
+        raise ConfigurationError(message)
+
+
+async def _create_collections(connection: Connection) -> None:
+    # A transaction that has to create its collection conflicts with all others.
+    missing = {
+        collection.name
+        for collection in (
+            connection.sessions,
+            connection.events,
+            connection.app_states,
+            connection.user_states,
+            connection.metadata,
+        )
+    }.difference(await connection.database.list_collection_names())
+    for name in missing:
+        try:
+            await connection.database.create_collection(name)
+        except CollectionInvalid:
+            pass
+        except OperationFailure as error:
+            if error.code != _NAMESPACE_EXISTS:
+                raise
+
+
+async def _create_indexes(connection: Connection) -> None:
+    for index in INDEXES:
+        collection = getattr(connection, index.collection)
+        await collection.create_index(
+            list(index.keys), name=index.name, unique=index.unique
+        )
+
+
+async def _check_version(connection: Connection) -> None:
+    recorded = await connection.metadata.find_one({"_id": "schema"})
+    if recorded and recorded["version"] > SCHEMA_VERSION:
+        message = (
+            f"The data has schema version {recorded['version']}; this release knows"
+            f" up to {SCHEMA_VERSION}. Upgrade mongo-session-service."
+        )
+        raise SchemaVersionError(message)
+
+
+async def _record_version(connection: Connection) -> None:
+    await connection.metadata.update_one(
+        {"_id": "schema"}, {"$setOnInsert": {"version": SCHEMA_VERSION}}, upsert=True
+    )

@@ -1,0 +1,53 @@
+"""ADK's flat state, taken apart by scope and put together again.
+
+A key's prefix names its scope: ``app:``, ``user:``, none for the session, and
+``temp:`` for the current invocation, which is never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.adk.sessions.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class ScopedState:
+    """State by scope, its keys without their prefix."""
+
+    app: dict[str, Any] = field(default_factory=dict)
+    user: dict[str, Any] = field(default_factory=dict)
+    session: dict[str, Any] = field(default_factory=dict)
+
+
+def without_temp(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a flat state or delta that may be stored."""
+    return {
+        key: value
+        for key, value in state.items()
+        if not key.startswith(State.TEMP_PREFIX)
+    }
+
+
+def split(state: Mapping[str, Any]) -> ScopedState:
+    """Sort a flat state into its scopes, dropping ``temp:`` keys."""
+    scopes = ScopedState()
+    for key, value in state.items():
+        if key.startswith(State.APP_PREFIX):
+            scopes.app[key.removeprefix(State.APP_PREFIX)] = value
+        elif key.startswith(State.USER_PREFIX):
+            scopes.user[key.removeprefix(State.USER_PREFIX)] = value
+        elif not key.startswith(State.TEMP_PREFIX):
+            scopes.session[key] = value
+    return scopes
+
+
+def merge(scopes: ScopedState) -> dict[str, Any]:
+    """The flat view an agent sees: the inverse of :func:`split`."""
+    return {
+        **scopes.session,
+        **{State.APP_PREFIX + key: value for key, value in scopes.app.items()},
+        **{State.USER_PREFIX + key: value for key, value in scopes.user.items()},
+    }

@@ -1,0 +1,290 @@
+"""ADK's session service, each method a short story told to the store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+from google.adk.platform import uuid as platform_uuid
+from google.adk.sessions.base_session_service import (
+    BaseSessionService,
+    GetSessionConfig,
+    ListSessionsResponse,
+)
+from google.adk.sessions.session import Session
+from typing_extensions import override
+
+from . import scopes
+from .clients import Clients, Target
+from .codec import decode_state, encode_append, encode_new_session
+from .database import Connection, translated, uninterrupted
+from .errors import ConfigurationError
+from .records import Append, Marker, StoredSession, check_id, session_key
+from .schema import set_up
+from .store import SessionStore
+
+
+class MongoSessionService(BaseSessionService):
+    """Keeps ADK sessions in MongoDB.
+
+    ::
+
+        service = MongoSessionService("mongodb://localhost/my_db?replicaSet=rs0")
+        runner = Runner(agent=agent, app_name="my_app", session_service=service)
+
+    Every call may raise ``ConfigurationError`` (the server is no replica set, or the
+    client belongs to another event loop), ``SchemaVersionError``, ``StorageError`` and
+    its ``StorageUnavailableError``, and ``InvalidInputError`` for ids that are no
+    non-empty strings.
+    """
+
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        client: Any = None,
+        database: str | None = None,
+        collection_prefix: str = "",
+        transactions: bool = True,
+        on_conflict: Literal["raise"] = "raise",
+        **adk_kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            uri: Where MongoDB is. The service then owns its clients, and works from any
+                event loop, thread and process.
+            client: A PyMongo ``AsyncMongoClient``, Motor ``AsyncIOMotorClient`` or
+                mongomock-motor ``AsyncMongoMockClient`` of the caller's instead of a
+                URI. It is never closed here, and only used in one event loop.
+            database: The database's name; by default the URI's, or else ``adk``.
+            collection_prefix: Put before the name of every collection.
+            transactions: False is the only way to run on a server without them; an
+                append is then several writes that a crash can tear apart.
+            on_conflict: What an append does when storage has moved on: raise ADK's
+                ``StaleSessionError``.
+            **adk_kwargs: What ADK's service registry passes along, such as
+                ``agents_dir``; ignored.
+
+        Raises:
+            ConfigurationError: the arguments do not fit together.
+        """
+        if on_conflict != "raise":
+            message = f"on_conflict must be 'raise', not {on_conflict!r}."
+            raise ConfigurationError(message)
+        target = Target.of(
+            uri,
+            client,
+            database=database,
+            prefix=collection_prefix,
+            transactions=transactions,
+        )
+        self._clients = Clients(uri, client, target)
+        self._is_set_up = False
+
+    @override
+    async def create_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        state: dict[str, Any] | None = None,
+        session_id: str | None = None,
+    ) -> Session:
+        """Creates a session, and writes the app and user state among its ``state``.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            state: The initial state, keys prefixed by scope; ``temp:`` is dropped.
+            session_id: The session's id, stripped; generated if blank or None.
+
+        Raises:
+            AlreadyExistsError: the session exists. No state was written.
+            InvalidInputError: an id or a state value cannot be stored.
+            DocumentTooLargeError: the state does not fit into a document.
+        """
+        if session_id is None or (
+            isinstance(session_id, str) and not session_id.strip()
+        ):
+            session_id = platform_uuid.new_uuid()
+        key = session_key(app_name, user_id, session_id)
+        now = platform_time.get_time()
+        new = encode_new_session(key, {} if state is None else state, now)
+        async with self._store() as store:
+            await uninterrupted(store.insert_session(new))
+            shared = await store.load_shared_state(key)
+        state_seen = replace(shared, session=decode_state(new.state.session))
+        return _to_session(StoredSession(key, Marker(0, now), now, state_seen))
+
+    @override
+    async def get_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        config: GetSessionConfig | None = None,
+    ) -> Session | None:
+        """Returns a session as it is at one point in time, or None.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            config: Which events to load: at most the ``num_recent_events`` latest, and
+                of these the ones at or after ``after_timestamp``. All by default.
+        """
+        key = session_key(app_name, user_id, session_id)
+        async with self._store() as store:
+            stored = await store.load_session(key, config)
+        return _to_session(stored) if stored else None
+
+    @override
+    async def list_sessions(
+        self, *, app_name: str, user_id: str | None = None
+    ) -> ListSessionsResponse:
+        """Lists an app's or a user's sessions with their state, without events.
+
+        The longest untouched comes first, ties by user and then session id.
+        """
+        check_id("app_name", app_name)
+        if user_id is not None:
+            check_id("user_id", user_id)
+        async with self._store() as store:
+            stored = await store.list_sessions(app_name, user_id)
+        stored.sort(key=lambda each: (each.update_time, each.key))
+        return ListSessionsResponse(sessions=[_to_session(each) for each in stored])
+
+    @override
+    async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
+        """Returns a user's state, keys without ``user:``; empty if there is none."""
+        check_id("app_name", app_name)
+        check_id("user_id", user_id)
+        async with self._store() as store:
+            return await store.load_user_state(app_name, user_id)
+
+    @override
+    async def append_event(self, session: Session, event: Event) -> Event:
+        """Stores an event and its effect on state, as one transaction.
+
+        When this returns, both are committed on a majority of the replica set, and
+        ``session`` shows them. When it raises, ``session`` and ``event`` are as they
+        were. An event that was stored before is not stored again. A partial event is
+        returned as it is. If the caller is cancelled, the transaction is finished
+        first, so ``session`` tells whether the event was stored.
+
+        Raises:
+            StaleSessionError: the stored session has events ``session`` does not know.
+            SessionNotFoundError: the session is not stored (any more).
+            AlreadyExistsError: another event of the session has the same id.
+            InvalidInputError: a value of the event cannot be stored.
+            DocumentTooLargeError: the event or the session's state got too large.
+        """
+        if event.partial:
+            return event
+        key = session_key(session.app_name, session.user_id, session.id)
+        append = encode_append(key, event)
+        async with self._connected() as connection, connection.session_lock(key):
+            store = SessionStore(connection)
+            await uninterrupted(self._append(store, append, session, event))
+        return event
+
+    async def _append(
+        self, store: SessionStore, append: Append, session: Session, event: Event
+    ) -> None:
+        expected = _marker_of(session)
+        if expected is None:
+            head = await store.load_head(append.key)
+            last_event = session.events[-1] if session.events else None
+            expected = head.expected_by(session.last_update_time, last_event)
+        revision = await store.append(append, expected)
+        if revision != expected.revision + 1:
+            return  # stored before; the session knows it, or is about to be stale
+        _mark(session, expected._replace(revision=revision))
+        session.last_update_time = event.timestamp
+        await super().append_event(session, event)
+
+    @override
+    async def delete_session(
+        self, *, app_name: str, user_id: str, session_id: str
+    ) -> None:
+        """Deletes a session and its events; app and user state stay."""
+        key = session_key(app_name, user_id, session_id)
+        async with self._store() as store:
+            await uninterrupted(store.delete_session(key))
+
+    @override
+    async def flush(self) -> None:
+        """Does nothing: every append is committed before it returns."""
+
+    async def setup(self) -> None:
+        """Creates collections and indexes, and checks the server.
+
+        Done on first use too; call it at start-up to fail early. Safe to repeat.
+
+        Raises:
+            ConfigurationError: the server is too old, or is no replica set.
+            SchemaVersionError: the data was written by a newer release.
+        """
+        with translated():
+            await set_up(await self._clients.connection())
+        self._is_set_up = True
+
+    async def close(self) -> None:
+        """Closes the clients this service opened; a later call opens new ones."""
+        await self._clients.close()
+
+    async def __aenter__(self) -> Self:
+        await self.setup()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Connection]:
+        with translated():
+            connection = await self._clients.connection()
+            if not self._is_set_up:
+                async with connection.setup_lock:
+                    if not self._is_set_up:
+                        await set_up(connection)
+                        self._is_set_up = True
+            yield connection
+
+    @asynccontextmanager
+    async def _store(self) -> AsyncIterator[SessionStore]:
+        async with self._connected() as connection:
+            yield SessionStore(connection)
+
+
+def _to_session(stored: StoredSession) -> Session:
+    session = Session(
+        app_name=stored.key.app_name,
+        user_id=stored.key.user_id,
+        id=stored.key.session_id,
+        state=scopes.merge(stored.scopes),
+        events=stored.events,
+        last_update_time=stored.update_time,
+    )
+    _mark(session, stored.marker)
+    return session
+
+
+def _marker_of(session: Session) -> Marker | None:
+    return Marker.parse(session._storage_update_marker)  # noqa: SLF001  ADK's own slot
+
+
+def _mark(session: Session, marker: Marker) -> None:
+    session._storage_update_marker = str(marker)  # noqa: SLF001  as above

@@ -1,0 +1,190 @@
+"""Single values and keys to and from BSON, exactly.
+
+A value is stored natively, so that it can be queried, but for the parts BSON cannot
+hold exactly: each of those is stored alone as ``{"%json": "<text>"}``. State keys are
+escaped reversibly, because they become paths in updates. What this module accepts it
+returns type for type; what it cannot, it refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from functools import lru_cache
+from typing import Any, Final
+
+from pydantic_core import to_jsonable_python
+
+from .errors import InvalidInputError
+
+logger = logging.getLogger(__name__)
+
+MAX_NATIVE_DEPTH: Final = 60
+"""Levels kept native: the server promises 100, and some are the document's own."""
+
+MAX_DEPTH: Final = 250
+"""Levels a value may have: what JSON text can be read back within any call stack."""
+
+WRAPPER: Final = "%json"
+"""The one field name that user data never has natively."""
+
+_SCALARS: Final = {str, int, float, bool, type(None)}
+_CONTAINERS: Final = {dict, list, tuple}
+_INT64: Final = range(-(2**63), 2**63)
+_ESCAPABLE: Final = re.compile("[%.$\0\ud800-\udfff]")
+_ESCAPED: Final = re.compile("%(?:u([0-9A-F]{4})|([0-9A-F]{2}))")
+_NOT_A_FIELD_NAME: Final = re.compile("[\0\ud800-\udfff]|\\A%json\\Z")
+
+
+def escape_key(key: str) -> str:
+    """A state key as a field name that is safe in update paths and queries."""
+    return _ESCAPABLE.sub(_escape, key) if key else "%"
+
+
+def unescape_key(name: str) -> str:
+    """The inverse of :func:`escape_key`."""
+    return _ESCAPED.sub(_unescape, name) if name != "%" else ""
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"%{code:02X}" if match[0].isascii() else f"%u{code:04X}"
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return chr(int(match[1] or match[2], 16))
+
+
+def encode_value(value: Any, depth: int = 0) -> Any:
+    """A JSON value, or bytes, as BSON holds it exactly: native or wrapped.
+
+    Anything else is taken in its :func:`json_form`.
+
+    Raises:
+        InvalidInputError: the value has no JSON form, or a wrapped part holds bytes
+            that are not UTF-8.
+    """
+    kind = type(value)
+    if kind is str:
+        return value if _is_unicode(value) else _wrap(value)
+    if value is None or kind is bool or kind is float or kind is bytes:
+        return value
+    if kind is int:
+        return value if value in _INT64 else _wrap(value)
+    if kind is dict:
+        return _encode_dict(value, depth)
+    if kind is list or kind is tuple:
+        if depth == MAX_NATIVE_DEPTH:
+            return _wrap(value)
+        return [encode_value(item, depth + 1) for item in value]
+    return encode_value(json_form(value), depth)
+
+
+def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
+    # The driver reads a pair of $ref and $id as a reference, not as the dict it is.
+    if depth == MAX_NATIVE_DEPTH or ("$ref" in value and "$id" in value):
+        return _wrap(value)
+    encoded = {}
+    for key, item in value.items():
+        if type(key) is not str:
+            return _encode_dict(json_form(value), depth)
+        if not _is_field_name(key):
+            return _wrap(value)
+        encoded[key] = encode_value(item, depth + 1)
+    return encoded
+
+
+def decode_value(value: Any) -> Any:
+    """The inverse of :func:`encode_value`."""
+    if type(value) is dict:
+        if WRAPPER in value:
+            return _unwrap(value[WRAPPER])
+        return {key: decode_value(item) for key, item in value.items()}
+    if type(value) is list:
+        return [decode_value(item) for item in value]
+    return value
+
+
+def json_form(value: Any) -> Any:
+    """What ADK's SQL service would store for a value.
+
+    JSON is itself; dates, sets, models and UTF-8 bytes are what pydantic makes of
+    them; a function or an open file is its ``repr``, and a warning is logged.
+
+    Raises:
+        InvalidInputError: bytes that are not UTF-8, a value that refers to itself or
+            is nested deeper than ``MAX_DEPTH`` levels.
+    """
+    try:
+        return to_jsonable_python(value)
+    except UnicodeDecodeError:
+        raise InvalidInputError("it holds bytes that are not UTF-8") from None
+    except Exception:  # noqa: BLE001  a value's own code may raise anything
+        if _is_json(value):  # deeper, or with stranger keys, than pydantic takes
+            return value
+    logger.warning("A %s is not JSON; its repr is stored.", type(value).__name__)
+    try:
+        return to_jsonable_python(value, serialize_unknown=True)
+    except Exception:  # noqa: BLE001
+        raise InvalidInputError("it has no JSON form") from None
+
+
+@lru_cache(maxsize=1024)
+def _is_field_name(key: str) -> bool:
+    return _NOT_A_FIELD_NAME.search(key) is None
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value has JSON's types alone and is not too deep to read back."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        # Once each, so that neither cycles nor shared parts make a level grow.
+        containers = {
+            id(node): node for node in level if type(node) in _CONTAINERS
+        }.values()
+        keys = (key for node in containers if type(node) is dict for key in node)
+        if any(type(node) not in _CONTAINERS | _SCALARS for node in level) or any(
+            type(key) is not str for key in keys
+        ):
+            return False
+        if not containers:
+            return True
+        level = [
+            item
+            for node in containers
+            for item in (node.values() if type(node) is dict else node)
+        ]
+    return False
+
+
+def _wrap(value: Any) -> dict[str, Any]:
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=json_form)
+    except InvalidInputError:
+        raise
+    except (TypeError, ValueError, RecursionError):
+        # The original may quote the value.
+        raise InvalidInputError("it has no JSON form") from None
+    if not _is_json(json.loads(text)):
+        raise InvalidInputError(f"it is nested deeper than {MAX_DEPTH} levels")
+    # A lone surrogate fits neither a BSON string nor JSON's escapes, which would
+    # join two neighbours into one character; as bytes it does.
+    is_text = _is_unicode(text)
+    return {WRAPPER: text if is_text else text.encode("utf-8", "surrogatepass")}
+
+
+def _unwrap(text: str | bytes) -> Any:
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogatepass")
+    return json.loads(text)

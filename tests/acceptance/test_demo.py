@@ -1,0 +1,147 @@
+"""The demo, as a newcomer starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pymongo import MongoClient
+
+DEMO = Path(__file__).parents[2] / "scripts" / "demo_agent.py"
+UNREACHABLE = "mongodb://user:secret-password@127.0.0.1:1/?serverSelectionTimeoutMS=500"
+
+
+def demo(*arguments: str) -> list[str | Path]:
+    """The command that starts the demo."""
+    return [sys.executable, DEMO, *arguments]
+
+
+def database_of(output: str) -> str:
+    """The name of the database a demo worked in."""
+    named = re.search(r"a new database, (adk_demo_\w+)\.", output)
+    assert named is not None
+    return named[1]
+
+
+def test_demo_shows_what_outlives_a_process(
+    mongodb_uri: str, admin: MongoClient
+) -> None:
+    """The demo continues a session in a new process and cleans up after itself."""
+    result = subprocess.run(
+        demo("--uri", mongodb_uri),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    processes = re.findall(r"== The (first|second) process, (\d+) ", result.stdout)
+    assert [part for part, _ in processes] == ["first", "second"]
+    assert len({pid for _, pid in processes}) == 2
+    before, after = result.stdout.split("== The second process")
+    assert "sessions     monday, revision 8, its state:\n" in before
+    assert "events       monday, 8 events\n" in before
+    assert "Session 'monday', read back with 8 events:\n" in after
+    assert "  state  {'app:forecasts_given': 2, 'user:home_city': 'Lisbon'}\n" in after
+    assert "events       monday, 12 events\n" in after
+    assert "events       tuesday, 4 events\n" in after
+    assert 'db.sessions.find({"state.forecast.sky": "rain"})\n1 found, ' in after
+    assert 'db.events.find({"event.author": "weather_agent"})\n12 found, ' in after
+    assert "- session_service = InMemorySessionService()\n+ session_service" in after
+    assert "\033" not in result.stdout
+    assert database_of(before) not in admin.list_database_names()
+
+
+def test_demo_keeps_its_database_when_asked(
+    mongodb_uri: str, admin: MongoClient
+) -> None:
+    """With --keep, what the demo stored can be looked at afterwards."""
+    result = subprocess.run(
+        demo("--uri", mongodb_uri, "--keep"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    database = database_of(result.stdout)
+    try:
+        assert admin[database].events.count_documents({}) == 16
+    finally:
+        admin.drop_database(database)
+
+
+def test_demo_starts_a_mongodb_of_its_own() -> None:
+    """Without a URI, the demo starts a MongoDB and throws it away."""
+    environment = {k: v for k, v in os.environ.items() if k != "MONGODB_URI"}
+
+    result = subprocess.run(
+        demo(),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Starting a throw-away MongoDB" in result.stdout
+
+
+def test_demo_interrupted_leaves_nothing(mongodb_uri: str, admin: MongoClient) -> None:
+    """Ctrl-C ends the demo's processes and drops its database."""
+    with subprocess.Popen(
+        demo("--uri", mongodb_uri),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            output = ""
+            while not (found := re.search(r"first process, (\d+) ", output)):
+                line = process.stdout.readline()
+                assert line, output
+                output += line
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+
+    assert (process.returncode, errors) == (130, "\ndemo: interrupted\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found[1]), 0)
+    assert database_of(output) not in admin.list_database_names()
+
+
+def test_demo_reports_an_unreachable_server_in_one_line() -> None:
+    """A server that is not there is reported in one line, without the password."""
+    result = subprocess.run(
+        demo("--uri", UNREACHABLE),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "127.0.0.1:1" in result.stderr
+    assert "secret-password" not in result.stdout + result.stderr
+
+
+def test_demo_cannot_keep_what_it_throws_away() -> None:
+    """Wrong arguments are refused with exit code 2."""
+    environment = {k: v for k, v in os.environ.items() if k != "MONGODB_URI"}
+
+    result = subprocess.run(
+        demo("--keep"), env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 2
+    assert "--keep needs --uri" in result.stderr

@@ -1,0 +1,143 @@
+"""ADK's session rewind: what it restores, what it keeps, what the model sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.adk.agents import LlmAgent
+from google.adk.artifacts import InMemoryArtifactService
+from google.adk.runners import Runner
+from google.adk.sessions import Session
+from google.adk.tools import ToolContext
+from google.genai import types
+from pymongo import MongoClient
+from scripted_model import (
+    APP,
+    USER,
+    ScriptedModel,
+    ask,
+    call,
+    conversation_in,
+    folded,
+    revisions,
+    rewind,
+    start,
+    stored,
+)
+
+from mongo_session_service import MongoSessionService
+
+
+def set_color(color: str, tool_context: ToolContext) -> str:
+    """Set the color."""
+    tool_context.state["color"] = color
+    tool_context.state["user:last_color"] = color
+    tool_context.state["app:last_color"] = color
+    tool_context.state[f"was_{color}"] = True
+    return f"The color is {color}."
+
+
+def painter(service: MongoSessionService, *script: Any) -> tuple[Runner, ScriptedModel]:
+    model = ScriptedModel(script=list(script))
+    agent = LlmAgent(name="painter", model=model, tools=[set_color])
+    runner = Runner(agent=agent, app_name=APP, session_service=service)
+    return runner, model
+
+
+def paint(*colors: str) -> list[Any]:
+    """The script of one turn per color."""
+    return [
+        turn
+        for color in colors
+        for turn in (call("set_color", color=color), f"Now {color}.")
+    ]
+
+
+def present(session: Session) -> dict[str, Any]:
+    """A session's state without the keys that a rewind has emptied."""
+    return {key: value for key, value in session.state.items() if value is not None}
+
+
+async def test_rewind(service: MongoSessionService) -> None:
+    """Session state goes back, the rest stays; the model forgets, the log does not."""
+    runner, model = painter(service, *paint("red", "blue", "green"), "It is red.")
+    await start(service, "s")
+    turns = [
+        await ask(runner, "s", f"set state color to {color}")
+        for color in ("red", "blue", "green")
+    ]
+    log = (await stored(service, "s")).events
+
+    await rewind(runner, "s", turns[1])
+
+    session = await stored(service, "s")
+    shared = {"user:last_color": "green", "app:last_color": "green"}
+    assert present(session) == {"color": "red", "was_red": True, **shared}
+    assert session.state == folded(session)
+    assert session.events[:-1] == log
+    rewound = session.events[-1].actions
+    assert rewound.rewind_before_invocation_id == turns[1][0].invocation_id
+
+    await ask(runner, "s", "Which color is it?")
+
+    conversation = ["set state color to red", "Now red.", "Which color is it?"]
+    assert conversation_in(model.requests[-1]) == conversation
+    assert len((await stored(service, "s")).events) == len(log) + 3
+
+
+async def test_rewinding_twice(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """A rewind may follow another, and may reach behind it."""
+    colors = ("red", "blue", "green")
+    runner, model = painter(service, *paint(*colors), "It is blue.", "Hello.")
+    await start(service, "s")
+    turns = [await ask(runner, "s", f"set {color}") for color in colors]
+
+    await rewind(runner, "s", turns[2])
+    assert present(await stored(service, "s"))["color"] == "blue"
+    await ask(runner, "s", "Which color is it?")
+    await rewind(runner, "s", turns[1])
+    assert present(await stored(service, "s"))["color"] == "red"
+    await rewind(runner, "s", turns[0])
+    await ask(runner, "s", "Who are you?")
+
+    session = await stored(service, "s")
+    shared = {"user:last_color": "green", "app:last_color": "green"}
+    assert present(session) == shared
+    assert session.state == folded(session)
+    assert conversation_in(model.requests[-1]) == ["Who are you?"]
+    count = 3 * 4 + 1 + 2 + 1 + 1 + 2
+    assert revisions(admin, database, "s") == (count, list(range(1, count + 1)))
+
+
+async def test_rewind_restores_artifacts(service: MongoSessionService) -> None:
+    """A rewind gives an artifact its earlier content back, as a new version."""
+
+    async def draw(text: str, tool_context: ToolContext) -> str:
+        """Draw a picture."""
+        await tool_context.save_artifact("picture.txt", types.Part(text=text))
+        return "drawn"
+
+    model = ScriptedModel(
+        script=[call("draw", text="cat"), "Done.", call("draw", text="dog"), "Done."]
+    )
+    artifacts = InMemoryArtifactService()
+    runner = Runner(
+        agent=LlmAgent(name="artist", model=model, tools=[draw]),
+        app_name=APP,
+        session_service=service,
+        artifact_service=artifacts,
+    )
+    await start(service, "s")
+    turns = [await ask(runner, "s", text) for text in ("A cat", "A dog")]
+
+    await rewind(runner, "s", turns[1])
+
+    session = await stored(service, "s")
+    assert session.events[-1].actions.artifact_delta == {"picture.txt": 2}
+    picture = await artifacts.load_artifact(
+        app_name=APP, user_id=USER, session_id="s", filename="picture.txt"
+    )
+    assert picture is not None
+    assert picture.text == "cat"

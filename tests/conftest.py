@@ -1,0 +1,49 @@
+"""A real replica set for the whole run, and a database of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from pymongo import MongoClient
+from pymongo.uri_parser import parse_uri
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.embedded import EmbeddedReplicaSet
+
+
+@pytest.fixture(scope="session")
+def mongodb_uri() -> Iterator[str]:
+    """$MONGODB_URI, or an embedded replica set; the run fails if neither works."""
+    if uri := os.environ.get("MONGODB_URI"):
+        parse_uri(uri)
+        yield uri
+    else:
+        with EmbeddedReplicaSet() as replica_set:
+            yield replica_set.uri
+
+
+@pytest.fixture(scope="session")
+def admin(mongodb_uri: str) -> Iterator[MongoClient]:
+    """A synchronous client, to look at what is really stored."""
+    with MongoClient(mongodb_uri) as client:
+        yield client
+
+
+@pytest.fixture
+def database(admin: MongoClient) -> Iterator[str]:
+    """The name of a database that is dropped after the test."""
+    name = f"test_{uuid.uuid4().hex}"
+    yield name
+    admin.drop_database(name)
+
+
+@pytest.fixture
+async def service(
+    mongodb_uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """A service on the test's own database."""
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        yield service

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from backends import BACKENDS, Backend
+from google.adk.sessions import BaseSessionService
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+async def sessions(
+    request: pytest.FixtureRequest, mongodb_uri: str, database: str
+) -> AsyncIterator[BaseSessionService]:
+    """Each backend in turn, its known differences expected to fail."""
+    backend: Backend = request.param
+    if reason := backend.differences.get(request.node.originalname):
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    async with backend.make(mongodb_uri, database) as service:
+        yield service

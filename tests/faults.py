@@ -1,0 +1,69 @@
+"""Making the server fail on command, and asking it what is still going on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pymongo import MongoClient
+
+VICTIM = "service-under-test"
+"""The ``appName`` by which failing servers pick their victims."""
+
+
+def victim_uri(uri: str) -> str:
+    """A URI whose clients the failing server recognises."""
+    return f"{uri}&appName={VICTIM}&heartbeatFrequencyMS=500"
+
+
+@contextlib.contextmanager
+def failing(
+    admin: MongoClient, *commands: str, times: int = 0, **how: Any
+) -> Iterator[Callable[[], object]]:
+    """Fail these commands of the victim's, ``times`` times or always.
+
+    ``how`` is what ``failCommand`` takes: ``errorCode``, ``errorLabels``,
+    ``closeConnection``, ``blockConnection`` with ``blockTimeMS``. Gives a function that
+    blocks until the first of them was hit.
+    """
+    point = {"configureFailPoint": "failCommand"}
+    data = {"failCommands": list(commands), "appName": VICTIM, **how}
+    mode: Any = {"times": times} if times else "alwaysOn"
+    hits = admin.admin.command({**point, "mode": mode, "data": data})["count"]
+    next_hit = {"waitForFailPoint": "failCommand", "timesEntered": hits + 1}
+    try:
+        yield lambda: admin.admin.command({**next_hit, "maxTimeMS": 10_000})
+    finally:
+        admin.admin.command({**point, "mode": "off"})
+
+
+def connections(admin: MongoClient) -> int:
+    """How many connections the victim has to the server."""
+    stages = [
+        {"$currentOp": {"allUsers": True, "idleConnections": True}},
+        {
+            "$match": {
+                "$or": [
+                    {"appName": VICTIM},
+                    {"clientMetadata.application.name": VICTIM},
+                ]
+            }
+        },
+    ]
+    return len(list(admin.admin.aggregate(stages)))
+
+
+def open_transactions(admin: MongoClient) -> int:
+    """How many transactions of the victim's are open on the server."""
+    stages = [
+        {
+            "$currentOp": {
+                "allUsers": True,
+                "idleSessions": True,
+                "idleConnections": True,
+            }
+        },
+        {"$match": {"appName": VICTIM, "transaction": {"$exists": True}}},
+    ]
+    return len(list(admin.admin.aggregate(stages)))

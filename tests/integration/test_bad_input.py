@@ -1,0 +1,191 @@
+"""Whatever is wrong is said clearly, with the remedy, and changes nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import pytest
+from google.adk.events import Event, EventActions
+from google.adk.sessions import DatabaseSessionService
+from mongomock_motor import AsyncMongoMockClient
+from pymongo import AsyncMongoClient, MongoClient
+
+from mongo_session_service import (
+    ConfigurationError,
+    InvalidInputError,
+    MongoSessionService,
+    StorageUnavailableError,
+)
+
+IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
+NO_HOST = "mongodb://ada:hunter2@127.0.0.1:1/?serverSelectionTimeoutMS=200"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "neither"),
+        ({"uri": "mongodb://h", "client": AsyncMongoMockClient()}, "both"),
+        ({"client": "mongodb://h"}, "not str"),
+        ({"client": object()}, "AsyncMongoClient"),
+        ({"client": AsyncMongoMockClient()}, "transactions=False"),
+        ({"uri": "postgresql://ada:hunter2@h/db"}, "mongodb://"),
+        ({"uri": "mongodb://ada:hunter2@h:port/"}, "percent-encoded"),
+        ({"uri": "mongodb://ada:hunt/er2@h/"}, "percent-encoded"),
+        ({"uri": "not a uri"}, "mongodb://"),
+        ({"uri": ""}, "URI"),
+        ({"uri": 1}, "URI"),
+        ({"uri": "mongodb://h", "database": "a.b"}, "database name"),
+        ({"uri": "mongodb://h", "database": 1}, "database name"),
+        ({"uri": "mongodb://h", "collection_prefix": "$"}, "prefix"),
+        ({"uri": "mongodb://h", "on_conflict": "overwrite"}, "on_conflict"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_refused(
+    arguments: dict[str, Any], says: str
+) -> None:
+    """The constructor says what is wrong, and never shows a password."""
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        MongoSessionService(**arguments)
+
+    assert "hunt" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_synchronous_client_is_refused() -> None:
+    """A client that would block the event loop is refused, with the alternatives."""
+    with (
+        MongoClient("mongodb://h", connect=False) as client,
+        pytest.raises(ConfigurationError, match="synchronous.*AsyncMongoClient"),
+    ):
+        MongoSessionService(client=client)
+
+
+def test_what_adks_registry_passes_along_is_accepted() -> None:
+    """A service is built from services.yaml with the keywords ADK adds."""
+    MongoSessionService("mongodb://h/db", agents_dir="agents", anything=1)
+
+
+async def test_an_unreachable_server_is_named() -> None:
+    """The error says which host did not answer and after how long; no password."""
+    async with AsyncMongoClient(NO_HOST) as client:
+        for service in (
+            MongoSessionService(NO_HOST),
+            MongoSessionService(client=client),
+        ):
+            with pytest.raises(StorageUnavailableError) as caught:
+                await service.create_session(**IDS)
+
+            assert "127.0.0.1:1" in str(caught.value)
+            assert "0.2s" in str(caught.value)
+            assert "hunter2" not in repr(caught.value) + repr(caught.value.__cause__)
+            await service.close()
+
+
+BAD_IDS = ["", None, 1, b"s", {"$ne": None}, ["s"], "\ud800"]
+
+
+@pytest.mark.parametrize("name", ["app_name", "user_id"])
+@pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
+async def test_app_and_user_must_be_named(
+    service: MongoSessionService, name: str, bad: Any
+) -> None:
+    """Empty names, other types and query operators never reach the server."""
+    session = await service.create_session(**IDS)
+    ids = IDS | {name: bad}
+    scope = {key: value for key, value in ids.items() if key != "session_id"}
+
+    for call in (service.create_session, service.get_session, service.delete_session):
+        with pytest.raises(InvalidInputError, match=name):
+            await call(**ids)
+    with pytest.raises(InvalidInputError, match=name):
+        await service.get_user_state(**scope)
+    if (name, bad) != ("user_id", None):  # None lists the sessions of all users
+        with pytest.raises(InvalidInputError, match=name):
+            await service.list_sessions(**scope)
+    with pytest.raises(InvalidInputError, match=name):
+        await service.append_event(
+            session.model_copy(update={name: bad}), Event(author="x")
+        )
+
+    assert (await service.list_sessions(app_name="app")).sessions == [session]
+
+
+@pytest.mark.parametrize("bad", [*BAD_IDS, " \n"], ids=repr)
+async def test_a_session_must_be_named_to_be_found(
+    service: MongoSessionService, bad: Any
+) -> None:
+    """A blank id, another type or an operator finds, changes and deletes nothing."""
+    session = await service.create_session(**IDS)
+    ids = IDS | {"session_id": bad}
+
+    for call in (service.get_session, service.delete_session):
+        with pytest.raises(InvalidInputError, match="session_id"):
+            await call(**ids)
+    with pytest.raises(InvalidInputError, match="session_id"):
+        await service.append_event(
+            session.model_copy(update={"id": bad}), Event(author="x")
+        )
+
+    assert await service.get_session(**IDS) == session
+
+
+@pytest.mark.parametrize("bad", [1, b"s", {"$ne": None}, ["s"], "\ud800"], ids=repr)
+async def test_a_new_session_cannot_have_any_id(
+    service: MongoSessionService, bad: Any
+) -> None:
+    """An id that is given but is no text is not replaced by a generated one."""
+    with pytest.raises(InvalidInputError, match="session_id"):
+        await service.create_session(**IDS | {"session_id": bad})
+
+    assert (await service.list_sessions(app_name="app")).sessions == []
+
+
+@pytest.mark.parametrize("id_", ["a/b", "a:b", "$ne", "a\0b", "x" * 4000], ids=ascii)
+async def test_unusual_ids_are_only_ids(service: MongoSessionService, id_: str) -> None:
+    """Separators, dollars, NUL and great length are fine in any id."""
+    ids = dict.fromkeys(IDS, id_)
+    session = await service.create_session(**ids, state={"user:k": 1})
+    await service.append_event(session, Event(author="x"))
+
+    assert await service.get_session(**ids) == session
+    assert (await service.list_sessions(app_name=id_)).sessions[0].id == id_
+    await service.delete_session(**ids)
+    assert await service.get_session(**ids) is None
+
+
+class Model:
+    def __repr__(self) -> str:
+        return "a model"
+
+
+@pytest.mark.parametrize(
+    "value", [print, Model(), {1, 2}, (1, 2), b"text", {1: Model()}, 1 + 2j], ids=repr
+)
+async def test_values_that_are_not_json_are_stored_as_adks_sql_service_does(
+    service: MongoSessionService, value: Any
+) -> None:
+    """Functions, objects, sets and the like become what ADK's SQL service makes them."""
+    results = []
+    sql = DatabaseSessionService("sqlite+aiosqlite:///:memory:")
+    async with sql:
+        for each in (sql, service):
+            session = await each.create_session(**IDS, state={"a": value})
+            event = Event(author="x", actions=EventActions(state_delta={"b": value}))
+            await each.append_event(session, event)
+            found = await each.get_session(**IDS)
+            assert found is not None
+            results.append(found.state)
+
+    assert results[0] == results[1]
+    assert list(map(type, results[0].values())) == list(map(type, results[1].values()))
+
+
+async def test_an_open_file_is_stored_as_text(service: MongoSessionService) -> None:
+    """A file in state does not break the turn."""
+    with tempfile.TemporaryFile() as file:
+        session = await service.create_session(**IDS, state={"f": {"file": file}})
+
+    assert await service.get_session(**IDS) == session

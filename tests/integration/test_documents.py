@@ -1,0 +1,188 @@
+"""What is stored, as anyone with mongosh sees and queries it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.events import Event, EventActions
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.genai import types
+from pymongo import MongoClient
+
+from mongo_session_service import MongoSessionService, queries
+from mongo_session_service.records import SessionKey
+
+KEY = SessionKey("my_app", "user-1", "s")
+
+
+async def fill(service: MongoSessionService, *, events: int = 1) -> None:
+    session = await service.create_session(
+        **KEY._asdict(),
+        state={"topic": "x", "a.b": 1, "app:mode": "m", "user:n": "Ada"},
+    )
+    for number in range(events):
+        event = Event(
+            id=f"e{number}",
+            author="weather_agent",
+            invocation_id="i",
+            content=types.Content(role="model", parts=[types.Part(text="sunny")]),
+            actions=EventActions(state_delta={"n": number, "app:n": 2**70}),
+            timestamp=1.7e9 + number,
+        )
+        await service.append_event(session, event)
+
+
+async def test_layout(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Sessions embed state, events refer to them, app and user state stand apart."""
+    await fill(service)
+    db = admin[database]
+
+    (session,) = db.sessions.find()
+    assert session.pop("create_time") > 1.7e9
+    assert session == {
+        "_id": {"app_name": "my_app", "user_id": "user-1", "session_id": "s"},
+        "state": {"topic": "x", "a%2Eb": 1, "n": 0},
+        "revision": 1,
+        "update_time": 1.7e9,
+    }
+    (event,) = db.events.find()
+    assert event["_id"] == {**session["_id"], "revision": 1}
+    assert event["event"]["content"] == {"parts": [{"text": "sunny"}], "role": "model"}
+    assert event["event"]["actions"]["state_delta"] == {
+        "n": 0,
+        "app:n": {"%json": str(2**70)},
+    }
+    assert event["wrapped"] is True
+    assert list(db.app_states.find()) == [
+        {
+            "_id": "my_app",
+            "state": {"mode": "m", "n": {"%json": str(2**70)}},
+            "revision": 2,
+        }
+    ]
+    assert list(db.user_states.find()) == [
+        {
+            "_id": {"app_name": "my_app", "user_id": "user-1"},
+            "state": {"n": "Ada"},
+            "revision": 1,
+        }
+    ]
+    assert list(db.metadata.find()) == [{"_id": "schema", "version": 1}]
+
+
+async def test_plain_queries_work(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """State and events can be queried the way the README shows."""
+    await fill(service, events=2)
+    db = admin[database]
+
+    assert db.sessions.count_documents({"state.topic": "x"}) == 1
+    assert db.events.count_documents({"event.author": "weather_agent"}) == 2
+    assert db.events.count_documents({"event.content.parts.text": "sunny"}) == 2
+    assert db.user_states.count_documents({"state.n": "Ada"}) == 1
+
+
+async def test_collections_take_the_prefix(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """With a prefix, no collection is named without it."""
+    service = MongoSessionService(
+        mongodb_uri, database=database, collection_prefix="agents_"
+    )
+    async with service:
+        await fill(service)
+        found = await service.get_session(**KEY._asdict())
+
+    assert found is not None
+    assert found.state["app:mode"] == "m"
+    names = admin[database].list_collection_names()
+    assert sorted(names) == [
+        f"agents_{name}"
+        for name in ("app_states", "events", "metadata", "sessions", "user_states")
+    ]
+
+
+def stages_of(plan: Any) -> set[str]:
+    """The names of all stages anywhere in an explained plan."""
+    if isinstance(plan, dict):
+        inner = set().union(*map(stages_of, plan.values()))
+        return inner | (
+            {plan["stage"]} if isinstance(plan.get("stage"), str) else set()
+        )
+    if isinstance(plan, list):
+        return set().union(*map(stages_of, plan))
+    return set()
+
+
+@pytest.mark.parametrize(
+    ("collection", "query", "returned"),
+    [
+        ("sessions", queries.all_sessions("my_app", None), 60),
+        ("sessions", queries.all_sessions("my_app", "user-1"), 20),
+        ("user_states", queries.all_user_states("my_app", None), 3),
+        ("user_states", queries.all_user_states("my_app", "user-1"), 1),
+        ("events", queries.all_events(KEY._replace(session_id="s1")), 2),
+        ("events", queries.event_by_id(KEY._replace(session_id="s1"), "e1"), 1),
+    ],
+)
+async def test_reads_examine_only_what_they_return(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    collection: str,
+    query: dict[str, Any],
+    returned: int,
+) -> None:
+    """Each query shape is an index range: no other document or key is looked at."""
+    for app in ("my_app", "my_app2"):
+        for user in ("user-1", "user-10", "user-2"):
+            for number in range(20):
+                session = await service.create_session(
+                    app_name=app,
+                    user_id=user,
+                    session_id=f"s{number}",
+                    state={"user:k": 1},
+                )
+                if number < 2:
+                    for id_ in ("e0", "e1"):
+                        await service.append_event(session, Event(id=id_, author="x"))
+
+    plan = admin[database].command(
+        {
+            "explain": {"find": collection, "filter": query},
+            "verbosity": "executionStats",
+        }
+    )
+
+    stats = plan["executionStats"]
+    assert stages_of(plan["queryPlanner"]["winningPlan"]) & {"IXSCAN", "IDHACK"}
+    assert stats["nReturned"] == returned
+    assert stats["totalDocsExamined"] == returned
+    assert stats["totalKeysExamined"] <= returned + 1
+
+
+async def test_recent_events_are_read_without_sorting(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """The latest events come off the end of the index, however long the history."""
+    await fill(service, events=50)
+    wanted = queries.events_wanted(KEY, GetSessionConfig(num_recent_events=5))
+    assert wanted is not None
+
+    plan = admin[database].command(
+        {
+            "explain": {
+                "aggregate": "events",
+                "pipeline": wanted.stages(),
+                "cursor": {},
+            },
+            "verbosity": "executionStats",
+        }
+    )
+
+    assert "SORT" not in stages_of(plan)
+    assert plan["executionStats"]["totalDocsExamined"] == 5

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+from pymongo.uri_parser import parse_uri
+from pymongo.write_concern import WriteConcern
+
+from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[EmbeddedReplicaSet]:
+    with EmbeddedReplicaSet() as replica_set:
+        yield replica_set
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[EmbeddedReplicaSet]:
+    with EmbeddedReplicaSet(members=3) as replica_set:
+        yield replica_set
+
+
+def client_of(replica_set: EmbeddedReplicaSet) -> MongoClient[Any]:
+    return MongoClient(replica_set.uri)
+
+
+def insert(replica_set: EmbeddedReplicaSet, number: int) -> None:
+    with client_of(replica_set) as client:
+        client.test.numbers.insert_one({"_id": number})
+
+
+def numbers(replica_set: EmbeddedReplicaSet) -> list[int]:
+    with client_of(replica_set) as client:
+        return [found["_id"] for found in client.test.numbers.find().sort("_id")]
+
+
+def test_a_single_member_commits_transactions(one: EmbeddedReplicaSet) -> None:
+    """A primary of its own is what transactions need."""
+    assert one.primary == 0
+    with (
+        client_of(one) as client,
+        client.start_session() as session,
+        session.start_transaction(),
+    ):
+        client.test.numbers.insert_one({"_id": 1}, session=session)
+    assert numbers(one) == [1]
+
+
+def test_faults_can_be_injected(one: EmbeddedReplicaSet) -> None:
+    """The server accepts the failCommand fault."""
+    fault = {"failCommands": ["ping"], "errorCode": 11601}
+    with client_of(one) as client:
+        client.admin.command(
+            "configureFailPoint", "failCommand", mode={"times": 1}, data=fault
+        )
+        with pytest.raises(OperationFailure):
+            client.admin.command("ping")
+
+
+def test_only_this_machine_can_connect(one: EmbeddedReplicaSet) -> None:
+    """No other address is listened on, and there is no socket file either."""
+    [(_, port)] = parse_uri(one.uri)["nodelist"]
+    socket.create_connection(("127.0.0.1", port)).close()
+    # Every address in 127/8 is this machine's, so only a listener is missing.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
+    with pytest.raises(OSError, match=r"refused|Cannot assign|not supported"):
+        socket.create_connection(("::1", port))
+    assert not Path(f"/tmp/mongodb-{port}.sock").exists()  # noqa: S108
+
+
+def test_a_single_member_that_steps_down_is_elected_again(
+    one: EmbeddedReplicaSet,
+) -> None:
+    """With nobody to take over, the set is without a primary for a moment."""
+    one.step_down()
+    assert one.primary == 0
+
+
+async def test_the_loop_runs_on_while_it_starts() -> None:
+    """The async context manager does its blocking work in a thread."""
+    turns: list[int] = []
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    async with EmbeddedReplicaSet() as replica_set:
+        assert turns == [1]
+        asyncio.get_running_loop().call_soon(turns.append, 2)
+        assert await asyncio.to_thread(lambda: replica_set.primary) == 0
+    assert turns == [1, 2]
+    assert replica_set.pids == ()
+
+
+def test_a_killed_primary_is_replaced_and_rejoins(three: EmbeddedReplicaSet) -> None:
+    """Another member takes over, and the old one comes back and follows it."""
+    insert(three, 1)
+    killed = three.primary
+    old_pid = three.pids[killed]
+    three.stop_member(killed, kill=True)
+    three.stop_member(killed)
+    assert three.pids[killed] is None
+    assert three.primary != killed
+    insert(three, 2)
+
+    three.start_member(killed)
+    three.start_member(killed)
+    assert three.pids[killed] not in {None, old_pid}
+    every_member = WriteConcern(w=3, wtimeout=10_000)
+    with client_of(three) as client:
+        client.test.numbers.with_options(write_concern=every_member).insert_one({})
+
+
+def test_a_primary_that_steps_down_is_replaced(three: EmbeddedReplicaSet) -> None:
+    """Stepping down makes another member primary without ending any."""
+    before, pids = three.primary, three.pids
+    three.step_down()
+    assert three.primary != before
+    assert three.pids == pids
+
+
+def test_a_paused_primary_is_replaced_and_can_be_stopped(
+    three: EmbeddedReplicaSet,
+) -> None:
+    """A primary under SIGSTOP hangs, and yet shuts down in good order."""
+    paused = three.primary
+    pid = three.pids[paused]
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    assert three.primary != paused
+    three.stop_member(paused)
+    assert three.pids[paused] is None
+    three.start_member(paused)
+
+
+def test_a_given_directory_keeps_data_and_ports(tmp_path: Path) -> None:
+    """Starting on it again brings back the same database, with as many members."""
+    with EmbeddedReplicaSet(3, data_dir=tmp_path) as replica_set:
+        uri = replica_set.uri
+        insert(replica_set, 1)
+    with EmbeddedReplicaSet(3, data_dir=tmp_path) as replica_set:
+        assert replica_set.uri == uri
+        assert numbers(replica_set) == [1]
+        for index in range(3):
+            replica_set.stop_member(index, kill=True)
+    with pytest.raises(EmbeddedServerError, match="3 members, not 1"):
+        EmbeddedReplicaSet(data_dir=tmp_path).start()
+
+
+@pytest.mark.parametrize("members", [0, 8])
+def test_a_set_has_one_to_seven_members(members: int) -> None:
+    """MongoDB lets at most seven members vote."""
+    with pytest.raises(ValueError, match="1 to 7"):
+        EmbeddedReplicaSet(members)

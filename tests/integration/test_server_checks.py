@@ -1,0 +1,151 @@
+"""Servers that cannot keep the promises, and what the service says of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import failing, victim_uri
+from google.adk.events import Event
+from pymongo import MongoClient
+
+from mongo_session_service import (
+    ConfigurationError,
+    MongoSessionService,
+    SchemaVersionError,
+    StorageError,
+)
+from mongo_session_service.embedded_mongod import HOST, find_mongod, free_ports
+from mongo_session_service.schema import check_server
+
+IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
+
+
+@pytest.fixture
+def standalone_uri(tmp_path: Path) -> Iterator[str]:
+    """A mongod that is no member of a replica set."""
+    (port,) = free_ports(1)
+    command = [find_mongod(), f"--port={port}", f"--bind_ip={HOST}", "--nounixsocket"]
+    with subprocess.Popen(
+        [*command, f"--dbpath={tmp_path}"], stdout=subprocess.PIPE, text=True
+    ) as mongod:
+        try:
+            assert mongod.stdout is not None
+            next(line for line in mongod.stdout if "Waiting for connections" in line)
+            yield f"mongodb://{HOST}:{port}/"
+        finally:
+            mongod.kill()
+
+
+async def test_a_standalone_server_is_refused_with_the_remedy(
+    standalone_uri: str,
+) -> None:
+    """Without a replica set nothing is stored; transactions=False is the way around."""
+    with pytest.raises(ConfigurationError, match=r"--replSet.*transactions=False"):
+        await MongoSessionService(standalone_uri).create_session(**IDS)
+
+    async with MongoSessionService(standalone_uri, transactions=False) as service:
+        assert (await service.list_sessions(app_name="app")).sessions == []
+        session = await service.create_session(**IDS, state={"app:k": 1})
+        await service.append_event(session, Event(author="x"))
+        assert await service.get_session(**IDS) == session
+
+
+@pytest.mark.parametrize(
+    ("hello", "transactions", "says"),
+    [
+        ({"maxWireVersion": 9, "setName": "rs0"}, True, "MongoDB 5.0"),
+        ({"maxWireVersion": 9}, False, "MongoDB 5.0"),
+        ({"maxWireVersion": 17}, True, "standalone"),
+        ({"maxWireVersion": 17}, False, None),
+        ({"maxWireVersion": 13, "setName": "rs0"}, True, None),
+        ({"maxWireVersion": 25, "msg": "isdbgrid"}, True, None),
+    ],
+)
+def test_servers_are_judged_by_what_they_say(
+    hello: dict[str, Any], says: str | None, *, transactions: bool
+) -> None:
+    """A server too old, or without transactions where they are needed, is refused."""
+    if says is None:
+        check_server(hello, transactions=transactions)
+    else:
+        with pytest.raises(ConfigurationError, match=says):
+            check_server(hello, transactions=transactions)
+
+
+async def test_without_privilege_to_create_indexes_it_works_with_one_warning(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A user who may only read and write is served, and told what is missing, once."""
+    service = MongoSessionService(victim_uri(mongodb_uri), database=database)
+
+    with (
+        caplog.at_level(logging.WARNING),
+        failing(admin, "create", "createIndexes", errorCode=13),
+    ):
+        session = await service.create_session(**IDS)
+        await service.append_event(session, Event(author="x"))
+
+    assert await service.get_session(**IDS) == session
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "setup()" in caplog.text
+
+
+async def test_newer_data_is_refused(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """Data of a later release is not touched by one that does not know its layout."""
+    admin[database].metadata.insert_one({"_id": "schema", "version": 99})
+    service = MongoSessionService(mongodb_uri, database=database)
+
+    with pytest.raises(SchemaVersionError, match=r"99.*Upgrade"):
+        await service.create_session(**IDS)
+
+    await service.close()
+    assert admin[database].list_collection_names() == ["metadata"]
+
+
+async def test_setup_may_be_repeated(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """setup() is idempotent, and leaves exactly the documented indexes."""
+    await service.setup()
+
+    indexes = {
+        name: set(admin[database][name].index_information())
+        for name in admin[database].list_collection_names()
+    }
+    assert indexes == {
+        "sessions": {"_id_"},
+        "events": {"_id_", "event_id_once_per_session"},
+        "app_states": {"_id_"},
+        "user_states": {"_id_"},
+        "metadata": {"_id_"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [(13, "privilege"), (18, "user name"), (2, "code 2")]
+)
+async def test_a_refusal_names_its_reason_and_no_values(
+    victim: MongoSessionService, admin: MongoClient, code: int, says: str
+) -> None:
+    """The server's own text, which may quote documents, is neither shown nor chained."""
+    with (
+        failing(admin, "insert", errorCode=code),
+        pytest.raises(StorageError) as caught,
+    ):
+        await victim.create_session(**IDS, state={"secret": "hunter2"})
+
+    assert says in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert not re.search("hunter2|failCommand", str(caught.value))

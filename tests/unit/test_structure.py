@@ -1,0 +1,122 @@
+"""What keeps the code readable, held by tests rather than by discipline."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mongo_session_service
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "mongo_session_service"
+
+LAYERS = (
+    ("version", "errors"),
+    ("scopes", "values"),
+    ("records",),
+    ("codec", "queries"),
+    ("database",),
+    ("clients", "schema", "store"),
+    ("service",),
+    ("__init__",),
+)
+"""From the bottom up: a module imports from layers before its own only."""
+
+PURE = {"version", "errors", "scopes", "values", "records", "codec", "queries"}
+STAND_ALONE = {"embedded", "embedded_guard", "embedded_mongod"}
+"""For tests and demos: nothing else imports them, and they import nothing else."""
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            names = [node.module] if node.module else [each.name for each in node.names]
+            yield from (f".{name}" for name in names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+
+
+def own(path: Path) -> set[str]:
+    return {name[1:] for name in imports(path) if name.startswith(".")}
+
+
+def test_every_module_has_its_place() -> None:
+    """A new module is put into a layer before anything uses it."""
+    placed = {name for layer in LAYERS for name in layer} | STAND_ALONE
+
+    assert {path.stem for path in MODULES} == placed
+
+
+@pytest.mark.parametrize("number", range(len(LAYERS)))
+def test_imports_point_one_way(number: int) -> None:
+    """No module imports from its own layer or one above it."""
+    below = {name for layer in LAYERS[:number] for name in layer}
+
+    for name in LAYERS[number]:
+        assert own(PACKAGE / f"{name}.py") <= below, name
+
+
+def test_the_embedded_server_stands_apart() -> None:
+    """The test server imports nothing of the package it serves."""
+    for name in STAND_ALONE:
+        assert own(PACKAGE / f"{name}.py") <= STAND_ALONE
+
+
+def test_pure_modules_do_no_input_or_output() -> None:
+    """Pure modules know neither the driver nor the event loop."""
+    for name in PURE:
+        roots = {each.partition(".")[0] for each in imports(PACKAGE / f"{name}.py")}
+
+        assert not roots & {"pymongo", "motor", "asyncio", "threading"}, name
+        assert "await" not in (PACKAGE / f"{name}.py").read_text(), name
+
+
+def test_files_stay_short() -> None:
+    """A file is one idea, in fewer than 300 lines."""
+    lengths = {
+        path.name: len(path.read_text().splitlines()) for path in [*MODULES, *TESTS]
+    }
+
+    assert {name: length for name, length in lengths.items() if length > 300} == {}
+
+
+def test_public_names_are_complete_and_sorted() -> None:
+    """__all__ names exactly what the package offers, in order."""
+    offered = {
+        name
+        for name, value in vars(mongo_session_service).items()
+        if getattr(value, "__module__", "").startswith("mongo_session_service")
+    }
+
+    assert set(mongo_session_service.__all__) == offered | {"__version__"}
+    assert list(mongo_session_service.__all__) == sorted(mongo_session_service.__all__)
+
+
+def test_every_test_says_what_it_promises() -> None:
+    """Each test has a docstring of one sentence."""
+    for path in TESTS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef
+            ) and node.name.startswith("test_"):
+                promise = ast.get_docstring(node) or ""
+                assert re.fullmatch(r"[\w`].*\.", promise, re.DOTALL), (
+                    f"{path.name}: {node.name}"
+                )
+
+
+def test_no_test_sleeps_skips_or_expects_to_fail_quietly() -> None:
+    """Tests wait on signals, and a missing server fails them."""
+    for path in TESTS:
+        if path != Path(__file__):
+            found = re.findall(r"time\.sleep|importorskip|mark\.skip", path.read_text())
+            assert not found, path.name
