@@ -167,7 +167,7 @@ class Model:
 async def test_values_that_are_not_json_are_stored_as_adks_sql_service_does(
     service: MongoSessionService, value: Any
 ) -> None:
-    """Functions, objects, sets and the like become what ADK's SQL service makes them."""
+    """Functions, objects, sets and the like become what ADK's SQL makes them."""
     results = []
     sql = DatabaseSessionService("sqlite+aiosqlite:///:memory:")
     async with sql:

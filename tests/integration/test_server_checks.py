@@ -138,7 +138,7 @@ async def test_setup_may_be_repeated(
 async def test_a_refusal_names_its_reason_and_no_values(
     victim: MongoSessionService, admin: MongoClient, code: int, says: str
 ) -> None:
-    """The server's own text, which may quote documents, is neither shown nor chained."""
+    """The server's text, which may quote documents, is neither shown nor chained."""
     with (
         failing(admin, "insert", errorCode=code),
         pytest.raises(StorageError) as caught,

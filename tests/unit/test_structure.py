@@ -109,7 +109,7 @@ def test_every_test_says_what_it_promises() -> None:
                 node, ast.FunctionDef | ast.AsyncFunctionDef
             ) and node.name.startswith("test_"):
                 promise = ast.get_docstring(node) or ""
-                assert re.fullmatch(r"[\w`].*\.", promise, re.DOTALL), (
+                assert re.fullmatch(r"[\w`$].*\.", promise, re.DOTALL), (
                     f"{path.name}: {node.name}"
                 )
 

@@ -1,0 +1,66 @@
+"""What the README shows works as shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from google.adk.events import Event
+from google.genai import types
+from pymongo import MongoClient
+
+from mongo_session_service import MongoSessionService
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+LOCAL = "mongodb://127.0.0.1:27017/"
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of a language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_example_runs(mongodb_uri: str, database: str, admin: MongoClient) -> None:
+    """The complete example, given a server, stores what it says and prints it."""
+    example = next(code for code in blocks("python") if "asyncio.run" in code)
+    uri = mongodb_uri.replace("/?", f"/{database}?")
+    code = re.sub(re.escape(LOCAL) + r"[^\"]*", uri, example)
+
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "'user:city': 'Turin'" in done.stdout
+    assert admin[database].sessions.count_documents({"state.topic": "weather"}) == 1
+
+
+async def test_the_queries_find_what_they_name(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Each query shown for mongosh finds the document it is about."""
+    state = {"topic": "weather", "user:city": "Turin"}
+    session = await service.create_session(app_name="a", user_id="u", state=state)
+    call = types.Part.from_function_call(name="get_weather", args={})
+    content = types.Content(role="model", parts=[call])
+    await service.append_event(session, Event(author="weather_agent", content=content))
+
+    (queries,) = blocks("js")
+    shown = re.findall(
+        r"^db\.(\w+)\.find\(\{\"(.+?)\": \"(.+?)\"\}\)$", queries, re.MULTILINE
+    )
+
+    assert len(shown) == len(queries.splitlines())
+    for collection, path, value in shown:
+        query: dict[str, Any] = {path: value}
+        assert admin[database][collection].count_documents(query) == 1, query
+
+
+def test_what_the_guarantees_name_exists() -> None:
+    """Each file the README refers to is there."""
+    for link in re.findall(r"\]\(([a-zA-Z][^)#:]*)\)", README):
+        assert (Path(__file__).parents[2] / link).exists(), link
