@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -173,7 +174,11 @@ def _keep_until_loop_ends(
             yield
         finally:
             _keepers[loop].remove(keeper)
-            await client.close()
+            with warnings.catch_warnings():
+                # Older PyMongo closes by means of such generators itself.
+                message = "asynchronous generator .* was scheduled after"
+                warnings.filterwarnings("ignore", message, ResourceWarning)
+                await client.close()
 
     keeper = keep()
     _forget_closed_loops(_keepers)

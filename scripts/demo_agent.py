@@ -42,11 +42,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="do not drop that database")
     # How the demo starts its own processes.
     parser.add_argument("--part", choices=["first", "second"], help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--database",
-        default=f"adk_demo_{secrets.token_hex(4)}",
-        help=argparse.SUPPRESS,
-    )
+    new = f"adk_demo_{secrets.token_hex(4)}"
+    parser.add_argument("--database", default=new, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.keep and not arguments.uri:
         parser.error("--keep needs --uri: a throw-away MongoDB cannot be kept")
@@ -291,6 +288,9 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         print("\ndemo: interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # as after "| head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (MongoSessionServiceError, EmbeddedServerError) as error:
         sys.exit(f"demo: {error}")
     except PyMongoError as error:

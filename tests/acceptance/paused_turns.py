@@ -24,7 +24,7 @@ from google.adk.apps.app import ResumabilityConfig
 from google.adk.runners import Runner
 from google.adk.tools import FunctionTool, LongRunningFunctionTool, ToolContext
 from google.genai import types
-from scripted_model import APP, ScriptedModel, ask, call, start, stored
+from scripted_model import APP, ScriptedModel, Turn, ask, call, start, stored
 
 from mongo_session_service import MongoSessionService
 
@@ -81,24 +81,24 @@ CASES = {
 }
 
 
-def bank(case: Case, service: MongoSessionService, *script: Any) -> Runner:
-    agent = LlmAgent(
-        name="bank",
-        model=ScriptedModel(script=list(script)),
-        tools=[case.tool],
-    )
+def bank(
+    case: Case, service: MongoSessionService, *script: Turn
+) -> tuple[Runner, ScriptedModel]:
+    """A bank whose model follows the script."""
+    model = ScriptedModel(script=script)
+    agent = LlmAgent(name="bank", model=model, tools=[case.tool])
     app = App(
         name=APP,
         root_agent=agent,
         resumability_config=ResumabilityConfig(is_resumable=case.is_resumable),
     )
-    return Runner(app=app, session_service=service)
+    return Runner(app=app, session_service=service), model
 
 
 async def begin(name: str, case: Case, service: MongoSessionService) -> None:
     """Let the model call the tool, up to where a person has to answer."""
     await start(service, name, {"balance": 100})
-    runner = bank(case, service, call(case.tool.name, amount=50), "One moment.")
+    runner, _ = bank(case, service, call(case.tool.name, amount=50), "One moment.")
     await ask(runner, name, "50, please")
 
 
@@ -116,9 +116,9 @@ async def finish(name: str, case: Case, service: MongoSessionService) -> dict[st
     )
     assert answer.function_response is not None
     answer.function_response.id = waiting.id
-    runner = bank(case, service, "Done.")
+    runner, model = bank(case, service, "Done.")
     await ask(runner, name, types.Content(role="user", parts=[answer]))
-    (request,) = runner.agent.model.requests
+    (request,) = model.requests
     parts = [part for content in request.contents for part in content.parts or []]
     responses = [part.function_response for part in parts if part.function_response]
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeAlias
 
 from google.adk.events import Event
@@ -10,29 +10,21 @@ from google.adk.models import BaseLlm, LlmRequest, LlmResponse
 from google.adk.runners import Runner
 from google.adk.sessions import BaseSessionService, Session
 from google.genai import types
-from pydantic import Field, field_validator
+from pydantic import Field
 from pymongo import MongoClient
 
 APP, USER = "state_app", "user1"
 
-Turn: TypeAlias = list[LlmResponse]
-"""What the model answers one request with: streamed parts, then the whole."""
+Turn: TypeAlias = str | list[types.Part] | list[LlmResponse]
+"""How the model answers a request: a text, parts, or what it streams and the whole."""
 
 
 class ScriptedModel(BaseLlm):
-    """Answers the next request with the next turn of its script; never thinks.
-
-    A turn may be given as a text, as the parts of one answer, or as responses.
-    """
+    """Answers the next request with the next turn of its script; never thinks."""
 
     model: str = "scripted"
-    script: list[Turn] = Field(default_factory=list)
+    script: Sequence[Turn] = ()
     requests: list[LlmRequest] = Field(default_factory=list)
-
-    @field_validator("script", mode="before")
-    @classmethod
-    def _turns(cls, script: list[Any]) -> list[Any]:
-        return [_turn(given) for given in script]
 
     async def generate_content_async(
         self,
@@ -40,21 +32,21 @@ class ScriptedModel(BaseLlm):
         stream: bool = False,  # noqa: FBT001, FBT002  ADK's signature
     ) -> AsyncGenerator[LlmResponse, None]:
         """Yield the next turn; without ``stream`` only its last, whole response."""
-        turn = self.script[len(self.requests)]
+        responses = _responses(self.script[len(self.requests)])
         self.requests.append(llm_request)
-        for response in turn if stream else turn[-1:]:
+        for response in responses if stream else responses[-1:]:
             yield response
 
 
-def _turn(given: str | list[Any]) -> list[Any]:
-    if isinstance(given, str):
-        given = [types.Part(text=given)]
-    if all(isinstance(part, types.Part) for part in given):
-        return [LlmResponse(content=types.Content(role="model", parts=given))]
-    return given
+def _responses(turn: Turn) -> list[LlmResponse]:
+    if isinstance(turn, str):
+        turn = [types.Part(text=turn)]
+    if parts := [part for part in turn if isinstance(part, types.Part)]:
+        return [LlmResponse(content=types.Content(role="model", parts=parts))]
+    return [response for response in turn if isinstance(response, LlmResponse)]
 
 
-def call(tool: str, **args: Any) -> list[types.Part]:
+def call(tool: str, **args: Any) -> Turn:
     """A turn in which the model calls a tool."""
     return [types.Part.from_function_call(name=tool, args=args)]
 

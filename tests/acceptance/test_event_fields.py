@@ -158,7 +158,7 @@ EVENT: dict[str, Any] = {
     "timestamp": 1700000000.1234567,
 }
 
-API_KEY = APIKey(**{"in": APIKeyIn.header, "name": "X-Key", "description": "A key"})
+API_KEY = APIKey.model_validate({"in": APIKeyIn.header, "name": "X-Key"})
 OAUTH2 = OAuth2(
     flows=OAuthFlows(
         authorizationCode=OAuthFlowAuthorizationCode(

@@ -50,7 +50,7 @@ class Overtaken(MongoSessionService):
 def painter(service: MongoSessionService, *answers: str) -> Runner:
     agent = LlmAgent(
         name="painter",
-        model=ScriptedModel(script=list(answers)),
+        model=ScriptedModel(script=answers),
         output_key="color",
     )
     return Runner(agent=agent, app_name=APP, session_service=service)
@@ -163,7 +163,9 @@ def race(request: pytest.FixtureRequest) -> Iterator[tuple[Line, Rival]]:
         return
     line = threading.Barrier(2, timeout=PATIENCE)
     if request.param == "another loop":
-        with ThreadPoolExecutor(1, None, Elsewhere.set_up, (line,)) as thread:
+        with ThreadPoolExecutor(
+            1, initializer=Elsewhere.set_up, initargs=(line,)
+        ) as thread:
             yield line, Elsewhere(thread).race
     else:
         yield line, partial(append_from, line)

@@ -22,6 +22,7 @@ from scripted_model import (
     APP,
     USER,
     ScriptedModel,
+    Turn,
     ask,
     call,
     conversation_in,
@@ -34,8 +35,8 @@ from scripted_model import (
 from mongo_session_service import MongoSessionService
 
 
-def chat(*answers: Any, **options: Any) -> tuple[LlmAgent, ScriptedModel]:
-    model = ScriptedModel(script=list(answers))
+def chat(*answers: Turn, **options: Any) -> tuple[LlmAgent, ScriptedModel]:
+    model = ScriptedModel(script=answers)
     return LlmAgent(name="assistant", model=model, **options), model
 
 
@@ -215,7 +216,9 @@ async def test_images_and_artifacts(service: MongoSessionService) -> None:
 async def test_model_errors_are_stored(service: MongoSessionService) -> None:
     """A model's error is an event like any other, and the session goes on."""
     error = LlmResponse(
-        error_code="SAFETY", error_message="Blocked.", finish_reason="SAFETY"
+        error_code="SAFETY",
+        error_message="Blocked.",
+        finish_reason=types.FinishReason.SAFETY,
     )
     agent, _ = chat([error], "Better.")
     runner = Runner(agent=agent, app_name=APP, session_service=service)

@@ -72,9 +72,9 @@ def assistant(
             id="not only strings",
         ),
         pytest.param(
-            'Answer as {"name": "..."}, with {no name} and ${price}.',
-            {"name": "unused", "price": "unused"},
-            'Answer as {"name": "..."}, with {no name} and ${price}.',
+            'Answer as {"name": "..."}, with {no name}.',
+            {"name": "unused"},
+            'Answer as {"name": "..."}, with {no name}.',
             id="literal braces",
         ),
     ],

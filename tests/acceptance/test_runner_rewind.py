@@ -15,6 +15,7 @@ from scripted_model import (
     APP,
     USER,
     ScriptedModel,
+    Turn,
     ask,
     call,
     conversation_in,
@@ -37,14 +38,16 @@ def set_color(color: str, tool_context: ToolContext) -> str:
     return f"The color is {color}."
 
 
-def painter(service: MongoSessionService, *script: Any) -> tuple[Runner, ScriptedModel]:
-    model = ScriptedModel(script=list(script))
+def painter(
+    service: MongoSessionService, *script: Turn
+) -> tuple[Runner, ScriptedModel]:
+    model = ScriptedModel(script=script)
     agent = LlmAgent(name="painter", model=model, tools=[set_color])
     runner = Runner(agent=agent, app_name=APP, session_service=service)
     return runner, model
 
 
-def paint(*colors: str) -> list[Any]:
+def paint(*colors: str) -> list[Turn]:
     """The script of one turn per color."""
     return [
         turn

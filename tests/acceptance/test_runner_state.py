@@ -32,7 +32,7 @@ from mongo_session_service import MongoSessionService
 def greeter(*greetings: str, output_key: str = "last_greeting") -> LlmAgent:
     return LlmAgent(
         name="Greeter",
-        model=ScriptedModel(script=list(greetings)),
+        model=ScriptedModel(script=greetings),
         instruction="Generate a short, friendly greeting.",
         output_key=output_key,
     )

@@ -15,6 +15,7 @@ from scripted_model import (
     APP,
     USER,
     ScriptedModel,
+    Turn,
     ask,
     call,
     documents,
@@ -203,7 +204,7 @@ async def test_transfer_survives_reloading(
 ) -> None:
     """A transfer is stored: a restarted service goes on with the same agent."""
 
-    def team(*, router: list[Any], specialist: list[Any]) -> LlmAgent:
+    def team(*, router: list[Turn], specialist: list[Turn]) -> LlmAgent:
         return LlmAgent(
             name="router",
             model=ScriptedModel(script=router),
