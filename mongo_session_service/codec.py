@@ -67,7 +67,14 @@ def encode_append(key: SessionKey, event: Event) -> Append:
     """
     delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
     document = event.model_dump(exclude_none=True)
-    document["actions"]["state_delta"] = delta
+    document["actions"] |= {
+        "state_delta": delta,
+        # Security schemes are read back by their aliases only.
+        "requested_auth_configs": {
+            call_id: config.model_dump(by_alias=True, exclude_none=True)
+            for call_id, config in event.actions.requested_auth_configs.items()
+        },
+    }
     try:
         document = encode_value(document)
     except InvalidInputError as error:
