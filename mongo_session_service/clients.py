@@ -19,8 +19,10 @@ from pymongo import AsyncMongoClient
 from pymongo.driver_info import DriverInfo
 from pymongo.errors import InvalidName, PyMongoError
 
+from .committer import Committer
 from .database import FOREIGN_LOOP, Connection, Driver
 from .errors import ConfigurationError
+from .store import SessionStore
 from .version import __version__
 
 _DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
@@ -72,9 +74,14 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Opened:
+    """What one event loop uses of a service."""
+
     connection: Connection
+    store: SessionStore
+    committer: Committer
     keeper: AsyncGenerator[None, None] | None
+    """Closes the client; None if that is borrowed."""
 
 
 class Clients:
@@ -89,7 +96,7 @@ class Clients:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._entries: dict[asyncio.AbstractEventLoop, _Entry] = {}
+        self._entries: dict[asyncio.AbstractEventLoop, Opened] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         if self._uri is None:
@@ -104,8 +111,8 @@ class Clients:
         self.__dict__.update(state)
         self._reset()
 
-    async def connection(self) -> Connection:
-        """The running loop's connection.
+    async def opened(self) -> Opened:
+        """What the running loop uses, opened on its first use.
 
         Raises:
             ConfigurationError: the client is borrowed and belongs to another loop.
@@ -119,9 +126,9 @@ class Clients:
             entry = self._open(loop)
             if entry.keeper is not None:
                 await anext(entry.keeper)
-        return entry.connection
+        return entry
 
-    def _open(self, loop: asyncio.AbstractEventLoop) -> _Entry:
+    def _open(self, loop: asyncio.AbstractEventLoop) -> Opened:
         with self._lock:
             if self._uri is not None:
                 _forget_closed_loops(self._entries)
@@ -138,7 +145,10 @@ class Clients:
                 prefix=self._target.prefix,
                 transactions=self._target.transactions,
             )
-            entry = self._entries[loop] = _Entry(connection, keeper)
+            store = SessionStore(connection)
+            committer = Committer(store, together=self._target.transactions)
+            entry = Opened(connection, store, committer, keeper)
+            self._entries[loop] = entry
             return entry
 
     async def close(self) -> None:

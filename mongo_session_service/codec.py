@@ -90,6 +90,7 @@ def encode_append(key: SessionKey, event: Event) -> Append:
         event=document,
         is_wrapped=_WRAPPER_FIELD in encoded,
         delta=_encode_scopes(delta),
+        size=len(encoded),
     )
 
 

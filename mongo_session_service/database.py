@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, Final, TypeAlias, TypeVar
-from weakref import WeakValueDictionary
 
 from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
 from bson.int64 import Int64
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
 from pymongo.errors import (
+    BulkWriteError,
     ConnectionFailure,
     DocumentTooLarge,
     DuplicateKeyError,
@@ -35,9 +35,16 @@ from .errors import (
     StorageError,
     StorageUnavailableError,
 )
-from .records import SessionKey
 
-__all__ = ["Connection", "Driver", "DuplicateKeyError", "Txn", "translated"]
+__all__ = [
+    "BulkWriteError",
+    "Connection",
+    "Driver",
+    "DuplicateKeyError",
+    "Txn",
+    "translated",
+    "uninterrupted",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +58,7 @@ _SNAPSHOT: Final = ReadConcern("snapshot")
 _ONE_BATCH: Final = 1_000_000
 """Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
 
+DUPLICATE_KEY: Final = 11000
 _SNAPSHOT_UNAVAILABLE: Final = 246
 _SNAPSHOT_PAUSES: Final = (0.01, 0.05, 0.2)  # seconds
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
@@ -118,9 +126,6 @@ class Connection:
         self.driver = Driver.of(client)
         self.has_transactions = transactions
         self.setup_lock = asyncio.Lock()
-        self._session_locks: WeakValueDictionary[SessionKey, asyncio.Lock] = (
-            WeakValueDictionary()
-        )
         self.database = (
             client.get_database(database)
             if self.driver is Driver.MOCK
@@ -137,10 +142,6 @@ class Connection:
         self.app_states = self.database[f"{prefix}app_states"]
         self.user_states = self.database[f"{prefix}user_states"]
         self.metadata = self.database[f"{prefix}metadata"]
-
-    def session_lock(self, key: SessionKey) -> asyncio.Lock:
-        """The lock that keeps one session's appends in order within this loop."""
-        return self._session_locks.setdefault(key, asyncio.Lock())
 
     async def transaction(self, work: Callable[[Txn], Awaitable[Result]]) -> Result:
         """Run ``work`` as one transaction, majority-committed when this returns.
@@ -211,8 +212,8 @@ class Connection:
         return results
 
 
-async def uninterrupted(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run ``work`` to its end even if the caller is cancelled meanwhile.
+async def uninterrupted(work: Awaitable[Result]) -> Result:
+    """Wait for the end of ``work`` even if the caller is cancelled meanwhile.
 
     A transaction dropped halfway would hold its locks on the server, and one dropped
     at its commit would have an unknown outcome. The cancellation is raised afterwards.

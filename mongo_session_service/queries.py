@@ -7,12 +7,14 @@ an empty document, which sorts after every string and number.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from .records import Append, NewSession, SessionKey
+from .records import Append, NewSession, PlannedAppend, SessionKey
+from .scopes import ScopedState
 
 Document = dict[str, Any]
 
@@ -107,13 +109,53 @@ def event_document(append: Append, revision: int) -> Document:
     return document
 
 
-def session_update(append: Append, revision: int) -> Document:
-    """What an append changes in its session, which it takes to ``revision``."""
-    changed = {f"state.{name}": value for name, value in append.delta.session.items()}
-    return {"$set": {**changed, "revision": revision, "update_time": append.timestamp}}
+class Update(NamedTuple):
+    """One change of one document."""
+
+    filter: Document
+    change: Document
 
 
-def scope_update(delta: Document) -> Document:
-    """What a delta changes in the state of an app or a user."""
-    changed = {f"state.{name}": value for name, value in delta.items()}
-    return {"$set": changed, "$inc": {"revision": 1}}
+def session_updates(planned: Iterable[PlannedAppend]) -> list[Update]:
+    """What appends change in their sessions: one update for each session.
+
+    The filter is the first append's expectation, so that an update that matches nothing
+    tells a session that has moved on.
+    """
+    updates: dict[SessionKey, Update] = {}
+    for append, expected in planned:
+        first = {"_id": append.key.id, **expected._asdict()}
+        update = updates.setdefault(append.key, Update(first, {"$set": {}}))
+        update.change["$set"] |= {
+            **_paths(append.delta.session),
+            "revision": expected.revision + 1,
+            "update_time": append.timestamp,
+        }
+    return list(updates.values())
+
+
+def app_updates(changes: Iterable[tuple[SessionKey, ScopedState]]) -> list[Update]:
+    """What deltas change in app state: one update for each app, later deltas last."""
+    return _scope_updates((key.app_name, delta.app) for key, delta in changes)
+
+
+def user_updates(changes: Iterable[tuple[SessionKey, ScopedState]]) -> list[Update]:
+    """What deltas change in user state: one update for each user, later deltas last."""
+    return _scope_updates(
+        (user_state_id(key.app_name, key.user_id), delta.user) for key, delta in changes
+    )
+
+
+def _scope_updates(deltas: Iterable[tuple[Any, Document]]) -> list[Update]:
+    updates: dict[str, Update] = {}
+    for id_, delta in deltas:
+        if delta:
+            empty = Update({"_id": id_}, {"$set": {}, "$inc": {"revision": 0}})
+            update = updates.setdefault(repr(id_), empty)
+            update.change["$set"] |= _paths(delta)
+            update.change["$inc"]["revision"] += 1
+    return list(updates.values())
+
+
+def _paths(delta: Document) -> Document:
+    return {f"state.{name}": value for name, value in delta.items()}

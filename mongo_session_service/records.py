@@ -40,6 +40,10 @@ class Marker(NamedTuple):
     def __str__(self) -> str:
         return f"{self.revision}@{self.create_time!r}"
 
+    def next(self) -> Marker:
+        """What the session is at after one append."""
+        return self._replace(revision=self.revision + 1)
+
     @classmethod
     def parse(cls, text: str | None) -> Marker | None:
         """Read a marker back; None for no marker or another service's."""
@@ -81,6 +85,15 @@ class Append:
     is_wrapped: bool
     """Whether the sub-document holds values that must be unwrapped on reading."""
     delta: ScopedState
+    size: int
+    """Of the sub-document, in bytes."""
+
+
+class PlannedAppend(NamedTuple):
+    """An append, and what its session must be at when its turn comes."""
+
+    append: Append
+    expected: Marker
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from . import scopes
-from .clients import Clients, Target
+from .clients import Clients, Opened, Target
 from .codec import decode_state, encode_append, encode_new_session
-from .database import Connection, translated, uninterrupted
+from .committer import Caller
+from .database import translated, uninterrupted
 from .errors import ConfigurationError
-from .records import Append, Marker, StoredSession, check_id, session_key
+from .records import Marker, StoredSession, check_id, session_key
 from .schema import set_up
-from .store import SessionStore
 
 
 class MongoSessionService(BaseSessionService):
@@ -116,9 +116,9 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         now = platform_time.get_time()
         new = encode_new_session(key, {} if state is None else state, now)
-        async with self._store() as store:
-            await uninterrupted(store.insert_session(new))
-            shared = await store.load_shared_state(key)
+        async with self._opened() as opened:
+            await uninterrupted(opened.store.insert_session(new))
+            shared = await opened.store.load_shared_state(key)
         state_seen = replace(shared, session=decode_state(new.state.session))
         return _to_session(StoredSession(key, Marker(0, now), now, state_seen))
 
@@ -141,8 +141,8 @@ class MongoSessionService(BaseSessionService):
                 of these the ones at or after ``after_timestamp``. All by default.
         """
         key = session_key(app_name, user_id, session_id)
-        async with self._store() as store:
-            stored = await store.load_session(key, config)
+        async with self._opened() as opened:
+            stored = await opened.store.load_session(key, config)
         return _to_session(stored) if stored else None
 
     @override
@@ -156,8 +156,8 @@ class MongoSessionService(BaseSessionService):
         check_id("app_name", app_name)
         if user_id is not None:
             check_id("user_id", user_id)
-        async with self._store() as store:
-            stored = await store.list_sessions(app_name, user_id)
+        async with self._opened() as opened:
+            stored = await opened.store.list_sessions(app_name, user_id)
         stored.sort(key=lambda each: (each.update_time, each.key))
         return ListSessionsResponse(sessions=[_to_session(each) for each in stored])
 
@@ -166,8 +166,8 @@ class MongoSessionService(BaseSessionService):
         """Returns a user's state, keys without ``user:``; empty if there is none."""
         check_id("app_name", app_name)
         check_id("user_id", user_id)
-        async with self._store() as store:
-            return await store.load_user_state(app_name, user_id)
+        async with self._opened() as opened:
+            return await opened.store.load_user_state(app_name, user_id)
 
     @override
     async def append_event(self, session: Session, event: Event) -> Event:
@@ -190,23 +190,23 @@ class MongoSessionService(BaseSessionService):
             return event
         key = session_key(session.app_name, session.user_id, session.id)
         append = encode_append(key, event)
-        async with self._connected() as connection, connection.session_lock(key):
-            store = SessionStore(connection)
-            await uninterrupted(self._append(store, append, session, event))
+        async with self._opened() as opened:
+            marker = _marker_of(session)
+            if marker is None:
+                head = await opened.store.load_head(key)
+                last_event = session.events[-1] if session.events else None
+                marker = head.expected_by(session.last_update_time, last_event)
+            caller = Caller(
+                append,
+                session,
+                expected=lambda: _marker_of(session) or marker,
+                stored=lambda now: self._show(session, event, now),
+            )
+            await opened.committer.commit(caller)
         return event
 
-    async def _append(
-        self, store: SessionStore, append: Append, session: Session, event: Event
-    ) -> None:
-        expected = _marker_of(session)
-        if expected is None:
-            head = await store.load_head(append.key)
-            last_event = session.events[-1] if session.events else None
-            expected = head.expected_by(session.last_update_time, last_event)
-        revision = await store.append(append, expected)
-        if revision != expected.revision + 1:
-            return  # stored before; the session knows it, or is about to be stale
-        _mark(session, expected._replace(revision=revision))
+    async def _show(self, session: Session, event: Event, marker: Marker) -> None:
+        _mark(session, marker)
         session.last_update_time = event.timestamp
         await super().append_event(session, event)
 
@@ -216,8 +216,8 @@ class MongoSessionService(BaseSessionService):
     ) -> None:
         """Deletes a session and its events; app and user state stay."""
         key = session_key(app_name, user_id, session_id)
-        async with self._store() as store:
-            await uninterrupted(store.delete_session(key))
+        async with self._opened() as opened:
+            await uninterrupted(opened.store.delete_session(key))
 
     @override
     async def flush(self) -> None:
@@ -233,7 +233,8 @@ class MongoSessionService(BaseSessionService):
             SchemaVersionError: the data was written by a newer release.
         """
         with translated():
-            await set_up(await self._clients.connection())
+            opened = await self._clients.opened()
+            await set_up(opened.connection)
         self._is_set_up = True
 
     async def close(self) -> None:
@@ -253,20 +254,15 @@ class MongoSessionService(BaseSessionService):
         await self.close()
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
+    async def _opened(self) -> AsyncIterator[Opened]:
         with translated():
-            connection = await self._clients.connection()
+            opened = await self._clients.opened()
             if not self._is_set_up:
-                async with connection.setup_lock:
+                async with opened.connection.setup_lock:
                     if not self._is_set_up:
-                        await set_up(connection)
+                        await set_up(opened.connection)
                         self._is_set_up = True
-            yield connection
-
-    @asynccontextmanager
-    async def _store(self) -> AsyncIterator[SessionStore]:
-        async with self._connected() as connection:
-            yield SessionStore(connection)
+            yield opened
 
 
 def _to_session(stored: StoredSession) -> Session:

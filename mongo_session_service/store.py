@@ -8,11 +8,20 @@ from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.sessions.base_session_service import GetSessionConfig
+from pymongo import UpdateOne
 
 from . import queries
 from .codec import decode_sessions, decode_state, is_same_event
-from .database import Connection, DuplicateKeyError, Txn
-from .records import Append, Marker, NewSession, SessionHead, SessionKey, StoredSession
+from .database import DUPLICATE_KEY, BulkWriteError, Connection, DuplicateKeyError, Txn
+from .records import (
+    Append,
+    Marker,
+    NewSession,
+    PlannedAppend,
+    SessionHead,
+    SessionKey,
+    StoredSession,
+)
 from .scopes import ScopedState
 
 _STALE: Final = (
@@ -21,8 +30,12 @@ _STALE: Final = (
 )
 
 
-class _NotAsExpectedError(Exception):
-    """The stored session is not at the revision an append expects."""
+_MAX_ATTEMPTS_TOGETHER: Final = 4
+"""How often several appends are tried as one before each has to fend for itself."""
+
+
+class RefusedError(Exception):
+    """Something about a batch of appends is not as expected; nothing was written."""
 
 
 class SessionStore:
@@ -41,7 +54,7 @@ class SessionStore:
         async def insert(txn: Txn) -> None:
             document = queries.session_document(session)
             await self._connection.sessions.insert_one(document, session=txn)
-            await self._update_scopes(session.key, session.state, txn)
+            await self._update_scopes([(session.key, session.state)], txn)
 
         try:
             if session.state.app or session.state.user:
@@ -134,31 +147,97 @@ class SessionStore:
             last_event_id=events[0]["event"]["id"] if events else None,
         )
 
-    async def append(self, append: Append, expected: Marker) -> int:
-        """Store an event and its effect on state as one transaction.
-
-        Returns the revision the event has: one more than expected, or an earlier one
-        if this very event was stored before, in which case nothing changes.
+    async def commit(self, planned: list[PlannedAppend]) -> None:
+        """Store events and their effect on state, as one transaction.
 
         Raises:
-            StaleSessionError: the session has moved on from what was expected.
-            SessionNotFoundError: the session is not stored.
-            AlreadyExistsError: another event of the session has the same id.
+            RefusedError: a session is not as expected, an event is stored already, or
+                other writers keep conflicting. Nothing was written; of several appends
+                others may succeed alone, of a single one :meth:`explain` tells more.
         """
+        attempts = 0
 
         async def write(txn: Txn) -> None:
-            await self._update_session(append, expected, txn)
-            document = queries.event_document(append, expected.revision + 1)
-            await self._connection.events.insert_one(document, session=txn)
-            await self._update_scopes(append.key, append.delta, txn)
+            nonlocal attempts
+            attempts += 1
+            if attempts > _MAX_ATTEMPTS_TOGETHER and len(planned) > 1:
+                raise RefusedError
+            await self._write(planned, txn)
 
         try:
             if not self._connection.has_transactions:
-                await self._refuse_known_event(append)
+                await self._refuse_known_events(planned)
             await self._connection.transaction(write)
-        except (_NotAsExpectedError, DuplicateKeyError):
-            return await self._explain(append)
-        return expected.revision + 1
+        except DuplicateKeyError:
+            raise RefusedError from None
+        except BulkWriteError as error:
+            if any(
+                each["code"] == DUPLICATE_KEY for each in error.details["writeErrors"]
+            ):
+                raise RefusedError from None
+            raise
+
+    async def _write(self, planned: list[PlannedAppend], txn: Txn) -> None:
+        sessions = queries.session_updates(planned)
+        matched = await self._update(self._connection.sessions, sessions, txn)
+        if matched != len(sessions):
+            raise RefusedError
+        events = [
+            queries.event_document(append, expected.revision + 1)
+            for append, expected in planned
+        ]
+        if len(events) == 1:
+            await self._connection.events.insert_one(events[0], session=txn)
+        else:
+            await self._connection.events.insert_many(events, session=txn)
+        changes = [(append.key, append.delta) for append, _ in planned]
+        await self._update_scopes(changes, txn)
+
+    async def _update_scopes(
+        self, changes: list[tuple[SessionKey, ScopedState]], txn: Txn
+    ) -> None:
+        users, apps = queries.user_updates(changes), queries.app_updates(changes)
+        await self._update(self._connection.user_states, users, txn, upsert=True)
+        # Last, since all users of an app meet here: what is locked late is free soon.
+        await self._update(self._connection.app_states, apps, txn, upsert=True)
+
+    async def _update(
+        self,
+        collection: Any,
+        updates: list[queries.Update],
+        txn: Txn,
+        *,
+        upsert: bool = False,
+    ) -> int:
+        if not updates:
+            return 0
+        if len(updates) == 1:
+            result = await collection.update_one(
+                *updates[0], upsert=upsert, session=txn
+            )
+        else:
+            requests = [UpdateOne(*update, upsert=upsert) for update in updates]
+            result = await collection.bulk_write(requests, session=txn)
+        matched: int = result.matched_count
+        return matched
+
+    async def explain(self, append: Append) -> int:
+        """The revision at which a refused append's event was stored before.
+
+        Raises:
+            StaleSessionError: it was not; the session has moved on.
+            SessionNotFoundError: it was not; the session is not stored.
+            AlreadyExistsError: another event of the session has the same id.
+        """
+        await self._find_session(append.key)
+        stored = await self._find_event(append)
+        if stored is None:
+            raise StaleSessionError(_STALE)
+        if not is_same_event(append, stored["event"]):
+            message = f"Another event with id {append.event['id']!r} already exists."
+            raise AlreadyExistsError(message)
+        revision: int = stored["_id"]["revision"]
+        return revision
 
     async def delete_session(self, key: SessionKey) -> None:
         """Remove a session and its events; nothing happens if it is not stored."""
@@ -170,48 +249,10 @@ class SessionStore:
 
         await self._connection.transaction(delete)
 
-    async def _update_session(self, append: Append, expected: Marker, txn: Txn) -> None:
-        updated = await self._connection.sessions.update_one(
-            {"_id": append.key.id, **expected._asdict()},
-            queries.session_update(append, expected.revision + 1),
-            session=txn,
-        )
-        if not updated.matched_count:
-            raise _NotAsExpectedError
-
-    async def _update_scopes(
-        self, key: SessionKey, delta: ScopedState, txn: Txn
-    ) -> None:
-        if delta.user:
-            await self._connection.user_states.update_one(
-                {"_id": queries.user_state_id(key.app_name, key.user_id)},
-                queries.scope_update(delta.user),
-                upsert=True,
-                session=txn,
-            )
-        if delta.app:
-            await self._connection.app_states.update_one(
-                {"_id": key.app_name},
-                queries.scope_update(delta.app),
-                upsert=True,
-                session=txn,
-            )
-
-    async def _explain(self, append: Append) -> int:
-        """Tell why an append was refused, or where its event was stored before."""
-        await self._find_session(append.key)
-        stored = await self._find_event(append)
-        if stored is None:
-            raise StaleSessionError(_STALE)
-        if not is_same_event(append, stored["event"]):
-            message = f"Another event with id {append.event['id']!r} already exists."
-            raise AlreadyExistsError(message)
-        revision: int = stored["_id"]["revision"]
-        return revision
-
-    async def _refuse_known_event(self, append: Append) -> None:
-        if await self._find_event(append) is not None:
-            raise _NotAsExpectedError
+    async def _refuse_known_events(self, planned: list[PlannedAppend]) -> None:
+        for append, _ in planned:
+            if await self._find_event(append) is not None:
+                raise RefusedError
 
     async def _find_event(self, append: Append) -> queries.Document | None:
         query = queries.event_by_id(append.key, append.event["id"])

@@ -95,10 +95,11 @@ async def test_those_who_wait_can_be_cancelled_alone(
     events = [Event(id=str(number), author="x") for number in range(3)]
 
     with failing(admin, "commitTransaction", times=1, **BLOCKED) as wait_until_hit:
-        first, second, third = [
-            asyncio.create_task(victim.append_event(session, event)) for event in events
-        ]
+        first, *others = [victim.append_event(session, event) for event in events]
+        first = asyncio.create_task(first)
         await asyncio.to_thread(wait_until_hit)
+        second, third = map(asyncio.create_task, others)
+        await asyncio.sleep(0)
         second.cancel()
         await asyncio.gather(first, third)
 

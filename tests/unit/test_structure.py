@@ -20,7 +20,9 @@ LAYERS = (
     ("records",),
     ("codec", "queries"),
     ("database",),
-    ("clients", "schema", "store"),
+    ("schema", "store"),
+    ("committer",),
+    ("clients",),
     ("service",),
     ("__init__",),
 )

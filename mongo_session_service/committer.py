@@ -1,0 +1,182 @@
+"""Group commit: appends that wait at the same time are committed together.
+
+A transaction costs a few round trips and one wait for the majority's journals, however
+many events it stores. So while one is being committed, the next appends gather, and
+then go as one: nobody waits for a timer, and a lone append goes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import Final
+
+from .database import translated, uninterrupted
+from .errors import StorageUnavailableError
+from .records import Append, Marker, PlannedAppend
+from .store import RefusedError, SessionStore
+
+MAX_APPENDS: Final = 128
+"""Appends per transaction: more gain little, and lose more to a conflict."""
+
+MAX_BYTES: Final = 8_000_000
+"""Of events per transaction; one larger event goes alone."""
+
+MAX_WAITING: Final = 4096
+"""Appends waiting per event loop, beyond which callers wait before they queue."""
+
+
+@dataclass(eq=False, slots=True)
+class Caller:
+    """Someone who waits for an append."""
+
+    append: Append
+    session: object
+    """Whose revision it is: appends through one ``Session`` follow each other."""
+    expected: Callable[[], Marker]
+    """What the caller's session was read at, asked when it is the append's turn."""
+    stored: Callable[[Marker], Awaitable[None]]
+    """Told the revision the event got, before anyone else's turn."""
+    done: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
+    """Take the callers whose appends can go together, in order, off the queue.
+
+    Appends to one session go together only through one ``Session`` object: another
+    copy's expectation cannot be judged before these are stored.
+    """
+    batch: list[Caller] = []
+    left: list[Caller] = []
+    sessions: dict[object, object] = {}
+    size = 0
+    while waiting and len(batch) < most:
+        caller = waiting.popleft()
+        key = caller.append.key
+        is_next = sessions.setdefault(key, caller.session) is caller.session
+        if is_next and (not batch or size + caller.append.size <= MAX_BYTES):
+            batch.append(caller)
+            size += caller.append.size
+        else:
+            left.append(caller)
+            sessions[key] = None  # and so nobody overtakes it
+    waiting.extendleft(reversed(left))
+    return batch
+
+
+def plan(batch: Iterable[Caller]) -> list[PlannedAppend]:
+    """The revision each append of a batch expects, given the ones before it."""
+    planned: list[PlannedAppend] = []
+    latest: dict[object, Marker] = {}
+    for caller in batch:
+        key = caller.append.key
+        before = latest.get(key)
+        expected = caller.expected() if before is None else before
+        planned.append(PlannedAppend(caller.append, expected))
+        latest[key] = expected.next()
+    return planned
+
+
+class Committer:
+    """The one writer of events in an event loop."""
+
+    def __init__(self, store: SessionStore, *, together: bool) -> None:
+        self._store = store
+        self._most = MAX_APPENDS if together else 1
+        self._room = asyncio.Semaphore(MAX_WAITING)
+        self._waiting: deque[Caller] = deque()
+        self._work: asyncio.Task[None] | None = None
+
+    async def commit(self, caller: Caller) -> None:
+        """Return when the caller's append is committed by a majority.
+
+        A cancelled caller whose turn has not come withdraws; else its append is
+        finished before the cancellation is raised, so that its outcome is known.
+
+        Raises:
+            What :meth:`SessionStore.commit` and :meth:`SessionStore.explain` raise for
+            this append; others are not affected.
+        """
+        async with self._room:
+            self._waiting.append(caller)
+            if self._work is None or self._work.done():
+                # Not in the caller's context: its deadlines are not everyone's.
+                self._work = asyncio.create_task(self._run(), context=Context())
+            try:
+                await asyncio.wait([caller.done])
+            except asyncio.CancelledError:
+                if caller in self._waiting:
+                    self._waiting.remove(caller)
+                    caller.done.cancel()
+                    raise
+                with suppress(Exception):  # of no interest to who was cancelled
+                    await uninterrupted(caller.done)
+                raise
+            caller.done.result()
+
+    async def _run(self) -> None:
+        batch: list[Caller] = []
+        try:
+            while self._waiting:
+                batch = take_batch(self._waiting, self._most)
+                await self._commit(batch)
+        finally:
+            # Only when the loop is being shut down is anyone left here.
+            for caller in (*batch, *self._waiting):
+                caller.done.cancel()
+
+    async def _commit(self, batch: list[Caller]) -> None:
+        """Commit a batch; if it is refused, find out whose fault it is by halves."""
+        planned = plan(batch)
+        try:
+            with translated():
+                await self._store.commit(planned)
+        except StorageUnavailableError as error:
+            _fail(batch, error)
+        except Exception as error:  # noqa: BLE001  told to whom it concerns
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                await self._commit(batch[:middle])
+                await self._commit(batch[middle:])
+            elif isinstance(error, RefusedError):
+                await self._explain(batch[0], planned[0])
+            else:
+                _fail(batch, error)
+        else:
+            for caller, each in zip(batch, planned, strict=True):
+                await _tell(caller, each.expected.next())
+
+    async def _explain(self, caller: Caller, planned: PlannedAppend) -> None:
+        try:
+            with translated():
+                revision = await self._store.explain(caller.append)
+        except Exception as error:  # noqa: BLE001  as above
+            _fail([caller], error)
+            return
+        if revision == planned.expected.revision + 1:
+            await _tell(caller, planned.expected.next())
+        else:
+            # The session knows this event from before, or is stale in any case.
+            caller.done.set_result(None)
+
+
+async def _tell(caller: Caller, marker: Marker) -> None:
+    try:
+        await caller.stored(marker)
+    except Exception as error:  # noqa: BLE001  the caller's, and not its neighbours'
+        _fail([caller], error)
+    else:
+        caller.done.set_result(None)
+
+
+def _fail(batch: list[Caller], error: Exception) -> None:
+    for caller in batch:
+        # One each: an exception collects the traceback of whoever raises it.
+        caller.done.set_exception(copy.copy(error))

@@ -1,0 +1,118 @@
+"""Which appends go together, and what each of them expects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mongo_session_service.committer import MAX_BYTES, Caller, plan, take_batch
+from mongo_session_service.queries import app_updates, session_updates, user_updates
+from mongo_session_service.records import Append, Marker, SessionKey
+from mongo_session_service.scopes import ScopedState
+
+
+class Copy:
+    """A caller's copy of a session."""
+
+    def __init__(self, name: str, revision: int = 0) -> None:
+        self.key = SessionKey("app", "user", name)
+        self.marker = Marker(revision, 1.0)
+
+
+async def stored(_: Marker) -> None:
+    """Nobody is told anything here."""
+
+
+def caller(copy: Copy, *, size: int = 1, **delta: Any) -> Caller:
+    state = ScopedState(app=delta, user=delta, session=delta)
+    append = Append(copy.key, 1.0, {}, is_wrapped=False, delta=state, size=size)
+    done = asyncio.Future[None](loop=asyncio.new_event_loop())
+    done.get_loop().close()
+    return Caller(append, copy, lambda: copy.marker, stored, done)
+
+
+def test_appends_to_different_sessions_go_together() -> None:
+    """A batch has one append of each session, up to as many as are allowed."""
+    waiting = deque(caller(Copy(str(number))) for number in range(5))
+    everyone = list(waiting)
+
+    assert take_batch(waiting, 3) == everyone[:3]
+    assert take_batch(waiting, 3) == everyone[3:]
+    assert take_batch(waiting, 3) == []
+
+
+def test_appends_through_one_copy_follow_each_other() -> None:
+    """Several appends of one Session object share a batch, each after the other."""
+    copy = Copy("s", revision=4)
+    batch = take_batch(deque([caller(copy), caller(copy), caller(copy)]), 9)
+
+    assert [each.expected for each in plan(batch)] == [
+        Marker(4, 1.0),
+        Marker(5, 1.0),
+        Marker(6, 1.0),
+    ]
+
+
+def test_another_copy_waits_and_is_not_overtaken() -> None:
+    """An append through another copy waits, and all later ones of its session too."""
+    one, other, elsewhere = Copy("s"), Copy("s"), Copy("t")
+    first, second, third, fourth = map(caller, (one, other, one, elsewhere))
+    waiting = deque([first, second, third, fourth])
+
+    assert take_batch(waiting, 9) == [first, fourth]
+    assert take_batch(waiting, 9) == [second]
+    assert take_batch(waiting, 9) == [third]
+
+
+def test_a_batch_is_bounded_in_bytes_unless_it_is_one_append() -> None:
+    """Large events go in batches of their own."""
+    small, large, huge = (
+        caller(Copy(name), size=size)
+        for name, size in (("a", 1), ("b", MAX_BYTES - 1), ("c", MAX_BYTES + 1))
+    )
+    waiting = deque([small, huge, large])
+
+    assert take_batch(waiting, 9) == [small, large]
+    assert take_batch(waiting, 9) == [huge]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=20))
+def test_every_append_has_its_turn_in_order(appends: list[tuple[str, int]]) -> None:
+    """Nobody is lost or served twice, and each session's appends keep their order."""
+    copies = {(name, number): Copy(name) for name, number in appends}
+    callers = [caller(copies[each]) for each in appends]
+    waiting, served = deque(callers), []
+    while batch := take_batch(waiting, 4):
+        served += batch
+
+    assert len(served) == len(callers)
+    for name in "abc":
+        in_order = [each for each in callers if each.append.key.session_id == name]
+        assert in_order == [
+            each for each in served if each.append.key.session_id == name
+        ]
+
+
+def test_a_batch_is_one_update_per_document() -> None:
+    """Deltas of a batch are merged per session, user and app; the later one wins."""
+    one, other = Copy("1", revision=7), Copy("2")
+    planned = plan([caller(one, k=1, a=1), caller(other, k=2), caller(one, k=3, b=3)])
+    changes = [(append.key, append.delta) for append, _ in planned]
+
+    first, second = session_updates(planned)
+    assert first.filter == {"_id": one.key.id, "revision": 7, "create_time": 1.0}
+    assert first.change["$set"] == {
+        "state.k": 3,
+        "state.a": 1,
+        "state.b": 3,
+        "revision": 9,
+        "update_time": 1.0,
+    }
+    assert second.change["$set"]["revision"] == 1
+    merged = {"state.k": 3, "state.a": 1, "state.b": 3}
+    for (update,) in (app_updates(changes), user_updates(changes)):
+        assert update.change == {"$set": merged, "$inc": {"revision": 3}}
