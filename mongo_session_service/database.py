@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -246,7 +247,11 @@ def translated() -> Iterator[None]:
     except (ConnectionFailure, ExecutionTimeout) as error:
         if error.has_error_label("UnknownTransactionCommitResult"):
             raise StorageUnavailableError(_UNKNOWN_OUTCOME) from None
-        reason = str(error).partition(", Topology Description:")[0]
+        # What follows is the topology, or a server's whole reply.
+        reason = re.split(", (?:Topology Description|full error):", str(error))[0]
+        if "Authentication failed" in reason:
+            # Once it is known to the pool, the driver calls this a timeout.
+            raise StorageError(_BAD_CREDENTIALS) from None
         raise StorageUnavailableError(f"MongoDB is unavailable: {reason}") from error
     except DocumentTooLarge:
         raise DocumentTooLargeError from None
@@ -266,6 +271,8 @@ FOREIGN_LOOP: Final = (
     " that uses them, or give the service a URI: it then opens a client per loop."
 )
 
+_BAD_CREDENTIALS: Final = "MongoDB refused the user name or password."
+
 _UNKNOWN_OUTCOME: Final = (
     "MongoDB stopped answering during a commit, so its outcome is unknown. Append the"
     " same event again: it is recognised if it was stored."
@@ -280,7 +287,7 @@ def _refused(error: OperationFailure) -> StorageError:
     if error.code in _DOCUMENT_TOO_LARGE:
         return DocumentTooLargeError()
     if error.code == _AUTHENTICATION_FAILED:
-        return StorageError(f"MongoDB refused the user name or password: {name}.")
+        return StorageError(_BAD_CREDENTIALS)
     if error.code == _UNAUTHORIZED:
         return StorageError(f"MongoDB refused: the user lacks a privilege: {name}.")
     if any(

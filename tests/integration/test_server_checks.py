@@ -19,6 +19,7 @@ from mongo_session_service import (
     MongoSessionService,
     SchemaVersionError,
     StorageError,
+    StorageUnavailableError,
 )
 from mongo_session_service.embedded_mongod import HOST, find_mongod, free_ports
 from mongo_session_service.schema import check_server
@@ -149,3 +150,17 @@ async def test_a_refusal_names_its_reason_and_no_values(
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
     assert not re.search("hunter2|failCommand", str(caught.value))
+
+
+async def test_wrong_credentials_are_called_so_every_time(mongodb_uri: str) -> None:
+    """A refused password is no outage, in the first call and in later ones."""
+    uri = mongodb_uri.replace("mongodb://", "mongodb://ada:hunter2@")
+    service = MongoSessionService(f"{uri}&serverSelectionTimeoutMS=500")
+
+    for _ in range(3):
+        with pytest.raises(StorageError, match="user name or password") as caught:
+            await service.create_session(**IDS)
+
+        assert not isinstance(caught.value, StorageUnavailableError)
+        assert "hunter2" not in repr(caught.value)
+    await service.close()
