@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 import warnings
 from collections.abc import AsyncGenerator
@@ -20,9 +21,10 @@ from pymongo.driver_info import DriverInfo
 from pymongo.errors import InvalidName, PyMongoError
 
 from .committer import Committer
-from .database import FOREIGN_LOOP, Connection, Driver
+from .database import Connection, Driver
 from .errors import ConfigurationError
 from .store import SessionStore
+from .translation import FOREIGN_LOOP
 from .version import __version__
 
 _DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
@@ -57,6 +59,8 @@ class Target:
             given = "neither" if uri is None else "both"
             message = f"MongoSessionService takes a URI or a client; it got {given}."
             raise ConfigurationError(message)
+        if not isinstance(database, str | None) or not isinstance(prefix, str):
+            raise ConfigurationError("database and collection_prefix must be strings.")
         if uri is not None:
             probe = open_client(uri)
             database = database or probe.get_default_database(_DEFAULT_DATABASE).name
@@ -67,7 +71,7 @@ class Target:
             raise ConfigurationError(message)
         try:
             probe.get_database(database).get_collection(f"{prefix}sessions")
-        except (InvalidName, TypeError) as error:
+        except InvalidName as error:
             message = f"Unusable database name or collection prefix: {error}."
             raise ConfigurationError(message) from None
         return cls(database, prefix, transactions)
@@ -209,15 +213,27 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
         ConfigurationError: it is not one. What is in it is not quoted if it may hold a
             password.
     """
-    reason: object = "it has no scheme"
-    if isinstance(uri, str) and "://" in uri:
+    if not isinstance(uri, str):
+        kind = type(uri).__name__
+        message = f"uri must be a string, not {kind}; pass a client as client=."
+        raise ConfigurationError(message)
+    reason = "it has no scheme"
+    if "://" in uri:
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
         except (PyMongoError, ValueError) as error:
-            reason = type(error).__name__ if "@" in uri else error
+            reason = _without_secrets(error, uri)
     message = (
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
         " characters in user and password percent-encoded."
     )
     raise ConfigurationError(message)
+
+
+def _without_secrets(error: Exception, uri: str) -> str:
+    """What an error says, or only its kind if that may quote user or password."""
+    credentials = uri.partition("://")[2].rpartition("@")[0]
+    parts = filter(None, re.split("[:/?#@]", credentials))
+    quotes = any(part in str(error) for part in parts)
+    return type(error).__name__ if quotes else str(error)

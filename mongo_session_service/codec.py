@@ -51,11 +51,13 @@ def encode_new_session(
             that cannot be stored.
         DocumentTooLargeError: a scope's part of it is over ``MAX_DOCUMENT_BYTES``.
     """
-    encoded = _encode_scopes(_json_state(_check_state(state)))
-    for fields in (encoded.app, encoded.user, encoded.session):
-        if (size := len(bson.encode(fields))) > MAX_DOCUMENT_BYTES:
-            raise _too_large(f"The initial state ({_largest_key(fields)})", size)
-    return NewSession(key, create_time, encoded)
+    delta = _encode_scopes(_json_state(_check_state(state)))
+    sizes = []
+    for fields in (delta.app, delta.user, delta.session):
+        sizes.append(len(bson.encode(fields)))
+        if sizes[-1] > MAX_DOCUMENT_BYTES:
+            raise _too_large(f"The initial state ({_largest_key(fields)})", sizes[-1])
+    return NewSession(key, create_time, delta, sum(sizes))
 
 
 def encode_append(key: SessionKey, event: Event) -> Append:
@@ -101,24 +103,24 @@ def decode_event(stored: dict[str, Any]) -> Event:
 
 
 def decode_sessions(documents: Iterable[dict[str, Any]]) -> list[StoredSession]:
-    """The sessions among mixed documents, each with the state its scopes share.
+    """The sessions among mixed documents, each with the state it shares.
 
     Documents are told apart by their ``_id``. Events are the one session's asked for,
     latest first.
     """
     sessions, events = [], []
-    app_state: dict[str, Any] = {}
-    user_states: dict[str, dict[str, Any]] = {}
+    app: dict[str, Any] = {}
+    users: dict[str, dict[str, Any]] = {}
     for document in documents:
         id_ = document["_id"]
         if isinstance(id_, str):
-            app_state = document["state"]
+            app = document["state"]
         elif "revision" in id_:
             events.append(decode_event(document))
         elif "session_id" in id_:
             sessions.append(document)
         else:
-            user_states[id_["user_id"]] = document["state"]
+            users[id_["user_id"]] = document["state"]
     events.reverse()
     return [
         StoredSession(
@@ -127,14 +129,23 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> list[StoredSession]:
             update_time=document["update_time"],
             # Decoded for each session, so that no two share a mutable value.
             scopes=ScopedState(
-                app=decode_state(app_state),
-                user=decode_state(user_states.get(key.user_id, {})),
+                app=decode_state(app),
+                user=decode_state(users.get(key.user_id, {})),
                 session=decode_state(document["state"]),
             ),
             events=events,
         )
         for document in sessions
     ]
+
+
+def decode_shared_state(documents: Iterable[dict[str, Any]]) -> ScopedState:
+    """The state of an app and of one of its users, either of which may be missing."""
+    shared = ScopedState()
+    for document in documents:
+        scope = shared.app if isinstance(document["_id"], str) else shared.user
+        scope.update(decode_state(document["state"]))
+    return shared
 
 
 def is_same_event(append: Append, document: dict[str, Any]) -> bool:
@@ -157,7 +168,7 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
     forms = {}
     for key, value in state.items():
         try:
-            forms[key] = json_form(value)
+            forms[key] = json_form(value, f"State key {key!r}")
         except InvalidInputError as error:
             message = f"The value of state key {key!r} cannot be stored: {error}."
             raise InvalidInputError(message) from None

@@ -1,8 +1,9 @@
-"""Group commit: appends that wait at the same time are committed together.
+"""Group commit: writes that wait at the same time are committed together.
 
 A transaction costs a few round trips and one wait for the majority's journals, however
-many events it stores. So while one is being committed, the next appends gather, and
-then go as one: nobody waits for a timer, and a lone append goes at once.
+many events it stores. So while one is being committed, the next appends and new
+sessions gather, and then go as one: nobody waits for a timer, and a lone one goes at
+once.
 """
 
 from __future__ import annotations
@@ -16,39 +17,49 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Final
 
-from .database import translated, uninterrupted
+from .database import uninterrupted
 from .errors import StorageUnavailableError
-from .records import Append, Marker, PlannedAppend
+from .records import Append, Marker, NewSession, Planned
 from .store import RefusedError, SessionStore
+from .translation import translated
 
-MAX_APPENDS: Final = 128
-"""Appends per transaction: more gain little, and lose more to a conflict."""
+MAX_WRITES: Final = 128
+"""Writes per transaction: more gain little, and lose more to a conflict."""
 
 MAX_BYTES: Final = 8_000_000
-"""Of events per transaction; one larger event goes alone."""
+"""Of events and state per transaction; a larger write goes alone."""
 
 MAX_WAITING: Final = 4096
-"""Appends waiting per event loop, beyond which callers wait before they queue."""
+"""Writes waiting per event loop, beyond which callers wait before they queue."""
 
 
 @dataclass(eq=False, slots=True)
 class Caller:
-    """Someone who waits for an append."""
+    """Someone who waits for a write."""
 
-    append: Append
+    write: Append | NewSession
     session: object
     """Whose revision it is: appends through one ``Session`` follow each other."""
     expected: Callable[[], Marker]
-    """What the caller's session was read at, asked when it is the append's turn."""
+    """What the caller's session is at, asked when it is the write's turn."""
     stored: Callable[[Marker], Awaitable[None]]
-    """Told the revision the event got, before anyone else's turn."""
+    """Told what the session is at now, before anyone else's turn."""
     done: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
+    @classmethod
+    def creating(cls, session: NewSession) -> Caller:
+        """Someone who creates a session, and has none yet to be told of."""
+
+        async def stored(_: Marker) -> None:
+            pass
+
+        return cls(session, session, lambda: session.expected, stored)
+
 
 def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
-    """Take the callers whose appends can go together, in order, off the queue.
+    """Take the callers whose writes can go together, in order, off the queue.
 
     Appends to one session go together only through one ``Session`` object: another
     copy's expectation cannot be judged before these are stored.
@@ -59,11 +70,11 @@ def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
     size = 0
     while waiting and len(batch) < most:
         caller = waiting.popleft()
-        key = caller.append.key
+        key = caller.write.key
         is_next = sessions.setdefault(key, caller.session) is caller.session
-        if is_next and (not batch or size + caller.append.size <= MAX_BYTES):
+        if is_next and (not batch or size + caller.write.size <= MAX_BYTES):
             batch.append(caller)
-            size += caller.append.size
+            size += caller.write.size
         else:
             left.append(caller)
             sessions[key] = None  # and so nobody overtakes it
@@ -71,38 +82,38 @@ def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
     return batch
 
 
-def plan(batch: Iterable[Caller]) -> list[PlannedAppend]:
-    """The revision each append of a batch expects, given the ones before it."""
-    planned: list[PlannedAppend] = []
+def plan(batch: Iterable[Caller]) -> list[Planned]:
+    """The revision each write of a batch expects, given the ones before it."""
+    planned: list[Planned] = []
     latest: dict[object, Marker] = {}
     for caller in batch:
-        key = caller.append.key
+        key = caller.write.key
         before = latest.get(key)
         expected = caller.expected() if before is None else before
-        planned.append(PlannedAppend(caller.append, expected))
+        planned.append(Planned(caller.write, expected))
         latest[key] = expected.next()
     return planned
 
 
 class Committer:
-    """The one writer of events in an event loop."""
+    """The one writer of sessions and events in an event loop."""
 
     def __init__(self, store: SessionStore, *, together: bool) -> None:
         self._store = store
-        self._most = MAX_APPENDS if together else 1
+        self._most = MAX_WRITES if together else 1
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._waiting: deque[Caller] = deque()
         self._work: asyncio.Task[None] | None = None
 
     async def commit(self, caller: Caller) -> None:
-        """Return when the caller's append is committed by a majority.
+        """Return when the caller's write is committed by a majority.
 
-        A cancelled caller whose turn has not come withdraws; else its append is
+        A cancelled caller whose turn has not come withdraws; else its write is
         finished before the cancellation is raised, so that its outcome is known.
 
         Raises:
             What :meth:`SessionStore.commit` and :meth:`SessionStore.explain` raise for
-            this append; others are not affected.
+            this write; others are not affected.
         """
         async with self._room:
             self._waiting.append(caller)
@@ -153,10 +164,10 @@ class Committer:
             for caller, each in zip(batch, planned, strict=True):
                 await _tell(caller, each.expected.next())
 
-    async def _explain(self, caller: Caller, planned: PlannedAppend) -> None:
+    async def _explain(self, caller: Caller, planned: Planned) -> None:
         try:
             with translated():
-                revision = await self._store.explain(caller.append)
+                revision = await self._store.explain(caller.write)
         except Exception as error:  # noqa: BLE001  as above
             _fail([caller], error)
             return

@@ -1,4 +1,4 @@
-"""The one door to the driver: connections, transactions, error translation.
+"""The one door to the driver: connections, transactions, snapshots.
 
 PyMongo's ``AsyncMongoClient``, Motor and mongomock-motor differ in small ways; the
 differences end here.
@@ -8,44 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, TypeAlias, TypeVar
 
 from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
 from bson.int64 import Int64
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
-from pymongo.errors import (
-    BulkWriteError,
-    ConnectionFailure,
-    DocumentTooLarge,
-    DuplicateKeyError,
-    ExecutionTimeout,
-    OperationFailure,
-    PyMongoError,
-)
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from .errors import (
-    ConfigurationError,
-    DocumentTooLargeError,
-    MongoSessionServiceError,
-    StorageError,
-    StorageUnavailableError,
-)
+from .errors import ConfigurationError
 
-__all__ = [
-    "BulkWriteError",
-    "Connection",
-    "Driver",
-    "DuplicateKeyError",
-    "Txn",
-    "translated",
-    "uninterrupted",
-]
+__all__ = ["Connection", "Driver", "Txn", "uninterrupted"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +36,8 @@ _SNAPSHOT: Final = ReadConcern("snapshot")
 _ONE_BATCH: Final = 1_000_000
 """Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
 
-DUPLICATE_KEY: Final = 11000
 _SNAPSHOT_UNAVAILABLE: Final = 246
 _SNAPSHOT_PAUSES: Final = (0.01, 0.05, 0.2)  # seconds
-_DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
-_UNAUTHORIZED: Final = 13
-_AUTHENTICATION_FAILED: Final = 18
 
 
 class Driver(Enum):
@@ -231,68 +204,3 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
     if not task.cancelled() and task.exception() is not None:
         logger.warning("A cancelled call failed with %r.", type(task.exception()))
     raise cancelled
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn the driver's errors into this package's.
-
-    A server's error text may quote the documents it refused, so only its name and code
-    are kept; connection errors name no more than hosts and stay chained.
-    """
-    try:
-        yield
-    except (MongoSessionServiceError, DuplicateKeyError):
-        raise
-    except (ConnectionFailure, ExecutionTimeout) as error:
-        if error.has_error_label("UnknownTransactionCommitResult"):
-            raise StorageUnavailableError(_UNKNOWN_OUTCOME) from None
-        # What follows is the topology, or a server's whole reply.
-        reason = re.split(", (?:Topology Description|full error):", str(error))[0]
-        if "Authentication failed" in reason:
-            # Once it is known to the pool, the driver calls this a timeout.
-            raise StorageError(_BAD_CREDENTIALS) from None
-        raise StorageUnavailableError(f"MongoDB is unavailable: {reason}") from error
-    except DocumentTooLarge:
-        raise DocumentTooLargeError from None
-    except OperationFailure as error:
-        raise _refused(error) from None
-    except PyMongoError as error:
-        name = type(error).__name__
-        raise StorageError(f"The MongoDB driver failed with {name}.") from None
-    except RuntimeError as error:
-        if "different event loop" in str(error):
-            raise ConfigurationError(FOREIGN_LOOP) from None
-        raise
-
-
-FOREIGN_LOOP: Final = (
-    "The client belongs to another event loop. Create client and service in the loop"
-    " that uses them, or give the service a URI: it then opens a client per loop."
-)
-
-_BAD_CREDENTIALS: Final = "MongoDB refused the user name or password."
-
-_UNKNOWN_OUTCOME: Final = (
-    "MongoDB stopped answering during a commit, so its outcome is unknown. Append the"
-    " same event again: it is recognised if it was stored."
-)
-
-
-def _refused(error: OperationFailure) -> StorageError:
-    details = error.details or {}
-    name = f"{details.get('codeName', 'error')} (code {error.code})"
-    if error.has_error_label("UnknownTransactionCommitResult"):
-        return StorageUnavailableError(_UNKNOWN_OUTCOME)
-    if error.code in _DOCUMENT_TOO_LARGE:
-        return DocumentTooLargeError()
-    if error.code == _AUTHENTICATION_FAILED:
-        return StorageError(_BAD_CREDENTIALS)
-    if error.code == _UNAUTHORIZED:
-        return StorageError(f"MongoDB refused: the user lacks a privilege: {name}.")
-    if any(
-        error.has_error_label(label)
-        for label in ("TransientTransactionError", "RetryableWriteError")
-    ):
-        return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
-    return StorageError(f"MongoDB refused the operation: {name}.")

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from .records import Append, NewSession, PlannedAppend, SessionKey
-from .scopes import ScopedState
+from .records import Append, Marker, NewSession, SessionKey
 
 Document = dict[str, Any]
 
@@ -54,47 +53,66 @@ def _between(prefix: Document, next_field: str) -> Document:
 
 
 @dataclass(frozen=True, slots=True)
-class EventsWanted:
-    """Which of a session's events to read, latest first."""
+class Wanted:
+    """Documents of one collection to be read, together with others."""
 
+    collection: str
     filter: Document
-    limit: int | None
-    since: float | None
+    latest_first: bool = False
+    limit: int | None = None
+    since: float | None = None
 
     def stages(self) -> list[Document]:
         """The pipeline that reads them."""
-        stages: list[Document] = [{"$match": self.filter}, {"$sort": {"_id": -1}}]
+        stages: list[Document] = [{"$match": self.filter}]
+        if self.latest_first:
+            stages.append({"$sort": {"_id": -1}})
         if self.limit is not None:
             stages.append({"$limit": self.limit})
         if self.since is not None:
             stages.append({"$match": {"event.timestamp": {"$gte": self.since}}})
         return stages
 
-    def kept(self, documents: list[Document]) -> list[Document]:
-        """What the last stage keeps, for drivers that have no pipeline."""
-        since = float("-inf") if self.since is None else self.since
-        return [stored for stored in documents if stored["event"]["timestamp"] >= since]
+    def find(self, collection: Any) -> Any:
+        """The cursor that reads them where there are no pipelines."""
+        matching = self.filter
+        if self.since is not None:
+            matching = {**matching, "event.timestamp": {"$gte": self.since}}
+        cursor = collection.find(matching)
+        if self.latest_first:
+            cursor = cursor.sort("_id", -1)
+        return cursor.limit(self.limit or 0)
 
 
-def events_wanted(key: SessionKey, config: GetSessionConfig) -> EventsWanted | None:
-    """What a caller's config asks for; None for no events at all."""
+def shared_state(app_name: str, user_id: str | None) -> list[Wanted]:
+    """The state that the sessions of an app, or of one of its users, share."""
+    return [
+        Wanted("app_states", {"_id": app_name}),
+        Wanted("user_states", all_user_states(app_name, user_id)),
+    ]
+
+
+def events(key: SessionKey, config: GetSessionConfig | None) -> list[Wanted]:
+    """The events a caller's config asks for, which may be none at all."""
+    config = config or GetSessionConfig()
     if config.num_recent_events == 0:
-        return None
-    return EventsWanted(
-        all_events(key), config.num_recent_events, config.after_timestamp
-    )
-
-
-def union(collection: Any, stages: list[Document]) -> Document:
-    """The stage that adds another collection's documents to the results."""
-    return {"$unionWith": {"coll": collection.name, "pipeline": stages}}
+        return []
+    return [
+        Wanted(
+            "events",
+            all_events(key),
+            latest_first=True,
+            limit=config.num_recent_events,
+            since=config.after_timestamp,
+        )
+    ]
 
 
 def session_document(session: NewSession) -> Document:
     """A new session as it is stored."""
     return {
         "_id": session.key.id,
-        "state": session.state.session,
+        "state": session.delta.session,
         "revision": 0,
         "create_time": session.create_time,
         "update_time": session.create_time,
@@ -116,7 +134,7 @@ class Update(NamedTuple):
     change: Document
 
 
-def session_updates(planned: Iterable[PlannedAppend]) -> list[Update]:
+def session_updates(planned: Iterable[tuple[Append, Marker]]) -> list[Update]:
     """What appends change in their sessions: one update for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
@@ -134,15 +152,16 @@ def session_updates(planned: Iterable[PlannedAppend]) -> list[Update]:
     return list(updates.values())
 
 
-def app_updates(changes: Iterable[tuple[SessionKey, ScopedState]]) -> list[Update]:
-    """What deltas change in app state: one update for each app, later deltas last."""
-    return _scope_updates((key.app_name, delta.app) for key, delta in changes)
+def app_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+    """What writes change in app state: one update for each app, later deltas last."""
+    return _scope_updates((write.key.app_name, write.delta.app) for write in writes)
 
 
-def user_updates(changes: Iterable[tuple[SessionKey, ScopedState]]) -> list[Update]:
-    """What deltas change in user state: one update for each user, later deltas last."""
+def user_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+    """What writes change in user state: one update for each user, later deltas last."""
     return _scope_updates(
-        (user_state_id(key.app_name, key.user_id), delta.user) for key, delta in changes
+        (user_state_id(write.key.app_name, write.key.user_id), write.delta.user)
+        for write in writes
     )
 
 

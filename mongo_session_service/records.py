@@ -71,7 +71,15 @@ class NewSession:
 
     key: SessionKey
     create_time: float
-    state: ScopedState
+    delta: ScopedState
+    """Its initial state, which is a delta to that of its app and user."""
+    size: int
+    """Of the state, in bytes."""
+
+    @property
+    def expected(self) -> Marker:
+        """What precedes a session that is at revision 0 once it is stored."""
+        return Marker(-1, self.create_time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +97,10 @@ class Append:
     """Of the sub-document, in bytes."""
 
 
-class PlannedAppend(NamedTuple):
-    """An append, and what its session must be at when its turn comes."""
+class Planned(NamedTuple):
+    """A write, and what its session must be at when its turn comes."""
 
-    append: Append
+    write: Append | NewSession
     expected: Marker
 
 

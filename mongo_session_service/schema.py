@@ -76,11 +76,14 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
     """Refuse a server that cannot keep the promises, from its ``hello`` reply.
 
     Raises:
-        ConfigurationError: it is older than MongoDB 5.0, or a standalone server while
-            transactions are asked for.
+        ConfigurationError: it is older than MongoDB 5.0, a replica set that is not
+            initiated, or a standalone server while transactions are asked for.
     """
     if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
         message = "MongoDB 5.0 or newer is needed; this server is older. Upgrade it."
+        raise ConfigurationError(message)
+    if hello.get("isreplicaset"):
+        message = "The replica set is not initiated: call rs.initiate() on it once."
         raise ConfigurationError(message)
     is_mongos = hello.get("msg") == "isdbgrid"
     if transactions and not (is_mongos or "setName" in hello):

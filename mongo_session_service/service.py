@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,14 +21,18 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
-from . import scopes
 from .clients import Clients, Opened, Target
 from .codec import decode_state, encode_append, encode_new_session
 from .committer import Caller
-from .database import translated, uninterrupted
+from .database import uninterrupted
 from .errors import ConfigurationError
-from .records import Marker, StoredSession, check_id, session_key
+from .records import Marker, NewSession, StoredSession, check_id, session_key
 from .schema import set_up
+from .scopes import ScopedState
+from .sessions import mark, marker_of, to_session
+from .translation import translated
+
+logger = logging.getLogger(__name__)
 
 
 class MongoSessionService(BaseSessionService):
@@ -37,10 +43,9 @@ class MongoSessionService(BaseSessionService):
         service = MongoSessionService("mongodb://localhost/my_db?replicaSet=rs0")
         runner = Runner(agent=agent, app_name="my_app", session_service=service)
 
-    Every call may raise ``ConfigurationError`` (the server is no replica set, or the
-    client belongs to another event loop), ``SchemaVersionError``, ``StorageError`` and
-    its ``StorageUnavailableError``, and ``InvalidInputError`` for ids that are no
-    non-empty strings.
+    Every call may raise ``InvalidInputError`` for ids that are no non-empty strings,
+    ``ConfigurationError``, ``SchemaVersionError``, ``StorageError`` and its
+    ``StorageUnavailableError``. The README has a table of them.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class MongoSessionService(BaseSessionService):
         collection_prefix: str = "",
         transactions: bool = True,
         on_conflict: Literal["raise"] = "raise",
-        **adk_kwargs: Any,  # noqa: ARG002
+        **adk_kwargs: Any,
     ) -> None:
         """Connects to nothing yet.
 
@@ -68,8 +73,8 @@ class MongoSessionService(BaseSessionService):
                 append is then several writes that a crash can tear apart.
             on_conflict: What an append does when storage has moved on: raise ADK's
                 ``StaleSessionError``.
-            **adk_kwargs: What ADK's service registry passes along, such as
-                ``agents_dir``; ignored.
+            **adk_kwargs: What ADK's service registry passes along; ignored. Any but
+                ``agents_dir`` is logged as a warning, since it may be misspelt.
 
         Raises:
             ConfigurationError: the arguments do not fit together.
@@ -77,6 +82,8 @@ class MongoSessionService(BaseSessionService):
         if on_conflict != "raise":
             message = f"on_conflict must be 'raise', not {on_conflict!r}."
             raise ConfigurationError(message)
+        if unknown := adk_kwargs.keys() - {"agents_dir"}:
+            logger.warning("Ignored unknown arguments: %s.", ", ".join(sorted(unknown)))
         target = Target.of(
             uri,
             client,
@@ -117,10 +124,20 @@ class MongoSessionService(BaseSessionService):
         now = platform_time.get_time()
         new = encode_new_session(key, {} if state is None else state, now)
         async with self._opened() as opened:
-            await uninterrupted(opened.store.insert_session(new))
-            shared = await opened.store.load_shared_state(key)
-        state_seen = replace(shared, session=decode_state(new.state.session))
-        return _to_session(StoredSession(key, Marker(0, now), now, state_seen))
+            shared = await self._create(opened, new)
+        scopes_seen = replace(shared, session=decode_state(new.delta.session))
+        return to_session(StoredSession(key, Marker(0, now), now, scopes_seen))
+
+    async def _create(self, opened: Opened, new: NewSession) -> ScopedState:
+        """Store a session, and read what it shares with others."""
+        storing = opened.committer.commit(Caller.creating(new))
+        if new.delta.app or new.delta.user:
+            await storing
+            return await opened.store.load_shared_state(new.key)
+        _, shared = await asyncio.gather(
+            storing, opened.store.load_shared_state(new.key)
+        )
+        return shared
 
     @override
     async def get_session(
@@ -143,7 +160,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         async with self._opened() as opened:
             stored = await opened.store.load_session(key, config)
-        return _to_session(stored) if stored else None
+        return to_session(stored) if stored else None
 
     @override
     async def list_sessions(
@@ -159,7 +176,7 @@ class MongoSessionService(BaseSessionService):
         async with self._opened() as opened:
             stored = await opened.store.list_sessions(app_name, user_id)
         stored.sort(key=lambda each: (each.update_time, each.key))
-        return ListSessionsResponse(sessions=[_to_session(each) for each in stored])
+        return ListSessionsResponse(sessions=[to_session(each) for each in stored])
 
     @override
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
@@ -191,7 +208,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(session.app_name, session.user_id, session.id)
         append = encode_append(key, event)
         async with self._opened() as opened:
-            marker = _marker_of(session)
+            marker = marker_of(session)
             if marker is None:
                 head = await opened.store.load_head(key)
                 last_event = session.events[-1] if session.events else None
@@ -199,14 +216,14 @@ class MongoSessionService(BaseSessionService):
             caller = Caller(
                 append,
                 session,
-                expected=lambda: _marker_of(session) or marker,
+                expected=lambda: marker_of(session) or marker,
                 stored=lambda now: self._show(session, event, now),
             )
             await opened.committer.commit(caller)
         return event
 
     async def _show(self, session: Session, event: Event, marker: Marker) -> None:
-        _mark(session, marker)
+        mark(session, marker)
         session.last_update_time = event.timestamp
         await super().append_event(session, event)
 
@@ -263,24 +280,3 @@ class MongoSessionService(BaseSessionService):
                         await set_up(opened.connection)
                         self._is_set_up = True
             yield opened
-
-
-def _to_session(stored: StoredSession) -> Session:
-    session = Session(
-        app_name=stored.key.app_name,
-        user_id=stored.key.user_id,
-        id=stored.key.session_id,
-        state=scopes.merge(stored.scopes),
-        events=stored.events,
-        last_update_time=stored.update_time,
-    )
-    _mark(session, stored.marker)
-    return session
-
-
-def _marker_of(session: Session) -> Marker | None:
-    return Marker.parse(session._storage_update_marker)  # noqa: SLF001  ADK's own slot
-
-
-def _mark(session: Session, marker: Marker) -> None:
-    session._storage_update_marker = str(marker)  # noqa: SLF001  as above

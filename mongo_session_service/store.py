@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from google.adk.errors import StaleSessionError
@@ -9,20 +10,27 @@ from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo import UpdateOne
+from pymongo.errors import PyMongoError
 
 from . import queries
-from .codec import decode_sessions, decode_state, is_same_event
-from .database import DUPLICATE_KEY, BulkWriteError, Connection, DuplicateKeyError, Txn
+from .codec import (
+    decode_sessions,
+    decode_shared_state,
+    decode_state,
+    is_same_event,
+)
+from .database import Connection, Txn
 from .records import (
     Append,
     Marker,
     NewSession,
-    PlannedAppend,
+    Planned,
     SessionHead,
     SessionKey,
     StoredSession,
 )
 from .scopes import ScopedState
+from .translation import is_duplicate_key
 
 _STALE: Final = (
     "The session was modified in storage after it was loaded: reload it with"
@@ -38,84 +46,59 @@ class RefusedError(Exception):
     """Something about a batch of appends is not as expected; nothing was written."""
 
 
+def _is_one_document(planned: list[Planned]) -> bool:
+    """Whether a write is atomic by itself, and needs no transaction."""
+    return [
+        isinstance(write, NewSession) and not write.delta.app and not write.delta.user
+        for write, _ in planned
+    ] == [True]
+
+
 class SessionStore:
     """Sessions as a connection's database keeps them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def insert_session(self, session: NewSession) -> None:
-        """Store a session together with the app and user state it brings.
-
-        Raises:
-            AlreadyExistsError: the session exists; nothing was written.
-        """
-
-        async def insert(txn: Txn) -> None:
-            document = queries.session_document(session)
-            await self._connection.sessions.insert_one(document, session=txn)
-            await self._update_scopes([(session.key, session.state)], txn)
-
-        try:
-            if session.state.app or session.state.user:
-                await self._connection.transaction(insert)
-            else:
-                await insert(None)
-        except DuplicateKeyError:
-            message = f"Session {session.key.session_id!r} already exists."
-            raise AlreadyExistsError(message) from None
-
     async def load_session(
         self, key: SessionKey, config: GetSessionConfig | None
     ) -> StoredSession | None:
         """A session with the events asked for, all from one point in time."""
-        sessions = await self._read(
-            {"_id": key.id},
-            queries.all_user_states(key.app_name, key.user_id),
-            key.app_name,
-            queries.events_wanted(key, config or GetSessionConfig()),
+        documents = await self._read(
+            queries.Wanted("sessions", {"_id": key.id}),
+            *queries.shared_state(key.app_name, key.user_id),
+            *queries.events(key, config),
         )
-        return sessions[0] if sessions else None
+        return next(iter(decode_sessions(documents)), None)
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
     ) -> list[StoredSession]:
         """All sessions of an app or user, without events, from one point in time."""
-        return await self._read(
-            queries.all_sessions(app_name, user_id),
-            queries.all_user_states(app_name, user_id),
-            app_name,
-            None,
+        documents = await self._read(
+            queries.Wanted("sessions", queries.all_sessions(app_name, user_id)),
+            *queries.shared_state(app_name, user_id),
         )
-
-    async def _read(
-        self,
-        sessions: queries.Document,
-        user_states: queries.Document,
-        app_name: str,
-        events: queries.EventsWanted | None,
-    ) -> list[StoredSession]:
-        at = self._connection
-        if at.has_transactions:
-            stages = [
-                {"$match": sessions},
-                queries.union(at.app_states, [{"$match": {"_id": app_name}}]),
-                queries.union(at.user_states, [{"$match": user_states}]),
-            ]
-            if events is not None:
-                stages.append(queries.union(at.events, events.stages()))
-            return decode_sessions(await at.snapshot(at.sessions, stages))
-        documents = [
-            *await at.sessions.find(sessions).to_list(None),
-            *await at.app_states.find({"_id": app_name}).to_list(None),
-            *await at.user_states.find(user_states).to_list(None),
-        ]
-        if events is not None:
-            cursor = at.events.find(events.filter).sort("_id", -1)
-            documents += events.kept(
-                await cursor.limit(events.limit or 0).to_list(None)
-            )
         return decode_sessions(documents)
+
+    async def load_shared_state(self, key: SessionKey) -> ScopedState:
+        """What a session sees of its app and user, from one point in time."""
+        wanted = queries.shared_state(key.app_name, key.user_id)
+        return decode_shared_state(await self._read(*wanted))
+
+    async def _read(self, *wanted: queries.Wanted) -> list[queries.Document]:
+        """Documents of several collections, in one round trip and from one snapshot."""
+        at = self._connection
+        if not at.has_transactions:
+            cursors = [each.find(getattr(at, each.collection)) for each in wanted]
+            return [each for cursor in cursors for each in await cursor.to_list(None)]
+        first, *others = wanted
+        unions = [
+            {"coll": getattr(at, each.collection).name, "pipeline": each.stages()}
+            for each in others
+        ]
+        stages = [*first.stages(), *({"$unionWith": each} for each in unions)]
+        return await at.snapshot(getattr(at, first.collection), stages)
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""
@@ -123,14 +106,6 @@ class SessionStore:
             {"_id": queries.user_state_id(app_name, user_id)}
         )
         return decode_state(stored["state"]) if stored else {}
-
-    async def load_shared_state(self, key: SessionKey) -> ScopedState:
-        """What a session sees of its app and user."""
-        app = await self._connection.app_states.find_one({"_id": key.app_name})
-        return ScopedState(
-            app=decode_state(app["state"]) if app else {},
-            user=await self.load_user_state(key.app_name, key.user_id),
-        )
 
     async def load_head(self, key: SessionKey) -> SessionHead:
         """Where a session stands.
@@ -147,12 +122,12 @@ class SessionStore:
             last_event_id=events[0]["event"]["id"] if events else None,
         )
 
-    async def commit(self, planned: list[PlannedAppend]) -> None:
-        """Store events and their effect on state, as one transaction.
+    async def commit(self, planned: list[Planned]) -> None:
+        """Store sessions, events and their effect on state, as one transaction.
 
         Raises:
-            RefusedError: a session is not as expected, an event is stored already, or
-                other writers keep conflicting. Nothing was written; of several appends
+            RefusedError: a session is not as expected, something is stored already, or
+                other writers keep conflicting. Nothing was written; of several writes
                 others may succeed alone, of a single one :meth:`explain` tells more.
         """
         attempts = 0
@@ -167,39 +142,52 @@ class SessionStore:
         try:
             if not self._connection.has_transactions:
                 await self._refuse_known_events(planned)
-            await self._connection.transaction(write)
-        except DuplicateKeyError:
-            raise RefusedError from None
-        except BulkWriteError as error:
-            if any(
-                each["code"] == DUPLICATE_KEY for each in error.details["writeErrors"]
-            ):
+            if _is_one_document(planned):
+                await self._write(planned, None)
+            else:
+                await self._connection.transaction(write)
+        except PyMongoError as error:
+            if is_duplicate_key(error):
                 raise RefusedError from None
             raise
 
-    async def _write(self, planned: list[PlannedAppend], txn: Txn) -> None:
-        sessions = queries.session_updates(planned)
-        matched = await self._update(self._connection.sessions, sessions, txn)
-        if matched != len(sessions):
-            raise RefusedError
-        events = [
-            queries.event_document(append, expected.revision + 1)
-            for append, expected in planned
+    async def _write(self, planned: list[Planned], txn: Txn) -> None:
+        writes = [write for write, _ in planned]
+        created = [write for write in writes if isinstance(write, NewSession)]
+        appends = [
+            (write, expected)
+            for write, expected in planned
+            if isinstance(write, Append)
         ]
-        if len(events) == 1:
-            await self._connection.events.insert_one(events[0], session=txn)
-        else:
-            await self._connection.events.insert_many(events, session=txn)
-        changes = [(append.key, append.delta) for append, _ in planned]
-        await self._update_scopes(changes, txn)
-
-    async def _update_scopes(
-        self, changes: list[tuple[SessionKey, ScopedState]], txn: Txn
-    ) -> None:
-        users, apps = queries.user_updates(changes), queries.app_updates(changes)
-        await self._update(self._connection.user_states, users, txn, upsert=True)
+        await self._insert(
+            self._connection.sessions, map(queries.session_document, created), txn
+        )
+        updates = queries.session_updates(appends)
+        if await self._update(self._connection.sessions, updates, txn) != len(updates):
+            raise RefusedError
+        events = (
+            queries.event_document(append, expected.revision + 1)
+            for append, expected in appends
+        )
+        await self._insert(self._connection.events, events, txn)
+        await self._update(
+            self._connection.user_states, queries.user_updates(writes), txn, upsert=True
+        )
         # Last, since all users of an app meet here: what is locked late is free soon.
-        await self._update(self._connection.app_states, apps, txn, upsert=True)
+        await self._update(
+            self._connection.app_states, queries.app_updates(writes), txn, upsert=True
+        )
+
+    async def _insert(
+        self, collection: Any, documents: Iterable[queries.Document], txn: Txn
+    ) -> None:
+        match list(documents):
+            case []:
+                pass
+            case [document]:
+                await collection.insert_one(document, session=txn)
+            case several:
+                await collection.insert_many(several, session=txn)
 
     async def _update(
         self,
@@ -221,20 +209,24 @@ class SessionStore:
         matched: int = result.matched_count
         return matched
 
-    async def explain(self, append: Append) -> int:
-        """The revision at which a refused append's event was stored before.
+    async def explain(self, write: Append | NewSession) -> int:
+        """The revision at which a refused write was stored before.
 
         Raises:
             StaleSessionError: it was not; the session has moved on.
             SessionNotFoundError: it was not; the session is not stored.
-            AlreadyExistsError: another event of the session has the same id.
+            AlreadyExistsError: the session to be created, or another event with the
+                id of the one to be appended, is stored.
         """
-        await self._find_session(append.key)
-        stored = await self._find_event(append)
+        if isinstance(write, NewSession):
+            message = f"Session {write.key.session_id!r} already exists."
+            raise AlreadyExistsError(message)
+        await self._find_session(write.key)
+        stored = await self._find_event(write)
         if stored is None:
             raise StaleSessionError(_STALE)
-        if not is_same_event(append, stored["event"]):
-            message = f"Another event with id {append.event['id']!r} already exists."
+        if not is_same_event(write, stored["event"]):
+            message = f"Another event with id {write.event['id']!r} already exists."
             raise AlreadyExistsError(message)
         revision: int = stored["_id"]["revision"]
         return revision
@@ -249,9 +241,9 @@ class SessionStore:
 
         await self._connection.transaction(delete)
 
-    async def _refuse_known_events(self, planned: list[PlannedAppend]) -> None:
-        for append, _ in planned:
-            if await self._find_event(append) is not None:
+    async def _refuse_known_events(self, planned: list[Planned]) -> None:
+        for write, _ in planned:
+            if isinstance(write, Append) and await self._find_event(write) is not None:
                 raise RefusedError
 
     async def _find_event(self, append: Append) -> queries.Document | None:

@@ -106,11 +106,11 @@ def decode_value(value: Any) -> Any:
     return value
 
 
-def json_form(value: Any) -> Any:
+def json_form(value: Any, where: str = "An event") -> Any:
     """What ADK's SQL service would store for a value.
 
     JSON is itself; dates, sets, models and UTF-8 bytes are what pydantic makes of
-    them; a function or an open file is its ``repr``, and a warning is logged.
+    them; a function or an open file becomes text, and a warning says ``where``.
 
     Raises:
         InvalidInputError: bytes that are not UTF-8, a value that refers to itself or
@@ -123,7 +123,7 @@ def json_form(value: Any) -> Any:
     except Exception:  # noqa: BLE001  a value's own code may raise anything
         if _is_json(value):  # deeper, or with stranger keys, than pydantic takes
             return value
-    logger.warning("A %s is not JSON; its repr is stored.", type(value).__name__)
+    logger.warning("%s holds a value that is not JSON; its text is stored.", where)
     try:
         return to_jsonable_python(value, serialize_unknown=True)
     except Exception:  # noqa: BLE001

@@ -170,8 +170,7 @@ async def test_recent_events_are_read_without_sorting(
 ) -> None:
     """The latest events come off the end of the index, however long the history."""
     await fill(service, events=50)
-    wanted = queries.events_wanted(KEY, GetSessionConfig(num_recent_events=5))
-    assert wanted is not None
+    (wanted,) = queries.events(KEY, GetSessionConfig(num_recent_events=5))
 
     plan = admin[database].command(
         {

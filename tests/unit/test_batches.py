@@ -91,9 +91,9 @@ def test_every_append_has_its_turn_in_order(appends: list[tuple[str, int]]) -> N
 
     assert len(served) == len(callers)
     for name in "abc":
-        in_order = [each for each in callers if each.append.key.session_id == name]
+        in_order = [each for each in callers if each.write.key.session_id == name]
         assert in_order == [
-            each for each in served if each.append.key.session_id == name
+            each for each in served if each.write.key.session_id == name
         ]
 
 
@@ -101,7 +101,7 @@ def test_a_batch_is_one_update_per_document() -> None:
     """Deltas of a batch are merged per session, user and app; the later one wins."""
     one, other = Copy("1", revision=7), Copy("2")
     planned = plan([caller(one, k=1, a=1), caller(other, k=2), caller(one, k=3, b=3)])
-    changes = [(append.key, append.delta) for append, _ in planned]
+    writes = [write for write, _ in planned]
 
     first, second = session_updates(planned)
     assert first.filter == {"_id": one.key.id, "revision": 7, "create_time": 1.0}
@@ -114,5 +114,5 @@ def test_a_batch_is_one_update_per_document() -> None:
     }
     assert second.change["$set"]["revision"] == 1
     merged = {"state.k": 3, "state.a": 1, "state.b": 3}
-    for (update,) in (app_updates(changes), user_updates(changes)):
+    for (update,) in (app_updates(writes), user_updates(writes)):
         assert update.change == {"$set": merged, "$inc": {"revision": 3}}

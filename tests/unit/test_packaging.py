@@ -12,7 +12,10 @@ import mongo_session_service
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
-SCRIPTS = [ROOT / ".ci/run", *sorted((ROOT / "scripts").iterdir())]
+SCRIPTS = [
+    ROOT / ".ci/run",
+    *(path for path in sorted((ROOT / "scripts").iterdir()) if path.is_file()),
+]
 
 
 def test_compose_follows_the_specification() -> None:

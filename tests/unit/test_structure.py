@@ -18,8 +18,8 @@ LAYERS = (
     ("version", "errors"),
     ("scopes", "values"),
     ("records",),
-    ("codec", "queries"),
-    ("database",),
+    ("codec", "queries", "sessions"),
+    ("database", "translation"),
     ("schema", "store"),
     ("committer",),
     ("clients",),
@@ -28,7 +28,16 @@ LAYERS = (
 )
 """From the bottom up: a module imports from layers before its own only."""
 
-PURE = {"version", "errors", "scopes", "values", "records", "codec", "queries"}
+PURE = {
+    "version",
+    "errors",
+    "scopes",
+    "values",
+    "records",
+    "codec",
+    "queries",
+    "sessions",
+}
 STAND_ALONE = {"embedded", "embedded_guard", "embedded_mongod"}
 """For tests and demos: nothing else imports them, and they import nothing else."""
 

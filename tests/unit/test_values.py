@@ -126,13 +126,13 @@ def test_rich_values_have_the_json_form_pydantic_gives_them(
     assert identical(json_form(value), form)
 
 
-def test_functions_are_stored_as_their_repr(caplog: pytest.LogCaptureFixture) -> None:
-    """What has no JSON form is kept as text, and the log names its type alone."""
+def test_functions_are_stored_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    """What has no JSON form is kept as text, and the log says where, not what."""
     with caplog.at_level(logging.WARNING):
-        form = json_form({"f": print, "secret": "hunter2"})
+        form = json_form({"f": print, "secret": "hunter2"}, "State key 'k'")
 
     assert form == {"f": "<built-in function print>", "secret": "hunter2"}
-    assert "dict is not JSON" in caplog.text
+    assert "State key 'k'" in caplog.text
     assert "hunter2" not in caplog.text
 
 

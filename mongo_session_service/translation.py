@@ -1,0 +1,116 @@
+"""The driver's errors, in this package's words.
+
+A server's error text may quote the documents it refused, and so is never passed on:
+its name and code are. What the driver says of connections names no more than hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pymongo.errors import (
+    BulkWriteError,
+    ConnectionFailure,
+    DocumentTooLarge,
+    DuplicateKeyError,
+    ExecutionTimeout,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
+from pymongo.errors import (
+    ConfigurationError as DriverConfigurationError,
+)
+
+from .errors import (
+    ConfigurationError,
+    DocumentTooLargeError,
+    MongoSessionServiceError,
+    StorageError,
+    StorageUnavailableError,
+)
+
+FOREIGN_LOOP: Final = (
+    "The client belongs to another event loop. Create client and service in the loop"
+    " that uses them, or give the service a URI: it then opens a client per loop."
+)
+
+_UNKNOWN_OUTCOME: Final = (
+    "MongoDB stopped answering during a commit, so its outcome is unknown. Append the"
+    " same event again: it is recognised if it was stored."
+)
+
+_NOT_FOUND: Final = (
+    " Is mongod running there, as a replica set of the name in the URI? A standalone,"
+    " or a replica set without rs.initiate(), has none."
+)
+
+_BAD_CREDENTIALS: Final = "MongoDB refused the user name or password."
+
+_DUPLICATE_KEY: Final = 11000
+_DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
+_UNAUTHORIZED: Final = 13
+_AUTHENTICATION_FAILED: Final = 18
+_PASSING: Final = ("TransientTransactionError", "RetryableWriteError")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the driver's errors as this package's, without their original."""
+    try:
+        yield
+    except PyMongoError as error:
+        raise _translation(error) from None
+    except RuntimeError as error:
+        if "different event loop" in str(error):
+            raise ConfigurationError(FOREIGN_LOOP) from None
+        raise
+
+
+def is_duplicate_key(error: PyMongoError) -> bool:
+    """Whether a write failed because something with its key is stored already."""
+    if isinstance(error, BulkWriteError):
+        codes = {each["code"] for each in error.details["writeErrors"]}
+        return _DUPLICATE_KEY in codes
+    return isinstance(error, DuplicateKeyError)
+
+
+def _translation(error: PyMongoError) -> MongoSessionServiceError:
+    if error.has_error_label("UnknownTransactionCommitResult"):
+        return StorageUnavailableError(_UNKNOWN_OUTCOME)
+    if isinstance(error, ConnectionFailure | ExecutionTimeout):
+        return _unavailable(error)
+    if isinstance(error, DocumentTooLarge):
+        return DocumentTooLargeError()
+    if isinstance(error, OperationFailure):
+        return _refused(error)
+    if isinstance(error, DriverConfigurationError):
+        return ConfigurationError(f"MongoDB cannot be reached like this: {error}")
+    return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
+
+
+def _unavailable(error: PyMongoError) -> StorageError:
+    # What follows is the topology, or a server's whole reply.
+    reason = re.split(", (?:Topology Description|full error):", str(error))[0]
+    if "Authentication failed" in reason:
+        # Once it is known to the pool, the driver calls this a timeout.
+        return StorageError(_BAD_CREDENTIALS)
+    hint = _NOT_FOUND if isinstance(error, ServerSelectionTimeoutError) else ""
+    return StorageUnavailableError(f"MongoDB is unavailable: {reason}.{hint}")
+
+
+def _refused(error: OperationFailure) -> StorageError:
+    details = error.details or {}
+    name = f"{details.get('codeName', 'error')} (code {error.code})"
+    if error.code in _DOCUMENT_TOO_LARGE:
+        return DocumentTooLargeError()
+    if error.code == _AUTHENTICATION_FAILED:
+        return StorageError(_BAD_CREDENTIALS)
+    if error.code == _UNAUTHORIZED:
+        return StorageError(f"MongoDB refused: the user lacks a privilege: {name}.")
+    if any(error.has_error_label(label) for label in _PASSING):
+        return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
+    return StorageError(f"MongoDB refused the operation: {name}.")
