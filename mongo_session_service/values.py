@@ -37,6 +37,7 @@ _ESCAPED: Final = re.compile("%(?:u([0-9A-F]{4})|([0-9A-F]{2}))")
 _NOT_A_FIELD_NAME: Final = re.compile("[\0\ud800-\udfff]|\\A%json\\Z")
 
 
+@lru_cache(maxsize=1024)
 def escape_key(key: str) -> str:
     """A state key as a field name that is safe in update paths and queries."""
     return _ESCAPABLE.sub(_escape, key) if key else "%"
@@ -44,6 +45,8 @@ def escape_key(key: str) -> str:
 
 def unescape_key(name: str) -> str:
     """The inverse of :func:`escape_key`."""
+    if "%" not in name:
+        return name
     return _ESCAPED.sub(_unescape, name) if name != "%" else ""
 
 
