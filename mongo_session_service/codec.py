@@ -156,6 +156,15 @@ def decode_shared_state(documents: Iterable[dict[str, Any]]) -> ScopedState:
     return shared
 
 
+def decode_new_state(new: NewSession, shared: ScopedState) -> ScopedState:
+    """What a new session sees: its initial state over what it shares with others."""
+    return ScopedState(
+        app=shared.app | decode_state(new.delta.app),
+        user=shared.user | decode_state(new.delta.user),
+        session=decode_state(new.delta.session),
+    )
+
+
 def is_same_event(append: Append, document: dict[str, Any]) -> bool:
     """Whether a stored sub-document is the very event of an append."""
     return bool(bson.encode(append.event) == bson.encode(document))

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -22,13 +21,12 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from .clients import Clients, Opened, Target
-from .codec import decode_state, encode_append, encode_new_session
+from .codec import decode_new_state, encode_append, encode_new_session
 from .committer import Caller
 from .database import uninterrupted
 from .errors import ConfigurationError
-from .records import Marker, NewSession, StoredSession, check_id, session_key
+from .records import Marker, StoredSession, check_id, session_key
 from .schema import set_up
-from .scopes import ScopedState
 from .sessions import mark, marker_of, to_session
 from .translation import translated
 
@@ -115,6 +113,7 @@ class MongoSessionService(BaseSessionService):
             AlreadyExistsError: the session exists. No state was written.
             InvalidInputError: an id or a state value cannot be stored.
             DocumentTooLargeError: the state does not fit into a document.
+            StorageUnavailableError: the session, whole, may have been stored or not.
         """
         if session_id is None or (
             isinstance(session_id, str) and not session_id.strip()
@@ -124,20 +123,12 @@ class MongoSessionService(BaseSessionService):
         now = platform_time.get_time()
         new = encode_new_session(key, {} if state is None else state, now)
         async with self._opened() as opened:
-            shared = await self._create(opened, new)
-        scopes_seen = replace(shared, session=decode_state(new.delta.session))
-        return to_session(StoredSession(key, Marker(0, now), now, scopes_seen))
-
-    async def _create(self, opened: Opened, new: NewSession) -> ScopedState:
-        """Store a session, and read what it shares with others."""
-        storing = opened.committer.commit(Caller.creating(new))
-        if new.delta.app or new.delta.user:
-            await storing
-            return await opened.store.load_shared_state(new.key)
-        _, shared = await asyncio.gather(
-            storing, opened.store.load_shared_state(new.key)
-        )
-        return shared
+            _, shared = await asyncio.gather(
+                opened.committer.commit(Caller.creating(new)),
+                opened.store.load_shared_state(key),
+            )
+        stored = StoredSession(key, Marker(0, now), now, decode_new_state(new, shared))
+        return to_session(stored)
 
     @override
     async def get_session(
