@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 from pymongo import AsyncMongoClient
 from pymongo.driver_info import DriverInfo
@@ -165,9 +165,23 @@ class Clients:
                 continue
             if loop is here:
                 await entry.keeper.aclose()
-            elif loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(entry.keeper.aclose(), loop)
-                await asyncio.wrap_future(closing)
+            else:
+                await _close_elsewhere(entry.connection.client, loop)
+
+
+async def _close_elsewhere(
+    client: AsyncMongoClient[Any], loop: asyncio.AbstractEventLoop
+) -> None:
+    """Close a client in its own loop, which may be ending: then its keeper does it."""
+    closing = client.close()
+    try:
+        done = asyncio.run_coroutine_threadsafe(closing, loop)
+    except RuntimeError:  # the loop was closed just now
+        closing.close()
+        return
+    # A loop drops what is sent to it at its very end, and tells nobody.
+    while loop.is_running() and not done.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
 _keepers: dict[asyncio.AbstractEventLoop, list[AsyncGenerator[None, None]]] = {}
@@ -217,23 +231,15 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
         kind = type(uri).__name__
         message = f"uri must be a string, not {kind}; pass a client as client=."
         raise ConfigurationError(message)
-    reason = "it has no scheme"
+    reason: object = "it has no scheme"
     if "://" in uri:
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
-        except (PyMongoError, ValueError) as error:
-            reason = _without_secrets(error, uri)
+        except (PyMongoError, ValueError, OSError) as error:
+            reason = type(error).__name__ if "@" in unquote(uri) else error
     message = (
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
         " characters in user and password percent-encoded."
     )
     raise ConfigurationError(message)
-
-
-def _without_secrets(error: Exception, uri: str) -> str:
-    """What an error says, or only its kind if that may quote user or password."""
-    credentials = uri.partition("://")[2].rpartition("@")[0]
-    parts = filter(None, re.split("[:/?#@]", credentials))
-    quotes = any(part in str(error) for part in parts)
-    return type(error).__name__ if quotes else str(error)

@@ -8,12 +8,14 @@ from typing import Any, Final
 import bson
 from google.adk.events.event import Event, NodeInfo
 from google.adk.events.event_actions import EventActions
+from pydantic import BaseModel, ValidationError
 
 from . import scopes
-from .errors import DocumentTooLargeError, InvalidInputError
+from .errors import DocumentTooLargeError, InvalidInputError, StorageError
 from .records import Append, Marker, NewSession, SessionKey, StoredSession
 from .scopes import ScopedState
 from .values import (
+    CONTAINERS,
     WRAPPER,
     decode_value,
     encode_value,
@@ -30,6 +32,7 @@ _DICTS_OF_ACTIONS: Final = [
     for name, field in EventActions.model_fields.items()
     if field.default_factory is dict
 ]
+_NEVER_NONE: Final = ("invocation_id", "author", "actions", "node_info", "timestamp")
 _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 _WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
 
@@ -45,7 +48,10 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def decode_state(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`encode_state`."""
-    return {unescape_key(name): decode_value(value) for name, value in fields.items()}
+    return {
+        unescape_key(name): decode_value(value) if type(value) in CONTAINERS else value
+        for name, value in fields.items()
+    }
 
 
 def encode_new_session(
@@ -74,16 +80,12 @@ def encode_append(key: SessionKey, event: Event) -> Append:
         InvalidInputError: the event or its delta holds a value that cannot be stored.
         DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
     """
+    try:
+        document = _dump(event)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"The event cannot be stored: {error}.") from None
     delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
-    document = event.model_dump(exclude_none=True)
-    document["actions"] |= {
-        "state_delta": delta,
-        # Security schemes are read back by their aliases only.
-        "requested_auth_configs": {
-            call_id: config.model_dump(by_alias=True, exclude_none=True)
-            for call_id, config in event.actions.requested_auth_configs.items()
-        },
-    }
+    document["actions"]["state_delta"] = delta
     _drop_defaults(document)
     try:
         document = encode_value(document)
@@ -96,7 +98,7 @@ def encode_append(key: SessionKey, event: Event) -> Append:
         raise _too_large(what, len(encoded))
     return Append(
         key=key,
-        timestamp=event.timestamp,
+        timestamp=document["timestamp"],
         event=document,
         is_wrapped=_WRAPPER_FIELD in encoded,
         delta=_encode_scopes(delta),
@@ -104,10 +106,62 @@ def encode_append(key: SessionKey, event: Event) -> Append:
     )
 
 
+def _dump(event: Event) -> dict[str, Any]:
+    """An event's fields, if it can be read back from them.
+
+    Fields can be assigned anything, and an event that cannot be read would take its
+    whole session with it.
+    """
+    for name in _NEVER_NONE:
+        if getattr(event, name) is None:
+            raise InvalidInputError(f"its {name} is None")
+    if not event.id or not isinstance(event.id, str):
+        raise InvalidInputError("its id must be a non-empty string")
+    try:
+        document = event.model_dump(exclude_none=True, warnings="error")
+        document["timestamp"] = float(event.timestamp)
+    except Exception:  # noqa: BLE001  serializers may raise anything, quoting values
+        document = _dump_doubtful(event)
+    for call_id, config in event.actions.requested_auth_configs.items():
+        if isinstance(config, BaseModel):
+            # Security schemes are read back by their aliases only.
+            document["actions"]["requested_auth_configs"][call_id] = config.model_dump(
+                by_alias=True, exclude_none=True
+            )
+    return document
+
+
+def _dump_doubtful(event: Event) -> dict[str, Any]:
+    try:
+        document = event.model_dump(exclude_none=True, warnings=False)
+        document["timestamp"] = float(event.timestamp)
+        Event.model_validate(document)
+    except ValidationError as error:
+        fields = {".".join(map(str, each["loc"][:2])) for each in error.errors()}
+        message = f"wrong type in {', '.join(sorted(fields))}"
+        raise InvalidInputError(message) from None
+    except Exception:  # noqa: BLE001  as above
+        raise InvalidInputError("a field of it has no JSON form") from None
+    return document
+
+
 def decode_event(stored: dict[str, Any]) -> Event:
-    """The event a document of the events collection holds."""
+    """The event a document of the events collection holds.
+
+    Raises:
+        StorageError: it holds none that this release of ADK can read.
+    """
     event = stored["event"]
-    return Event.model_validate(decode_value(event) if "wrapped" in stored else event)
+    try:
+        return Event.model_validate(
+            decode_value(event) if "wrapped" in stored else event
+        )
+    except ValidationError:
+        where = "of session {session_id!r} at revision {revision}".format(
+            **stored["_id"]
+        )
+        message = f"The event {where} is not one that this release of ADK can read."
+        raise StorageError(message) from None
 
 
 def decode_sessions(documents: Iterable[dict[str, Any]]) -> list[StoredSession]:

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import Context
 from enum import Enum
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -32,6 +33,7 @@ Txn: TypeAlias = Any
 
 _MAJORITY: Final = WriteConcern("majority")
 _PRIMARY: Final = ReadPreference.PRIMARY
+_LOCAL: Final = ReadConcern("local")
 _SNAPSHOT: Final = ReadConcern("snapshot")
 _ONE_BATCH: Final = 1_000_000
 """Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
@@ -100,6 +102,7 @@ class Connection:
         self.driver = Driver.of(client)
         self.has_transactions = transactions
         self.setup_lock = asyncio.Lock()
+        self.has_event_index = True
         self.database = (
             client.get_database(database)
             if self.driver is Driver.MOCK
@@ -108,6 +111,7 @@ class Connection:
                 codec_options=_CODEC_OPTIONS,
                 # A secondary may lag behind what this very process just wrote.
                 read_preference=_PRIMARY,
+                read_concern=_LOCAL,
                 write_concern=_MAJORITY,
             )
         )
@@ -140,7 +144,10 @@ class Connection:
         async with starting as txn:
             try:
                 result: Result = await txn.with_transaction(
-                    tracked, write_concern=_MAJORITY, read_preference=_PRIMARY
+                    tracked,
+                    read_concern=_LOCAL,
+                    write_concern=_MAJORITY,
+                    read_preference=_PRIMARY,
                 )
             except OperationFailure:
                 if is_committing:
@@ -192,7 +199,13 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
     A transaction dropped halfway would hold its locks on the server, and one dropped
     at its commit would have an unknown outcome. The cancellation is raised afterwards.
     """
-    task = asyncio.ensure_future(work)
+    # A coroutine runs outside the caller's context: its deadline, as pymongo.timeout()
+    # sets it, would cut off the very end of a transaction.
+    task = (
+        asyncio.create_task(work, context=Context())
+        if asyncio.iscoroutine(work)
+        else asyncio.ensure_future(work)
+    )
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

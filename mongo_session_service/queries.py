@@ -38,9 +38,9 @@ def all_events(key: SessionKey) -> Document:
 
 
 def event_by_id(key: SessionKey, event_id: Any) -> Document:
-    """The event of a session that has this id."""
+    """The event of a session that has this id; found without its index as well."""
     parts = {f"_id.{name}": part for name, part in key.id.items()}
-    return {**parts, "event.id": event_id}
+    return {**all_events(key), **parts, "event.id": event_id}
 
 
 def user_state_id(app_name: str, user_id: str) -> Document:
@@ -102,10 +102,14 @@ def events(key: SessionKey, config: GetSessionConfig | None) -> list[Wanted]:
             "events",
             all_events(key),
             latest_first=True,
-            limit=config.num_recent_events,
+            limit=_at_most_int64(config.num_recent_events),
             since=config.after_timestamp,
         )
     ]
+
+
+def _at_most_int64(limit: int | None) -> int | None:
+    return None if limit is None else min(limit, 2**63 - 1)
 
 
 def session_document(session: NewSession) -> Document:

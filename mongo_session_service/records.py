@@ -115,12 +115,13 @@ class SessionHead:
     def expected_by(self, last_update_time: float, last_event: Event | None) -> Marker:
         """What a session without a marker, rebuilt from JSON perhaps, may append to.
 
-        It is current if storage is no newer than it, or ends with the event it ends
-        with. Otherwise no revision is expected, and its append will be stale.
+        It is current if it ends with the event storage ends with; one without events,
+        if storage is no newer. Else nothing is expected, and its append will be stale.
         """
-        is_current = self.update_time <= last_update_time or self.last_event_id == (
-            last_event.id if last_event else None
-        )
+        if last_event is None:
+            is_current = self.update_time <= last_update_time
+        else:
+            is_current = self.last_event_id == last_event.id
         return self.marker if is_current else self.marker._replace(revision=-1)
 
 

@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION: Final = 1
 
 _MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
-_UNAUTHORIZED: Final = 13
+_WORKS_WITHOUT: Final = {
+    13: "the user lacks the privilege",
+    11000: "the data holds an event twice",
+}
 _NAMESPACE_EXISTS: Final = 48
 
 
@@ -47,8 +50,11 @@ INDEXES: Final = (
 )
 
 
-async def set_up(connection: Connection) -> None:
+async def set_up(connection: Connection) -> bool:
     """Check the server, and create what is missing; safe to repeat and to race.
+
+    Returns whether the indexes are there. Without the privilege to create them, or if
+    the data does not allow for one, a warning is logged and the service works without.
 
     Raises:
         ConfigurationError: the server is too old, or has no transactions.
@@ -62,14 +68,20 @@ async def set_up(connection: Connection) -> None:
         await _create_collections(connection)
         await _create_indexes(connection)
     except OperationFailure as error:
-        if error.code != _UNAUTHORIZED:
+        if error.code not in _WORKS_WITHOUT:
             raise
         logger.warning(
-            "No privilege to create collections or indexes in database %r. The service"
-            " works without, but ask an administrator to run setup() once.",
+            "Collections or indexes of database %r could not be created: %s. The"
+            " service works without, but slower; have setup() run once by a user with"
+            " the privilege.",
             connection.database.name,
+            _WORKS_WITHOUT[error.code],
         )
+        has_indexes = False
+    else:
+        has_indexes = True
     await _record_version(connection)
+    return has_indexes
 
 
 def check_server(hello: dict[str, Any], *, transactions: bool) -> None:

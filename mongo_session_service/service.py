@@ -91,6 +91,7 @@ class MongoSessionService(BaseSessionService):
         )
         self._clients = Clients(uri, client, target)
         self._is_set_up = False
+        self._has_indexes = True
 
     @override
     async def create_session(
@@ -242,7 +243,7 @@ class MongoSessionService(BaseSessionService):
         """
         with translated():
             opened = await self._clients.opened()
-            await set_up(opened.connection)
+            self._has_indexes = await set_up(opened.connection)
         self._is_set_up = True
 
     async def close(self) -> None:
@@ -268,6 +269,7 @@ class MongoSessionService(BaseSessionService):
             if not self._is_set_up:
                 async with opened.connection.setup_lock:
                     if not self._is_set_up:
-                        await set_up(opened.connection)
+                        self._has_indexes = await set_up(opened.connection)
                         self._is_set_up = True
+            opened.connection.has_event_index = self._has_indexes
             yield opened

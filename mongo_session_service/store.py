@@ -140,7 +140,8 @@ class SessionStore:
             await self._write(planned, txn)
 
         try:
-            if not self._connection.has_transactions:
+            at = self._connection
+            if not (at.has_transactions and at.has_event_index):
                 await self._refuse_known_events(planned)
             if _is_one_document(planned):
                 await self._write(planned, None)

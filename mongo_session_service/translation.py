@@ -39,8 +39,8 @@ FOREIGN_LOOP: Final = (
 )
 
 _UNKNOWN_OUTCOME: Final = (
-    "MongoDB stopped answering during a commit, so its outcome is unknown. Append the"
-    " same event again: it is recognised if it was stored."
+    "MongoDB stopped answering during a commit, so its outcome is unknown. Do the same"
+    " again: the same event is recognised if it was stored."
 )
 
 _NOT_FOUND: Final = (
@@ -65,7 +65,7 @@ def translated() -> Iterator[None]:
     except PyMongoError as error:
         raise _translation(error) from None
     except RuntimeError as error:
-        if "different event loop" in str(error):
+        if re.search("different (?:event )?loop|loop is closed", str(error)):
             raise ConfigurationError(FOREIGN_LOOP) from None
         raise
 

@@ -30,7 +30,7 @@ WRAPPER: Final = "%json"
 """The one field name that user data never has natively."""
 
 _SCALARS: Final = {str, int, float, bool, type(None)}
-_CONTAINERS: Final = {dict, list, tuple}
+CONTAINERS: Final = {dict, list, tuple}
 _INT64: Final = range(-(2**63), 2**63)
 _ESCAPABLE: Final = re.compile("[%.$\0\ud800-\udfff]")
 _ESCAPED: Final = re.compile("%(?:u([0-9A-F]{4})|([0-9A-F]{2}))")
@@ -65,8 +65,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
     Anything else is taken in its :func:`json_form`.
 
     Raises:
-        InvalidInputError: the value has no JSON form, or a wrapped part holds bytes
-            that are not UTF-8.
+        InvalidInputError: the value has no JSON form, or a wrapped part holds bytes.
     """
     kind = type(value)
     if kind is str:
@@ -154,10 +153,10 @@ def _is_json(value: Any) -> bool:
     for _ in range(MAX_DEPTH):
         # Once each, so that neither cycles nor shared parts make a level grow.
         containers = {
-            id(node): node for node in level if type(node) in _CONTAINERS
+            id(node): node for node in level if type(node) in CONTAINERS
         }.values()
         keys = (key for node in containers if type(node) is dict for key in node)
-        if any(type(node) not in _CONTAINERS | _SCALARS for node in level) or any(
+        if any(type(node) not in CONTAINERS | _SCALARS for node in level) or any(
             type(key) is not str for key in keys
         ):
             return False
@@ -173,7 +172,7 @@ def _is_json(value: Any) -> bool:
 
 def _wrap(value: Any) -> dict[str, Any]:
     try:
-        text = json.dumps(value, ensure_ascii=False, default=json_form)
+        text = json.dumps(value, ensure_ascii=False, default=_wrapped_form)
     except InvalidInputError:
         raise
     except (TypeError, ValueError, RecursionError):
@@ -185,6 +184,12 @@ def _wrap(value: Any) -> dict[str, Any]:
     # join two neighbours into one character; as bytes it does.
     is_text = _is_unicode(text)
     return {WRAPPER: text if is_text else text.encode("utf-8", "surrogatepass")}
+
+
+def _wrapped_form(value: Any) -> Any:
+    if isinstance(value, bytes):
+        raise InvalidInputError("it holds bytes in a part that has to become text")
+    return json_form(value)
 
 
 def _unwrap(text: str | bytes) -> Any:

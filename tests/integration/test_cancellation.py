@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pymongo
 import pytest
 from faults import failing, open_transactions
 from google.adk.events import Event, EventActions
@@ -123,3 +124,21 @@ async def test_a_cancelled_create_is_whole_or_absent(
 
     assert open_transactions(admin) == 0
     assert (await read(victim)).state == state
+
+
+@pytest.mark.parametrize("command", ["update", "insert", "delete", "commitTransaction"])
+async def test_a_drivers_deadline_cuts_no_transaction_off(
+    victim: MongoSessionService, admin: MongoClient, command: str
+) -> None:
+    """Under pymongo.timeout() a transaction is finished, and nothing stays open."""
+    session = await victim.create_session(**IDS)
+
+    with failing(admin, command, times=1, **BLOCKED), pymongo.timeout(0.1):
+        await victim.append_event(session, new_event())
+    assert open_transactions(admin) == 0
+    assert len((await read(victim)).events) == 1
+
+    with failing(admin, command, times=1, **BLOCKED), pymongo.timeout(0.1):
+        await victim.delete_session(**IDS)
+    assert open_transactions(admin) == 0
+    assert await victim.get_session(**IDS) is None

@@ -161,6 +161,27 @@ def test_close_reaches_clients_of_other_running_loops(
     thread.join()
 
 
+def test_closing_while_another_loop_ends(shared: MongoSessionService) -> None:
+    """close() returns whatever becomes of the other loops that used the service."""
+    asyncio.run(shared.setup())
+    for _ in range(20):
+        ready = threading.Event()
+
+        async def other(ready: threading.Event = ready) -> None:
+            await shared.list_sessions(app_name="app")
+            ready.set()
+
+        async def main(ready: threading.Event = ready) -> None:
+            await asyncio.to_thread(ready.wait)
+            async with asyncio.timeout(10):
+                await shared.close()
+
+        thread = threading.Thread(target=asyncio.run, args=[other()])
+        thread.start()
+        asyncio.run(main())
+        thread.join()
+
+
 def test_a_pickled_service_works(shared: MongoSessionService) -> None:
     """A service built from a URI can be sent to another process."""
     asyncio.run(use(shared, "s1"))

@@ -96,9 +96,31 @@ async def test_without_privilege_to_create_indexes_it_works_with_one_warning(
         session = await service.create_session(**IDS)
         await service.append_event(session, Event(author="x"))
 
+        await service.append_event(session, session.events[0].model_copy(deep=True))
+
+    assert len(session.events) == 1
     assert await service.get_session(**IDS) == session
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "setup()" in caplog.text
+
+
+async def test_data_that_allows_for_no_index_is_served_with_a_warning(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Events stored twice by some other means stop neither setup() nor appends."""
+    for revision in (1, 2):
+        id_ = {**IDS, "revision": revision}
+        event = Event(id="twice", author="x").model_dump(exclude_none=True)
+        admin[database].events.insert_one({"_id": id_, "event": event})
+
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        session = await service.create_session(app_name="app", user_id="user")
+        await service.append_event(session, Event(author="x"))
+
+    assert "holds an event twice" in caplog.text
 
 
 async def test_newer_data_is_refused(

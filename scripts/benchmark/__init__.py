@@ -1,0 +1,1 @@
+"""What scripts/bench runs: contestants, workloads, measuring and reporting."""

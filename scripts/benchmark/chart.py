@@ -1,0 +1,93 @@
+"""A picture of a run: how ours compares to ADK's MongoDB service."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from .measure import Result
+from .plan import LIMIT, OURS, RIVAL, Results
+
+_LEFT, _RIGHT, _ROW, _TOP = 250, 80, 26, 64
+_WIDTH = 760
+_STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.faint { fill: #656d76; font-size: 12px }
+.title { font-size: 15px; font-weight: 600 }
+line { stroke: #d0d7de }
+.one { stroke: #656d76 }
+.ours { fill: #1a7f37 }
+.slower { fill: #cf222e }
+.hand { stroke: #0969da; stroke-width: 3 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 }
+  .faint { fill: #8d96a0 }
+  line { stroke: #30363d }
+  .one { stroke: #8d96a0 }
+  .ours { fill: #3fb950 }
+  .slower { fill: #f85149 }
+  .hand { stroke: #58a6ff }
+}
+"""
+
+
+def chart(results: Results) -> str:
+    """A bar for every workload, on a logarithmic scale, as SVG."""
+    rows = []
+    for name, row in results.items():
+        ours = _times_as_fast(row, OURS)
+        if ours:
+            rows.append((name, ours, _times_as_fast(row, LIMIT)))
+    figures = [each for _, *pair in rows for each in pair if each]
+    low = math.floor(math.log2(min([0.5, *figures])))
+    high = math.ceil(math.log2(max([4.0, *figures])))
+    bottom = _TOP + _ROW * len(rows)
+
+    def at(factor: float) -> float:
+        share = (math.log2(factor) - low) / (high - low)
+        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
+
+    note = f"bar: {OURS}; blue mark: {LIMIT}; medians of one run, more is better"
+    parts = [_text(12, 24, f"Times as fast as {RIVAL}", "title", "start")]
+    parts.append(_text(12, 44, note, "faint", "start"))
+    for power in range(low, high + 1):
+        style = "one" if power == 0 else ""
+        parts.append(_mark(at(2**power), _TOP - 4, bottom, style))
+        parts.append(_text(at(2**power), bottom + 18, f"{2**power:g}x", "faint"))
+    for number, (name, ours, hand) in enumerate(rows):
+        y = _TOP + _ROW * number
+        start, end = sorted((at(1), at(ours)))
+        style = "ours" if ours >= 1 else "slower"
+        size = f'width="{max(end - start, 1):.1f}" height="{_ROW - 9}"'
+        bar = f'<rect class="{style}" x="{start}" y="{y + 4}" rx="2" {size}/>'
+        parts += [_text(_LEFT - 10, y + 16, name, anchor="end"), bar]
+        if hand:
+            parts.append(_mark(at(hand), y + 2, y + 19, "hand"))
+        beside = max(end, at(hand or 1)) + 8
+        parts.append(_text(beside, y + 16, f"{ours:.2g}x", anchor="start"))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 30}"'
+        f' role="img" aria-label="Times as fast as {escape(RIVAL)}">'
+        f"<style>{_STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _text(
+    x: float, y: float, text: str, style: str = "", anchor: str = "middle"
+) -> str:
+    place = f'x="{x}" y="{y}" text-anchor="{anchor}"'
+    return f'<text class="{style}" {place}>{escape(text)}</text>'
+
+
+def _mark(x: float, top: float, bottom: float, style: str) -> str:
+    ends = f'x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"'
+    return f'<line class="{style}" {ends}/>'
+
+
+def _times_as_fast(row: dict[str, Result], contestant: str) -> float | None:
+    ours = row[contestant].figure("median") if contestant in row else None
+    theirs = row[RIVAL].figure("median") if RIVAL in row else None
+    unit = next(iter(row.values())).unit
+    if not ours or not theirs or unit not in {"ms", "/s"}:
+        return None
+    return ours / theirs if unit == "/s" else theirs / ours

@@ -1,0 +1,86 @@
+"""Events that were assigned what pydantic would not have taken, and odd settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.events import Event
+from google.adk.sessions.base_session_service import GetSessionConfig
+
+from mongo_session_service import InvalidInputError, MongoSessionService
+
+IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
+
+
+def mistyped(**fields: Any) -> Event:
+    """An event whose fields were assigned what pydantic would not have taken."""
+    event = Event(author="x")
+    for path, value in fields.items():
+        *owners, name = path.split("__")
+        owner: Any = event
+        for each in owners:
+            owner = getattr(owner, each)
+        setattr(owner, name, value)
+    return event
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        mistyped(actions__transfer_to_agent=["hunter2"]),
+        mistyped(actions__artifact_delta={"f": "hunter2"}),
+        mistyped(actions__state_delta=["hunter2"]),
+        mistyped(content="hunter2"),
+        mistyped(custom_metadata="hunter2"),
+        mistyped(timestamp=None),
+        mistyped(timestamp="hunter2"),
+        mistyped(timestamp=10**400),
+        mistyped(id=None),
+        mistyped(id=""),
+        mistyped(id=5),
+        mistyped(author=None),
+        mistyped(actions=None),
+        mistyped(node_info=None),
+        mistyped(output={"a.b": 1, "%json": b"hunter2"}),
+    ],
+)
+async def test_events_that_could_not_be_read_back_are_refused(
+    service: MongoSessionService, event: Event
+) -> None:
+    """A mistyped event is refused, without a word of its content; the session lives."""
+    session = await service.create_session(**IDS)
+
+    with pytest.raises(InvalidInputError) as caught:
+        await service.append_event(session, event)
+
+    assert "hunter2" not in str(caught.value)
+    assert await service.get_session(**IDS) == session
+
+
+async def test_odd_events_that_can_be_read_back_are_stored(
+    service: MongoSessionService,
+) -> None:
+    """What pydantic would have converted is stored, and read as converted."""
+    session = await service.create_session(**IDS)
+    await service.append_event(session, mistyped(timestamp=5, author="y"))
+    await service.append_event(session, mistyped(actions__artifact_delta={"f": "7"}))
+
+    found = await service.get_session(**IDS)
+    assert found is not None
+    assert found.events[0].timestamp == 5.0
+    assert found.events[1].actions.artifact_delta == {"f": 7}
+    assert (await service.list_sessions(app_name="app")).sessions[0].id == "s"
+
+
+async def test_any_limit_and_read_concern_will_do(
+    mongodb_uri: str, database: str
+) -> None:
+    """Absurd limits read everything; a URI's read concern does not break writes."""
+    uri = f"{mongodb_uri}&readConcernLevel=linearizable"
+    async with MongoSessionService(uri, database=database) as service:
+        session = await service.create_session(**IDS)
+        await service.append_event(session, Event(author="x"))
+        config = GetSessionConfig(num_recent_events=2**70)
+
+        assert await service.get_session(**IDS, config=config) == session
