@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import bson
@@ -164,11 +164,11 @@ def decode_event(stored: dict[str, Any]) -> Event:
         raise StorageError(message) from None
 
 
-def decode_sessions(documents: Iterable[dict[str, Any]]) -> list[StoredSession]:
+def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSession]:
     """The sessions among mixed documents, each with the state it shares.
 
-    Documents are told apart by their ``_id``. Events are the one session's asked for,
-    latest first.
+    The longest untouched comes first, ties by user and then session id. Documents are
+    told apart by their ``_id``. Events are the one session's asked for, latest first.
     """
     sessions, events = [], []
     app: dict[str, Any] = {}
@@ -184,9 +184,11 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> list[StoredSession]:
         else:
             users[id_["user_id"]] = document["state"]
     events.reverse()
-    return [
-        StoredSession(
-            key=(key := SessionKey(**document["_id"])),
+    sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
+    for document in sessions:
+        key = SessionKey(**document["_id"])
+        yield StoredSession(
+            key=key,
             marker=Marker(document["revision"], document["create_time"]),
             update_time=document["update_time"],
             # Decoded for each session, so that no two share a mutable value.
@@ -197,8 +199,6 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> list[StoredSession]:
             ),
             events=events,
         )
-        for document in sessions
-    ]
 
 
 def decode_shared_state(documents: Iterable[dict[str, Any]]) -> ScopedState:

@@ -167,7 +167,6 @@ class MongoSessionService(BaseSessionService):
             check_id("user_id", user_id)
         async with self._opened() as opened:
             stored = await opened.store.list_sessions(app_name, user_id)
-        stored.sort(key=lambda each: (each.update_time, each.key))
         return ListSessionsResponse(sessions=[to_session(each) for each in stored])
 
     @override

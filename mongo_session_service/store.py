@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from google.adk.errors import StaleSessionError
@@ -69,12 +69,15 @@ class SessionStore:
             *queries.shared_state(key.app_name, key.user_id),
             *queries.events(key, config),
         )
-        return next(iter(decode_sessions(documents)), None)
+        return next(decode_sessions(documents), None)
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
-    ) -> list[StoredSession]:
-        """All sessions of an app or user, without events, from one point in time."""
+    ) -> Iterator[StoredSession]:
+        """All sessions of an app or user, without events, from one point in time.
+
+        The longest untouched comes first, ties by user and then session id.
+        """
         documents = await self._read(
             queries.Wanted("sessions", queries.all_sessions(app_name, user_id)),
             *queries.shared_state(app_name, user_id),
