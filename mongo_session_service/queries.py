@@ -74,14 +74,17 @@ class Wanted:
         return stages
 
     def find(self, collection: Any) -> Any:
-        """The cursor that reads them where there are no pipelines."""
-        matching = self.filter
-        if self.since is not None:
-            matching = {**matching, "event.timestamp": {"$gte": self.since}}
-        cursor = collection.find(matching)
+        """The cursor that reads them where there are no pipelines, but for ``since``."""
+        cursor = collection.find(self.filter)
         if self.latest_first:
             cursor = cursor.sort("_id", -1)
         return cursor.limit(self.limit or 0)
+
+    def since_then(self, documents: list[Document]) -> list[Document]:
+        """What the pipeline's last stage leaves of what :meth:`find` found."""
+        if self.since is None:
+            return documents
+        return [each for each in documents if each["event"]["timestamp"] >= self.since]
 
 
 def shared_state(app_name: str, user_id: str | None) -> list[Wanted]:

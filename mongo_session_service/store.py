@@ -37,7 +37,6 @@ _STALE: Final = (
     " get_session() and append again. Nothing was stored."
 )
 
-
 _MAX_ATTEMPTS_TOGETHER: Final = 4
 """How often several appends are tried as one before each has to fend for itself."""
 
@@ -93,8 +92,11 @@ class SessionStore:
         """Documents of several collections, in one round trip and from one snapshot."""
         at = self._connection
         if not at.has_transactions:
-            cursors = [each.find(getattr(at, each.collection)) for each in wanted]
-            return [each for cursor in cursors for each in await cursor.to_list(None)]
+            documents: list[queries.Document] = []
+            for each in wanted:
+                cursor = each.find(getattr(at, each.collection))
+                documents += each.since_then(await cursor.to_list(None))
+            return documents
         first, *others = wanted
         unions = [
             {"coll": getattr(at, each.collection).name, "pipeline": each.stages()}

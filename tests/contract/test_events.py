@@ -133,6 +133,18 @@ async def test_reading_part_of_the_history(sessions: BaseSessionService) -> None
         assert found.last_update_time == session.last_update_time
 
 
+async def test_the_latest_are_chosen_before_their_time_is_asked(
+    sessions: BaseSessionService,
+) -> None:
+    """Of the latest n events those since a time are read, even if clocks disagree."""
+    session = await create(sessions)
+    for author, timestamp in (("a", 10.0), ("b", 1.0), ("c", 11.0)):
+        await sessions.append_event(session, Event(author=author, timestamp=timestamp))
+
+    config = GetSessionConfig(num_recent_events=2, after_timestamp=5.0)
+    assert texts(await read(sessions, config)) == ["c"]
+
+
 async def test_appending_after_a_partial_read(sessions: BaseSessionService) -> None:
     """A session read without its history can be appended to."""
     await sessions.append_event(await create(sessions), Event(author="1"))
