@@ -74,7 +74,7 @@ class Wanted:
         return stages
 
     def find(self, collection: Any) -> Any:
-        """The cursor that reads them where there are no pipelines, but for ``since``."""
+        """The cursor that reads them without a pipeline, whenever they are of."""
         cursor = collection.find(self.filter)
         if self.latest_first:
             cursor = cursor.sort("_id", -1)
