@@ -161,27 +161,6 @@ def test_close_reaches_clients_of_other_running_loops(
     thread.join()
 
 
-def test_closing_while_another_loop_ends(shared: MongoSessionService) -> None:
-    """close() returns whatever becomes of the other loops that used the service."""
-    asyncio.run(shared.setup())
-    for _ in range(20):
-        ready = threading.Event()
-
-        async def other(ready: threading.Event = ready) -> None:
-            await shared.list_sessions(app_name="app")
-            ready.set()
-
-        async def main(ready: threading.Event = ready) -> None:
-            await asyncio.to_thread(ready.wait)
-            async with asyncio.timeout(10):
-                await shared.close()
-
-        thread = threading.Thread(target=asyncio.run, args=[other()])
-        thread.start()
-        asyncio.run(main())
-        thread.join()
-
-
 def test_a_pickled_service_works(shared: MongoSessionService) -> None:
     """A service built from a URI can be sent to another process."""
     asyncio.run(use(shared, "s1"))
@@ -223,10 +202,37 @@ asyncio.run(use("after"))
 """
 
 
+CLOSES_WHILE_ANOTHER_LOOP_ENDS = """
+import threading
+
+async def list_them(ready):
+    await service.list_sessions(app_name="app")
+    ready.set()
+
+async def close(ready):
+    await asyncio.to_thread(ready.wait)
+    async with asyncio.timeout(10):
+        await service.close()
+
+asyncio.run(service.setup())
+for _ in range(20):
+    ready = threading.Event()
+    thread = threading.Thread(target=asyncio.run, args=[list_them(ready)])
+    thread.start()
+    asyncio.run(close(ready))
+    thread.join()
+asyncio.run(use("after"))
+"""
+
+
 @pytest.mark.parametrize(
     ("ending", "expected"),
-    [(FORKS, ["before", "child", "parent"]), (ABANDONS_ITS_LOOP, ["after", "before"])],
-    ids=["fork", "abandoned-loop"],
+    [
+        (FORKS, ["before", "child", "parent"]),
+        (ABANDONS_ITS_LOOP, ["after", "before"]),
+        (CLOSES_WHILE_ANOTHER_LOOP_ENDS, ["after"]),
+    ],
+    ids=["fork", "abandoned-loop", "closed-meanwhile"],
 )
 def test_processes_go_on_after_a_fork_or_a_lost_loop(
     mongodb_uri: str,
@@ -235,7 +241,7 @@ def test_processes_go_on_after_a_fork_or_a_lost_loop(
     ending: str,
     expected: list[str],
 ) -> None:
-    """Parent and child share a service after a fork; a lost loop is let go."""
+    """A service survives a fork, a lost loop, and loops that end as it is closed."""
     command = [sys.executable, "-c", PROGRAM + ending, mongodb_uri, database]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60
