@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from .changes.change import Change
+from .changes.stats import FeedStats
+from .changes.subscriptions import Subscription
 from .errors import (
     ConfigurationError,
     DocumentTooLargeError,
+    HistoryLostError,
     InvalidInputError,
+    LeaseLostError,
     MongoSessionServiceError,
     SchemaVersionError,
+    SlowSubscriberError,
     StorageError,
     StorageUnavailableError,
 )
@@ -15,13 +21,19 @@ from .service import MongoSessionService
 from .version import __version__
 
 __all__ = [
+    "Change",
     "ConfigurationError",
     "DocumentTooLargeError",
+    "FeedStats",
+    "HistoryLostError",
     "InvalidInputError",
+    "LeaseLostError",
     "MongoSessionService",
     "MongoSessionServiceError",
     "SchemaVersionError",
+    "SlowSubscriberError",
     "StorageError",
     "StorageUnavailableError",
+    "Subscription",
     "__version__",
 ]

@@ -6,6 +6,9 @@
     ├── ConfigurationError        how the service was built, or the server it was given
     ├── InvalidInputError         an argument it will not store (also a ValueError)
     ├── SchemaVersionError        data written by a newer release
+    ├── SlowSubscriberError       a subscription was read too slowly
+    ├── HistoryLostError          changes were missed that cannot be had again
+    ├── LeaseLostError            another process has taken a consumer's name over
     └── StorageError              MongoDB refused or failed
         ├── DocumentTooLargeError       over the document limit (also a ValueError)
         └── StorageUnavailableError     worth trying again
@@ -39,6 +42,34 @@ class InvalidInputError(MongoSessionServiceError, ValueError):
 
 class SchemaVersionError(MongoSessionServiceError):
     """The database was written by a newer release: upgrade mongo-session-service."""
+
+
+class SlowSubscriberError(MongoSessionServiceError):
+    """A subscription was read too slowly, and its buffer overflowed."""
+
+    def __init__(self, last_revision: int | None) -> None:
+        """Ends a subscription that has delivered up to ``last_revision``.
+
+        None if it is not one to a session, or has delivered nothing.
+        """
+        self.last_revision = last_revision
+        how = (
+            "Subscribe again"
+            if last_revision is None
+            else f"Come back with watch(after_revision={last_revision})"
+        )
+        super().__init__(f"The subscription was read too slowly and was ended. {how}.")
+
+    def __reduce__(self) -> tuple[type[SlowSubscriberError], tuple[int | None]]:
+        return type(self), (self.last_revision,)
+
+
+class HistoryLostError(MongoSessionServiceError):
+    """Changes were missed that MongoDB cannot tell any more."""
+
+
+class LeaseLostError(MongoSessionServiceError):
+    """Another process has taken over this consumer's name; nothing was committed."""
 
 
 class StorageError(MongoSessionServiceError):

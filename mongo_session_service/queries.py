@@ -37,6 +37,12 @@ def all_events(key: SessionKey) -> Document:
     return _between(key.id, "revision")
 
 
+def events_after(key: SessionKey, revision: int) -> Document:
+    """The events of a session after a revision."""
+    upper = {**key.id, "revision": {}}
+    return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
+
+
 def event_by_id(key: SessionKey, event_id: Any) -> Document:
     """The event of a session that has this id; found without its index as well."""
     parts = {f"_id.{name}": part for name, part in key.id.items()}

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
@@ -20,20 +17,19 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
-from .clients import Clients, Opened, Target
+from .changes.watching import Watching
+from .clients import Target
 from .codec import decode_new_state, encode_append, encode_new_session
 from .committer import Caller
 from .database import uninterrupted
 from .errors import ConfigurationError
 from .records import Marker, StoredSession, check_id, session_key
-from .schema import set_up
 from .sessions import mark, marker_of, to_session
-from .translation import translated
 
 logger = logging.getLogger(__name__)
 
 
-class MongoSessionService(BaseSessionService):
+class MongoSessionService(Watching, BaseSessionService):
     """Keeps ADK sessions in MongoDB.
 
     ::
@@ -89,9 +85,7 @@ class MongoSessionService(BaseSessionService):
             prefix=collection_prefix,
             transactions=transactions,
         )
-        self._clients = Clients(uri, client, target)
-        self._is_set_up = False
-        self._has_indexes = True
+        super().__init__(uri, client, target)
 
     @override
     async def create_session(
@@ -230,45 +224,3 @@ class MongoSessionService(BaseSessionService):
     @override
     async def flush(self) -> None:
         """Does nothing: every append is committed before it returns."""
-
-    async def setup(self) -> None:
-        """Creates collections and indexes, and checks the server.
-
-        Done on first use too; call it at start-up to fail early. Safe to repeat.
-
-        Raises:
-            ConfigurationError: the server is too old, or is no replica set.
-            SchemaVersionError: the data was written by a newer release.
-        """
-        with translated():
-            opened = await self._clients.opened()
-            self._has_indexes = await set_up(opened.connection)
-        self._is_set_up = True
-
-    async def close(self) -> None:
-        """Closes the clients this service opened; a later call opens new ones."""
-        await self._clients.close()
-
-    async def __aenter__(self) -> Self:
-        await self.setup()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Opened]:
-        with translated():
-            opened = await self._clients.opened()
-            if not self._is_set_up:
-                async with opened.connection.setup_lock:
-                    if not self._is_set_up:
-                        self._has_indexes = await set_up(opened.connection)
-                        self._is_set_up = True
-            opened.connection.has_event_index = self._has_indexes
-            yield opened

@@ -63,7 +63,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except PyMongoError as error:
-        raise _translation(error) from None
+        raise translation(error) from None
     except RuntimeError as error:
         if re.search("different (?:event )?loop|loop is closed", str(error)):
             raise ConfigurationError(FOREIGN_LOOP) from None
@@ -78,7 +78,8 @@ def is_duplicate_key(error: PyMongoError) -> bool:
     return isinstance(error, DuplicateKeyError)
 
 
-def _translation(error: PyMongoError) -> MongoSessionServiceError:
+def translation(error: PyMongoError) -> MongoSessionServiceError:
+    """What a driver's error is called here."""
     if error.has_error_label("UnknownTransactionCommitResult"):
         return StorageUnavailableError(_UNKNOWN_OUTCOME)
     if isinstance(error, ConnectionFailure | ExecutionTimeout):

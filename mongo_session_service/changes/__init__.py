@@ -1,0 +1,1 @@
+"""Committed changes, pushed to whoever wants to know."""

@@ -1,0 +1,64 @@
+"""What subscribers and consumers get: one committed change."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Any, Literal
+
+from google.adk.events.event import Event
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticSerializationError
+
+from mongo_session_service.records import SessionKey
+
+
+class Change(BaseModel):
+    """Something that happened to a session, or to state that sessions share.
+
+    Subscribers of the same session get the same object: do not modify what is in it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["snapshot", "created", "appended", "state", "deleted"]
+    app_name: str
+    user_id: str | None = None
+    """None for a change of an app's state."""
+    session_id: str | None = None
+    """None for a change of an app's or a user's state."""
+    revision: int | None = None
+    """The session's, once this has happened; together with the session's key it names
+    an ``appended`` change for good. None for what belongs to no session, and for a
+    ``deleted`` session whose revision is not known."""
+    event: Event | None = None
+    """What was appended."""
+    state_delta: dict[str, Any] = {}
+    """What was set, its keys prefixed by scope: by an event, by others in the state
+    of the app or user, or as the initial state of a session ``created``."""
+    state: dict[str, Any] | None = None
+    """The whole merged state, in a ``snapshot``."""
+    time: float
+    """Seconds since 1970: an event's timestamp, a session's creation or last update,
+    and for ``state`` and ``deleted`` when MongoDB committed it."""
+
+    @property
+    def session_key(self) -> SessionKey | None:
+        """The session it happened to, if it is one."""
+        if self.user_id is None or self.session_id is None:
+            return None
+        return SessionKey(self.app_name, self.user_id, self.session_id)
+
+    @cached_property
+    def json_text(self) -> str:
+        """The change as JSON, made once however many read it; what is None left out.
+
+        An event looks as it does in ADK's REST API. It is strict JSON: a number that
+        has no place there becomes null.
+        """
+        try:
+            return self.model_dump_json(exclude_none=True, by_alias=True)
+        except PydanticSerializationError:
+            # A lone surrogate, which UTF-8 cannot hold and JSON's escapes can.
+            plain = self.model_dump(mode="json", exclude_none=True, by_alias=True)
+            return json.dumps(plain, separators=(",", ":"))

@@ -1,0 +1,121 @@
+"""Where the feed leaves what a subscriber has not read yet: bounded, and thread-safe.
+
+The feed has a thread of its own; a subscriber reads in its event loop. Only plain
+objects cross over, and one call into a loop wakes all its readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Self
+
+from bson.timestamp import Timestamp
+
+from .change import Change
+
+CAPACITY: Final = 1024
+"""Changes that may wait for one subscriber."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A change, and when it was committed on the deployment's clock."""
+
+    at: Timestamp
+    change: Change | None
+    """None if changes were missed."""
+
+
+MISSED: Final = Notice(Timestamp(2**32 - 1, 2**32 - 1), None)
+"""Whoever follows has to read from storage what the feed could not tell."""
+
+
+class Doorbell:
+    """Wakes the readers of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._rung: deque[Inbox] = deque()
+        self._is_ringing = False
+
+    def ring(self, inbox: Inbox) -> None:
+        """Wake who waits for this inbox; from any thread.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        self._rung.append(inbox)
+        if not self._is_ringing:
+            self._is_ringing = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        # First, so that whoever rings from here on calls again.
+        self._is_ringing = False
+        while self._rung:
+            self._rung.popleft().wake()
+
+
+class Inbox:
+    """What waits for one subscriber. Writers are in any thread, its reader in one."""
+
+    __slots__ = ("_arrived", "_doorbell", "_end", "_has_ended", "_notices", "_size")
+
+    def __init__(self, doorbell: Doorbell, size: int) -> None:
+        self._doorbell = doorbell
+        self._size = size
+        self._notices: deque[Notice] = deque()
+        self._arrived = asyncio.Event()
+        self._has_ended = False
+        self._end: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._notices)
+
+    def put(self, notice: Notice) -> bool:
+        """Leave something; False if there is no room left for it.
+
+        Raises:
+            RuntimeError: the reader's loop is closed.
+        """
+        if len(self._notices) >= self._size:
+            return False
+        self._notices.append(notice)
+        if len(self._notices) == 1:
+            self._doorbell.ring(self)
+        return True
+
+    def end(self, error: Exception | None) -> None:
+        """Let the reader read what is left, and then nothing or an error."""
+        if not self._has_ended:
+            self._end = error
+            self._has_ended = True
+            with suppress(RuntimeError):  # its loop is closed
+                self._doorbell.ring(self)
+
+    def clear(self) -> None:
+        """Forget all that waits."""
+        self._notices.clear()
+
+    def wake(self) -> None:
+        """Tell the reader to look; in its loop only."""
+        self._arrived.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Notice:
+        while True:
+            # Asked before looking: what is left before the end is read before it.
+            has_ended = self._has_ended
+            if self._notices:
+                return self._notices.popleft()
+            if has_ended:
+                if self._end is not None:
+                    raise self._end
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()

@@ -1,0 +1,126 @@
+"""How long a failing MongoDB is tried again, and when that is of no use."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, TypeVar
+
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+
+from mongo_session_service.errors import (
+    ConfigurationError,
+    HistoryLostError,
+    MongoSessionServiceError,
+    StorageUnavailableError,
+)
+from mongo_session_service.translation import translation
+
+Result = TypeVar("Result")
+
+PATIENCE: Final = 60.0
+"""Seconds of failing before it is given up; an election takes up to 12."""
+
+_FIRST_PAUSE: Final = 0.02  # seconds
+_LONGEST_PAUSE: Final = 2.0  # seconds
+
+_NO_CHANGE_STREAMS: Final = 40573
+_LOST: Final = {
+    9: "the resume token is malformed",
+    15: "the resume token is malformed",
+    260: "the resume token is no longer valid",
+    280: "the change stream cannot be resumed",
+    286: "MongoDB's oplog does not reach back that far",
+    40647: "the resume token is malformed",
+    40649: "the resume token is malformed",
+}
+_PASSING: Final = {
+    6,  # HostUnreachable
+    7,  # HostNotFound
+    43,  # CursorNotFound
+    89,  # NetworkTimeout
+    91,  # ShutdownInProgress
+    134,  # ReadConcernMajorityNotAvailableYet
+    189,  # PrimarySteppedDown
+    237,  # CursorKilled
+    246,  # SnapshotUnavailable
+    262,  # ExceededTimeLimit
+    9001,  # SocketException
+    10107,  # NotWritablePrimary
+    11600,  # InterruptedAtShutdown
+    11601,  # Interrupted
+    11602,  # InterruptedDueToReplStateChange
+    13435,  # NotPrimaryNoSecondaryOk
+    13436,  # NotPrimaryOrSecondary
+}
+
+
+def pauses() -> Iterator[float | None]:
+    """Growing pauses with jitter, in seconds; None once ``PATIENCE`` has run out."""
+    end = time.monotonic() + PATIENCE
+    pause = _FIRST_PAUSE
+    while time.monotonic() < end:
+        yield pause * random.uniform(0.5, 1)  # noqa: S311  not for secrets
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    while True:
+        yield None
+
+
+def check_stream(error: Exception) -> None:
+    """Raise if a change stream that failed like this need not be opened again.
+
+    Raises:
+        HistoryLostError: what comes next cannot be told any more.
+        ConfigurationError: the server has no change streams.
+        StorageError: the server refused.
+    """
+    code = getattr(error, "code", None)
+    if code in _LOST:
+        raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None
+    if code == _NO_CHANGE_STREAMS:
+        message = (
+            "This MongoDB server is a standalone: it has no change streams. Run it as"
+            " a replica set: start mongod with --replSet rs0, then call rs.initiate()."
+        )
+        raise ConfigurationError(message) from None
+    if isinstance(error, PyMongoError) and not _is_passing(error):
+        raise translation(error) from None
+
+
+def given_up(error: Exception) -> MongoSessionServiceError:
+    """What is raised when patience has run out."""
+    reason = (
+        str(translation(error))
+        if isinstance(error, PyMongoError)
+        else "MongoDB does not answer."
+    )
+    return StorageUnavailableError(f"Gave up after {PATIENCE:.0f} seconds. {reason}")
+
+
+async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
+    """Do a read, again and again if MongoDB is failing in ways that pass.
+
+    Raises:
+        StorageUnavailableError: it has been failing for ``PATIENCE`` seconds.
+        PyMongoError: it failed in another way.
+    """
+    waiting = pauses()
+    while True:
+        try:
+            return await read()
+        except PyMongoError as error:
+            if not _is_passing(error):
+                raise
+            pause = next(waiting)
+            if pause is None:
+                raise given_up(error) from None
+        await asyncio.sleep(pause)
+
+
+def _is_passing(error: PyMongoError) -> bool:
+    if isinstance(error, OperationFailure):
+        is_resumable = error.has_error_label("ResumableChangeStreamError")
+        return is_resumable or error.code in _PASSING
+    return isinstance(error, ConnectionFailure)

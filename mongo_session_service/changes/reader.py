@@ -1,0 +1,275 @@
+"""The feed's one reader: takes changes off the stream and hands them out.
+
+It lives in one event loop. Whoever comes from another thread leaves itself in
+``enter()``, and is let in between two changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+from pymongo.errors import PyMongoError
+
+from mongo_session_service.clients import Opened
+from mongo_session_service.database import Connection
+from mongo_session_service.errors import (
+    ConfigurationError,
+    HistoryLostError,
+    MongoSessionServiceError,
+    SlowSubscriberError,
+    StorageError,
+)
+
+from . import items
+from .inbox import MISSED, Notice
+from .items import Document, Dropped, Names
+from .router import Router
+from .stats import Counters
+from .stream import Stream
+from .subscriptions import Subscription
+
+logger = logging.getLogger(__name__)
+
+LINGER: Final = 10.0
+"""Seconds the stream is kept open after the last subscription has gone."""
+
+_OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
+_OPLOG_PATIENCE: Final = 2.0  # seconds
+
+Opener = Callable[[], AbstractAsyncContextManager[Opened]]
+
+
+class Reader:
+    """One run of the feed, from its first subscriber to its last, or to its failure."""
+
+    def __init__(self, opener: Opener, counters: Counters) -> None:
+        self._opener = opener
+        self._counters = counters
+        self._router: Router[Subscription] = Router()
+        self._lock = threading.Lock()
+        self._arrivals: list[tuple[Subscription, Future[Timestamp]]] = []
+        self._has_ended = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._position: Timestamp | None = None
+        self._emptied_at = time.monotonic()
+        self.ended = threading.Event()
+        """Set by whoever runs it, once nothing of it is left."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nobody is let in any more."""
+        return self._has_ended
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it will end if it is to, or has done so."""
+        return self._loop is None or self._loop.is_running()
+
+    def enter(self, subscription: Subscription) -> Future[Timestamp] | None:
+        """Be let in, from any thread; None if this run is over.
+
+        From the time on the deployment's clock that comes of it, the subscription is
+        told everything.
+        """
+        future: Future[Timestamp] = Future()
+        with self._lock:
+            if self._has_ended:
+                return None
+            self._arrivals.append((subscription, future))
+            if self._loop is not None:
+                try:
+                    self._loop.call_soon_threadsafe(self._admit)
+                except RuntimeError:  # the loop was closed under it
+                    self._has_ended = True
+                    return None
+        return future
+
+    def leave(self, subscription: Subscription) -> None:
+        """Be told nothing more, from any thread."""
+        self._post(self._router.detach, subscription)
+
+    def stop(self) -> None:
+        """End soon, from any thread; ``ended`` tells when."""
+        with self._lock:
+            self._has_ended = True
+            if self._task is not None:
+                self._post(self._task.cancel)
+
+    def _post(self, callback: Callable[..., object], *arguments: Any) -> bool:
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:  # its loop is closed
+            return False
+        return True
+
+    def subscriptions(self) -> list[Subscription]:
+        """Who is being told, for statistics."""
+        return list(self._router)
+
+    async def run(self) -> None:
+        """Read until nobody listens any more, or until it cannot go on."""
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            self._task = asyncio.current_task()
+        error: Exception | None = None
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            pass
+        except MongoSessionServiceError as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("The change feed failed.")
+            message = f"The change feed failed with {type(failure).__name__}."
+            error = MongoSessionServiceError(message)
+        finally:
+            self._end(error)
+
+    async def _run(self) -> None:
+        if self.has_ended:
+            return
+        async with self._opener() as opened:
+            connection = opened.connection
+            if not connection.has_transactions:
+                message = (
+                    "Changes cannot be watched with transactions=False, nor in"
+                    " mongomock: an event and its state could be told apart. Use a"
+                    " replica set, with transactions."
+                )
+                raise ConfigurationError(message)
+            names = Names(
+                sessions=connection.sessions.name,
+                events=connection.events.name,
+                app_states=connection.app_states.name,
+                user_states=connection.user_states.name,
+            )
+            while not self._is_over():
+                start = await connection.now()
+                stream = Stream(connection, names, items.pipeline(names), start)
+                self._position = start
+                self._counters.is_running = True
+                self._admit()
+                try:
+                    await self._follow(connection, stream, names)
+                finally:
+                    await stream.close()
+
+    async def _follow(
+        self, connection: Connection, stream: Stream, names: Names
+    ) -> None:
+        """Hand out what the stream says, until it cannot say what comes next."""
+        reopened, measured_at = 0, 0.0
+        while not self._is_over():
+            try:
+                change = await stream.next()
+            except HistoryLostError as error:
+                self._resynchronise(error)
+                return
+            self._counters.heard(change)
+            self._counters.reconnects += stream.reopened - reopened
+            reopened = stream.reopened
+            if change is not None:
+                self._hand_out(change, names)
+                self._position = items.cluster_time(change)
+            if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
+                measured_at = time.monotonic()
+                self._counters.oplog_window = await _oplog_window(connection)
+
+    def _hand_out(self, change: Document, names: Names) -> None:
+        item = items.interpret(change, names)
+        if item is None:
+            return
+        if isinstance(item, Dropped):
+            raise HistoryLostError(f"{item.what}: there is nothing left to watch.")
+        at, transaction = items.cluster_time(change), items.transaction_of(change)
+        notice = None
+        try:
+            for each, told in self._router.deliveries(item, transaction):
+                if notice is None or notice.change is not told:
+                    notice = Notice(at, told)
+                self._leave_with(each, notice)
+        except StorageError as error:
+            for each in self._router.recipients(item):
+                self._dismiss(each, error)
+
+    def _leave_with(self, subscription: Subscription, notice: Notice) -> None:
+        inbox = subscription.inbox
+        try:
+            has_room = inbox.put(notice)
+        except RuntimeError:  # its loop is closed
+            self._router.detach(subscription)
+            return
+        if not has_room:
+            self._counters.drops += 1
+            self._router.detach(subscription)
+            inbox.clear()
+            inbox.end(SlowSubscriberError(None))
+
+    def _dismiss(self, subscription: Subscription, error: Exception | None) -> None:
+        self._router.detach(subscription)
+        subscription.inbox.end(error)
+
+    def _resynchronise(self, error: HistoryLostError) -> None:
+        """Have sessions read from the events collection; tell all others."""
+        logger.warning("The change feed starts anew. %s", error)
+        self._counters.resyncs += 1
+        for each in self._router:
+            if each.scope.is_session:
+                each.inbox.clear()
+                self._leave_with(each, MISSED)
+            else:
+                self._dismiss(each, error)
+
+    def _admit(self) -> None:
+        if self._position is None:
+            return  # the stream is not open yet; this is called again when it is
+        with self._lock:
+            arrivals, self._arrivals = self._arrivals, []
+        for subscription, future in arrivals:
+            if future.set_running_or_notify_cancel():
+                self._router.attach(subscription)
+                future.set_result(self._position)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            if self._router or self._arrivals:
+                self._emptied_at = time.monotonic()
+            elif time.monotonic() - self._emptied_at > LINGER:
+                self._has_ended = True
+            return self._has_ended
+
+    def _end(self, error: Exception | None) -> None:
+        with self._lock:
+            self._has_ended = True
+            arrivals, self._arrivals = self._arrivals, []
+        for _, future in arrivals:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error or _closed())
+        for each in self._router:
+            self._dismiss(each, error)
+        self._counters.is_running = False
+
+
+async def _oplog_window(connection: Connection) -> float | None:
+    """How many seconds of changes MongoDB could still tell; None if it will not say."""
+    oplog = connection.client["local"]["oplog.rs"]
+    with suppress(PyMongoError, TimeoutError):
+        async with asyncio.timeout(_OPLOG_PATIENCE):
+            [oldest] = await oplog.find().sort("$natural", 1).limit(1).to_list(1)
+            return float((await connection.now()).time - oldest["ts"].time)
+    return None
+
+
+def _closed() -> MongoSessionServiceError:
+    return MongoSessionServiceError("The service was closed meanwhile.")

@@ -1,0 +1,181 @@
+"""Who gets which change: found by key, whatever the number of subscriptions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from mongo_session_service import scopes
+from mongo_session_service.records import SessionKey
+
+from .change import Change
+from .items import Appended, Created, Deleted, Document, Dropped, Item, StateSet
+
+
+class Scope(NamedTuple):
+    """What a subscription is to: a session, a user, an app, or everything."""
+
+    app_name: str | None = None
+    user_id: str | None = None
+    session_id: str | None = None
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it is a single session."""
+        return self.session_id is not None
+
+    def covers(self, key: SessionKey) -> bool:
+        """Whether a session belongs to it."""
+        return all(
+            own is None or own == part for own, part in zip(self, key, strict=True)
+        )
+
+
+class Subscriber(Protocol):
+    """Someone who can be routed to."""
+
+    @property
+    def scope(self) -> Scope:
+        """What to."""
+
+
+_Subscriber = TypeVar("_Subscriber", bound=Subscriber)
+
+
+class Router(Generic[_Subscriber]):
+    """The subscribers of a feed, by what they are to be told of."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[Hashable, set[_Subscriber]] = defaultdict(set)
+        self._all: set[_Subscriber] = set()
+        self._transaction: object = None
+        self._writers: dict[Hashable, dict[str, tuple[SessionKey, Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[_Subscriber]:
+        return iter(list(self._all))
+
+    def attach(self, subscriber: _Subscriber) -> None:
+        """Route to a subscriber from now on; nothing happens if it is known."""
+        self._all.add(subscriber)
+        for topic in _topics(subscriber.scope):
+            self._by_topic[topic].add(subscriber)
+
+    def detach(self, subscriber: _Subscriber) -> None:
+        """Route to a subscriber no more; nothing happens if it is not known."""
+        self._all.discard(subscriber)
+        for topic in _topics(subscriber.scope):
+            self._by_topic[topic].discard(subscriber)
+            if not self._by_topic[topic]:
+                del self._by_topic[topic]
+
+    def recipients(self, item: Item) -> list[_Subscriber]:
+        """Who is to be told."""
+        found: list[_Subscriber] = []
+        for topic in _topics_of(item):
+            found += self._by_topic.get(topic, ())
+        return found
+
+    def deliveries(
+        self, item: Item, transaction: object
+    ) -> Iterator[tuple[_Subscriber, Change]]:
+        """Who is to be told what: the same object, where it is the same.
+
+        State that sessions share is written once for all the appends of a transaction,
+        after their events. Who was told of such an append knows its part already.
+
+        Raises:
+            StorageError: the change cannot be read.
+        """
+        if transaction is None or transaction != self._transaction:
+            self._transaction = transaction
+            self._writers = {}
+        recipients = self.recipients(item)
+        if isinstance(item, StateSet):
+            yield from self._of_state(item, recipients)
+        elif recipients and not isinstance(item, Dropped):
+            change = item.change()
+            yield from ((each, change) for each in recipients)
+        if isinstance(item, Appended) and transaction is not None:
+            self._remember(item)
+
+    def _remember(self, appended: Appended) -> None:
+        app_name, user_id, _ = key = appended.key
+        shared = scopes.split(appended.delta())
+        for scope, delta in (
+            ((app_name, None), shared.app),
+            ((app_name, user_id), shared.user),
+        ):
+            writers = self._writers.setdefault(scope, {})
+            writers |= {name: (key, value) for name, value in delta.items()}
+
+    def _of_state(
+        self, item: StateSet, recipients: list[_Subscriber]
+    ) -> Iterator[tuple[_Subscriber, Change]]:
+        writers = self._writers.get((item.app_name, item.user_id), {})
+        keys = {key for key, _ in writers.values()}
+        change = item.change()
+        for each in recipients:
+            scope = each.scope
+            # Of the many, nearly all are of single sessions.
+            has_written = (
+                scope in keys  # type: ignore[comparison-overlap]  # both are tuples
+                if scope.is_session
+                else any(map(scope.covers, keys))
+            )
+            if not has_written:
+                yield each, change
+            elif unknown := _unknown(item, writers, scope):
+                yield each, item.change(unknown)
+
+
+def _unknown(
+    item: StateSet, writers: dict[str, tuple[SessionKey, Any]], scope: Scope
+) -> Document:
+    """The part of a write to shared state that is not told by a scope's own events."""
+
+    def is_known(name: str, value: Any) -> bool:
+        if name not in writers:
+            return False
+        key, written = writers[name]
+        return scope.covers(key) and (type(written), written) == (type(value), value)
+
+    return {
+        prefixed: value
+        for prefixed, value in item.delta.items()
+        if not is_known(prefixed.partition(":")[2], value)
+    }
+
+
+def _topics(scope: Scope) -> list[Hashable]:
+    """What a subscriber is to be told of."""
+    app_name, user_id, session_id = scope
+    if app_name is None:
+        return ["everything"]
+    if user_id is None:
+        return [
+            ("app", app_name),
+            ("state of app", app_name),
+            ("states of users", app_name),
+        ]
+    own = ("user", *scope[:2]) if session_id is None else ("session", *scope)
+    return [own, ("state of app", app_name), ("state of user", *scope[:2])]
+
+
+def _topics_of(item: Item) -> list[Hashable]:
+    """Under which topics a change is told."""
+    match item:
+        case StateSet(app_name, None):
+            return ["everything", ("state of app", app_name)]
+        case StateSet(app_name, user_id):
+            of_user = ("state of user", app_name, user_id)
+            return ["everything", ("states of users", app_name), of_user]
+        case Appended(key) | Created(key) | Deleted(key):
+            # A session that is created has no subscribers of its own yet.
+            own = [] if isinstance(item, Created) else [("session", *key)]
+            return ["everything", ("app", key.app_name), ("user", *key[:2]), *own]
+        case _:
+            return []

@@ -1,0 +1,138 @@
+"""A change stream that survives: re-opened where it was, whatever breaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+from pymongo.errors import PyMongoError
+
+from mongo_session_service.database import Connection
+
+from . import items
+from .items import Document, Names
+from .patience import check_stream, given_up, pauses
+
+logger = logging.getLogger(__name__)
+
+AWAIT_MS: Final = 1000
+"""How long the server holds a request for more; it keeps an abandoned one as long."""
+
+_SILENCE: Final = 15.0  # seconds without any reply, after which a server is given up on
+_FAREWELL: Final = 1.0  # seconds to tell the server that a cursor is not needed
+_TOO_LARGE: Final = 10334
+
+
+class Stream:
+    """The changes of a database from one point in its history on, in order.
+
+    Not to be shared. If a call is cancelled, the next one goes on where it was.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        names: Names,
+        pipeline: list[Document],
+        start: Timestamp | Document,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            connection: Where to read.
+            names: Of the collections in it.
+            pipeline: What to let through.
+            start: A time on the deployment's clock, or a resume token to go on after.
+        """
+        self._connection = connection
+        self._names = names
+        self._pipeline = pipeline
+        self._start = start
+        self._slim = False
+        self._open: Any = None
+        self.reopened = 0
+        """How often it broke and was opened again."""
+
+    @property
+    def token(self) -> Document | None:
+        """What to start after, to go on from here; None if nothing was heard yet."""
+        return None if isinstance(self._start, Timestamp) else self._start
+
+    async def next(self) -> Document | None:
+        """The next change, or None if there was none for about a second.
+
+        Raises:
+            HistoryLostError: what comes next cannot be told any more.
+            ConfigurationError: the server has no change streams.
+            StorageUnavailableError: it failed for ``PATIENCE`` seconds on end.
+            StorageError: the server refused.
+        """
+        waiting = pauses()
+        while True:
+            try:
+                return await self._read()
+            except (PyMongoError, TimeoutError) as error:
+                if not self._needs_slimming(error):
+                    check_stream(error)
+                    pause = next(waiting)
+                    if pause is None:
+                        raise given_up(error) from None
+                    logger.debug("The change stream broke: %s.", type(error).__name__)
+                    await asyncio.sleep(pause)
+                self.reopened += 1
+
+    def _needs_slimming(self, error: Exception) -> bool:
+        """Whether the next change is too large, and may be had without its content."""
+        if getattr(error, "code", None) != _TOO_LARGE or self._slim:
+            return False
+        self._slim = True
+        return True
+
+    async def _read(self) -> Document | None:
+        try:
+            async with asyncio.timeout(_SILENCE):
+                if self._open is None:
+                    await self._reopen()
+                change: Document | None = await self._open.try_next()
+                if change is not None:
+                    await self._complete(change)
+                elif not self._open.alive:
+                    raise TimeoutError  # noqa: TRY301  it ended without a word
+        except BaseException:
+            # What was read and not returned is read again.
+            await self.close()
+            raise
+        token = change["_id"] if change else self._open.resume_token
+        self._start = token or self._start
+        if change and self._slim:
+            self._slim = False
+            await self.close()
+        return change
+
+    async def _reopen(self) -> None:
+        pipeline = items.slim(self._pipeline) if self._slim else self._pipeline
+        where = (
+            {"start_at_operation_time": self._start}
+            if isinstance(self._start, Timestamp)
+            else {"start_after": self._start}
+        )
+        self._open = await self._connection.watch(
+            pipeline, max_await_time_ms=AWAIT_MS, **where
+        )
+
+    async def _complete(self, change: Document) -> None:
+        """Read the document a change is about, if it does not tell enough."""
+        if items.needs_document(change, self._names):
+            collection = self._connection.database[change["ns"]["coll"]]
+            change["fullDocument"] = await collection.find_one(change["documentKey"])
+
+    async def close(self) -> None:
+        """End the server's cursor; the next call opens another."""
+        stream, self._open = self._open, None
+        if stream is not None:
+            with suppress(PyMongoError, TimeoutError):
+                async with asyncio.timeout(_FAREWELL):
+                    await stream.close()

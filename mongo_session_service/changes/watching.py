@@ -1,0 +1,130 @@
+"""The service's methods that push: live subscriptions, and waiting for state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from typing_extensions import override
+
+from mongo_session_service.clients import Target
+from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.lifecycle import Lifecycle
+from mongo_session_service.records import check_id, session_key
+
+from .feed import Feed
+from .router import Scope
+from .stats import FeedStats
+from .subscriptions import SessionSubscription, Subscription
+
+State = dict[str, Any]
+
+
+class Watching(Lifecycle):
+    """What a service tells of, without being asked again."""
+
+    def __init__(self, uri: str | None, client: Any, target: Target) -> None:
+        super().__init__(uri, client, target)
+        self._feed = Feed(self._opened, has_own_thread=uri is not None)
+
+    def watch(
+        self,
+        app_name: str | None = None,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        *,
+        after_revision: int | None = None,
+    ) -> Subscription:
+        """Subscribes to a session, to a user's or an app's, or to the whole database.
+
+        A session's subscription begins with a ``snapshot`` of its merged state, then
+        tells every event ``appended``, ``state`` of its user or app that others set,
+        and at last ``deleted``. The others tell what happens from now on: ``created``,
+        ``appended`` and ``deleted`` sessions, and ``state`` set without an event.
+
+        Args:
+            app_name: The app; None for every app.
+            user_id: The user; None for every user of the app.
+            session_id: The session, stripped; None for every session of the user.
+            after_revision: Of a session: begin with the events after this revision
+                instead, however old, then the ``state`` of its user and app as it is.
+
+        Raises:
+            InvalidInputError: the arguments name nothing that can be watched.
+        """
+        _check_revision(after_revision, "after_revision")
+        if session_id is not None:
+            if app_name is None or user_id is None:
+                raise InvalidInputError("A session_id needs its app_name and user_id.")
+            key = session_key(app_name, user_id, session_id)
+            return SessionSubscription(self._feed, key, after_revision)
+        if after_revision is not None:
+            message = "after_revision is a session's: it needs a session_id."
+            raise InvalidInputError(message)
+        if user_id is not None:
+            if app_name is None:
+                raise InvalidInputError("A user_id needs its app_name.")
+            check_id("user_id", user_id)
+        if app_name is not None:
+            check_id("app_name", app_name)
+        return Subscription(self._feed, Scope(app_name, user_id))
+
+    async def wait_for(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        revision: int | None = None,
+        predicate: Callable[[State], object] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  as asyncio's own waits have it
+    ) -> State:
+        """Returns a session's merged state once it has come so far.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session, stripped.
+            revision: Wait until the session is at this revision, or past it.
+            predicate: Or until this holds of its state; called for every change, so
+                that no state in between is missed.
+            timeout: Seconds to wait at most; None for ever.
+
+        Raises:
+            TimeoutError: it has not come so far in time.
+            SessionNotFoundError: the session is not stored, or is deleted meanwhile.
+            InvalidInputError: neither a revision nor a predicate is given.
+        """
+        _check_revision(revision, "revision")
+        if revision is None and predicate is None:
+            message = "wait_for needs a revision or a predicate to wait for."
+            raise InvalidInputError(message)
+        state: State = {}
+        subscription = self.watch(app_name, user_id, session_id)
+        async with asyncio.timeout(timeout), subscription as changes:
+            async for change in changes:
+                state |= change.state_delta if change.state is None else change.state
+                reached = changes.last_revision
+                if revision is not None and reached is not None and reached >= revision:
+                    return state
+                if predicate is not None and predicate(state):
+                    return state
+        raise SessionNotFoundError(f"Session {session_id.strip()!r} was deleted.")
+
+    def feed_stats(self) -> FeedStats:
+        """How the change feed is doing; cheap enough to ask every second."""
+        return self._feed.stats()
+
+    @override
+    async def close(self) -> None:
+        """Ends subscriptions and closes the clients; a later call opens new ones."""
+        await self._feed.close()
+        await super().close()
+
+
+def _check_revision(revision: object, name: str) -> None:
+    is_number = isinstance(revision, int) and not isinstance(revision, bool)
+    if revision is not None and not (is_number and 0 <= revision < 2**63):  # type: ignore[operator]
+        raise InvalidInputError(f"{name} must be a number of appends, 0 or more.")

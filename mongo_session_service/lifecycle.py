@@ -1,0 +1,63 @@
+"""Opening and closing: what every method of the service begins with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from .clients import Clients, Opened, Target
+from .schema import set_up
+from .translation import translated
+
+
+class Lifecycle:
+    """A service's connections, and their setup on first use."""
+
+    def __init__(self, uri: str | None, client: Any, target: Target) -> None:
+        self._clients = Clients(uri, client, target)
+        self._is_set_up = False
+        self._has_indexes = True
+
+    async def setup(self) -> None:
+        """Creates collections and indexes, and checks the server.
+
+        Done on first use too; call it at start-up to fail early. Safe to repeat.
+
+        Raises:
+            ConfigurationError: the server is too old, or is no replica set.
+            SchemaVersionError: the data was written by a newer release.
+        """
+        with translated():
+            opened = await self._clients.opened()
+            self._has_indexes = await set_up(opened.connection)
+        self._is_set_up = True
+
+    async def close(self) -> None:
+        """Closes the clients this service opened; a later call opens new ones."""
+        await self._clients.close()
+
+    async def __aenter__(self) -> Self:
+        await self.setup()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Opened]:
+        with translated():
+            opened = await self._clients.opened()
+            if not self._is_set_up:
+                async with opened.connection.setup_lock:
+                    if not self._is_set_up:
+                        self._has_indexes = await set_up(opened.connection)
+                        self._is_set_up = True
+            opened.connection.has_event_index = self._has_indexes
+            yield opened
