@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from .changes.change import Change
+from .changes.consumers import Consumer
+from .changes.dead_letters import DeadLetter
+from .changes.roster import ConsumerStatus
 from .changes.stats import FeedStats
 from .changes.subscriptions import Subscription
 from .errors import (
@@ -23,6 +26,9 @@ from .version import __version__
 __all__ = [
     "Change",
     "ConfigurationError",
+    "Consumer",
+    "ConsumerStatus",
+    "DeadLetter",
     "DocumentTooLargeError",
     "FeedStats",
     "HistoryLostError",

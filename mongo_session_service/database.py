@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
 from bson.int64 import Int64
-from bson.timestamp import Timestamp
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -35,9 +34,8 @@ Txn: TypeAlias = Any
 _MAJORITY: Final = WriteConcern("majority")
 _PRIMARY: Final = ReadPreference.PRIMARY
 _LOCAL: Final = ReadConcern("local")
-_READ_MAJORITY: Final = ReadConcern("majority")
 _SNAPSHOT: Final = ReadConcern("snapshot")
-_ONE_BATCH: Final = 1_000_000
+ONE_BATCH: Final = 1_000_000
 """Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
 
 _SNAPSHOT_UNAVAILABLE: Final = 246
@@ -121,6 +119,9 @@ class Connection:
         self.events = self.database[f"{prefix}events"]
         self.app_states = self.database[f"{prefix}app_states"]
         self.user_states = self.database[f"{prefix}user_states"]
+        self.checkpoints = self.database[f"{prefix}checkpoints"]
+        self.leases = self.database[f"{prefix}leases"]
+        self.dead_letters = self.database[f"{prefix}dead_letters"]
         self.metadata = self.database[f"{prefix}metadata"]
 
     async def transaction(self, work: Callable[[Txn], Awaitable[Result]]) -> Result:
@@ -177,72 +178,19 @@ class Connection:
         collection = collection.with_options(read_concern=_SNAPSHOT)
         for pause in _SNAPSHOT_PAUSES:
             try:
-                return await self._aggregate(collection, pipeline)
+                return await self.aggregate(collection, pipeline)
             except OperationFailure as error:
                 # A collection or index younger than the snapshot: a later one has it.
                 if error.code != _SNAPSHOT_UNAVAILABLE:
                     raise
             await asyncio.sleep(pause)
-        return await self._aggregate(collection, pipeline)
+        return await self.aggregate(collection, pipeline)
 
-    async def watch(self, pipeline: list[dict[str, Any]], **options: Any) -> Any:
-        """A change stream of the database, open or about to be."""
-        database = self.database.with_options(read_concern=_READ_MAJORITY)
-        stream = database.watch(pipeline, **options)
-        return await stream if self.driver is Driver.PYMONGO else stream
-
-    async def now(self) -> Timestamp:
-        """The latest time on the deployment's own clock that its primary knows."""
-        reply = await self.database.command("ping")
-        time: Timestamp = reply["operationTime"]
-        return time
-
-    async def snapshot_at(
-        self,
-        collection: Any,
-        pipeline: list[dict[str, Any]],
-        at: Timestamp | None = None,
-    ) -> tuple[list[dict[str, Any]], Timestamp]:
-        """All results of an aggregation, and the point in time they are from.
-
-        A point may be asked for, if it is not long past. The drivers have no way to ask
-        for or to tell it, so the commands are spelt out.
-        """
-        concern = {"level": "snapshot"} | ({} if at is None else {"atClusterTime": at})
-        command: dict[str, Any] = {
-            "aggregate": collection.name,
-            "pipeline": pipeline,
-            "cursor": {"batchSize": _ONE_BATCH},
-            "readConcern": concern,
-        }
-        starting = self.client.start_session()
-        if self.driver is Driver.MOTOR:
-            starting = await starting
-        async with starting as session:
-
-            async def run(command: dict[str, Any]) -> dict[str, Any]:
-                reply: dict[str, Any] = await self.database.command(
-                    command,
-                    codec_options=_CODEC_OPTIONS,
-                    read_preference=_PRIMARY,
-                    session=session,
-                )
-                cursor: dict[str, Any] = reply["cursor"]
-                return cursor
-
-            cursor = await run(command)
-            results: list[dict[str, Any]] = cursor["firstBatch"]
-            while cursor["id"]:
-                more = {"getMore": Int64(cursor["id"]), "collection": collection.name}
-                read_at, cursor = cursor["atClusterTime"], await run(more)
-                cursor["atClusterTime"] = read_at
-                results += cursor["nextBatch"]
-            return results, cursor["atClusterTime"]
-
-    async def _aggregate(
+    async def aggregate(
         self, collection: Any, pipeline: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        cursor = collection.aggregate(pipeline, batchSize=_ONE_BATCH)
+        """All results of an aggregation."""
+        cursor = collection.aggregate(pipeline, batchSize=ONE_BATCH)
         if self.driver is Driver.PYMONGO:
             cursor = await cursor
         results: list[dict[str, Any]] = await cursor.to_list(None)

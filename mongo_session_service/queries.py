@@ -43,6 +43,14 @@ def events_after(key: SessionKey, revision: int) -> Document:
     return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
 
 
+def events_of(app_name: str | None, after: Document | None) -> Document:
+    """Every event of an app, or of all, that follows another in the log's order."""
+    if app_name is None:
+        return {"_id": {"$gt": after or {}}}
+    bounds = _between({"app_name": app_name}, "user_id")
+    return {"_id": {**bounds["_id"], **({"$gt": after} if after else {})}}
+
+
 def event_by_id(key: SessionKey, event_id: Any) -> Document:
     """The event of a session that has this id; found without its index as well."""
     parts = {f"_id.{name}": part for name, part in key.id.items()}

@@ -118,6 +118,9 @@ async def _create_collections(connection: Connection) -> None:
             connection.events,
             connection.app_states,
             connection.user_states,
+            connection.checkpoints,
+            connection.leases,
+            connection.dead_letters,
             connection.metadata,
         )
     }.difference(await connection.database.list_collection_names())

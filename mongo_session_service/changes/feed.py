@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import weakref
 from contextvars import Context
 from typing import Any, Final
 
@@ -24,13 +23,6 @@ from .stats import Counters, FeedStats
 from .subscriptions import Subscription
 
 _THREAD_NAME: Final = "mongo-session-service-feed"
-
-_FEEDS: weakref.WeakSet[Feed] = weakref.WeakSet()
-
-
-def all_feeds() -> list[Feed]:
-    """Every feed of this process, for its metrics."""
-    return list(_FEEDS)
 
 
 class Feed:
@@ -54,7 +46,6 @@ class Feed:
         self._running: set[asyncio.Task[None]] = set()
         self._doorbells: dict[asyncio.AbstractEventLoop, Doorbell] = {}
         self.counters = Counters()
-        _FEEDS.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_opener": self._opener, "_has_own_thread": self._has_own_thread}
@@ -93,6 +84,7 @@ class Feed:
 
     def detach(self, subscription: Subscription) -> None:
         """Leave no more there."""
+        self._check_process()
         if reader := self._reader:
             reader.leave(subscription)
 
@@ -109,6 +101,7 @@ class Feed:
 
     def stats(self) -> FeedStats:
         """How it is doing."""
+        self._check_process()
         reader, counters = self._reader, self.counters
         subscriptions = reader.subscriptions() if reader else []
         return FeedStats(

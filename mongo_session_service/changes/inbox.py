@@ -47,10 +47,20 @@ class Doorbell:
         Raises:
             RuntimeError: the loop is closed.
         """
+        self.check()
         self._rung.append(inbox)
         if not self._is_ringing:
             self._is_ringing = True
             self._loop.call_soon_threadsafe(self._wake)
+
+    def check(self) -> None:
+        """Raise if nobody can be woken any more.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        if self._loop.is_closed():
+            raise RuntimeError("The event loop is closed.")
 
     def _wake(self) -> None:
         # First, so that whoever rings from here on calls again.
@@ -81,6 +91,7 @@ class Inbox:
         Raises:
             RuntimeError: the reader's loop is closed.
         """
+        self._doorbell.check()
         if len(self._notices) >= self._size:
             return False
         self._notices.append(notice)
@@ -111,7 +122,7 @@ class Inbox:
         while True:
             # Asked before looking: what is left before the end is read before it.
             has_ended = self._has_ended
-            if self._notices:
+            with suppress(IndexError):  # it is empty, or was cleared just now
                 return self._notices.popleft()
             if has_ended:
                 if self._end is not None:

@@ -37,6 +37,16 @@ class Names:
     app_states: str
     user_states: str
 
+    @classmethod
+    def of(cls, connection: Any) -> Names:
+        """As a connection has them."""
+        return cls(
+            sessions=connection.sessions.name,
+            events=connection.events.name,
+            app_states=connection.app_states.name,
+            user_states=connection.user_states.name,
+        )
+
     @property
     def all(self) -> tuple[str, ...]:
         """Every one of them."""
@@ -110,7 +120,7 @@ class StateSet:
     app_name: str
     user_id: str | None
     delta: Document
-    """Keys prefixed by scope."""
+    """Keys prefixed by scope; empty if every key it set had that value before."""
     time: float
 
     def change(self, delta: Document | None = None) -> Change:
@@ -131,7 +141,10 @@ class Dropped:
     what: str
 
 
-Item = Appended | Created | Deleted | StateSet | Dropped
+Happening = Appended | Created | Deleted | StateSet
+"""What someone may want to be told."""
+
+Item = Happening | Dropped
 
 
 def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
@@ -203,8 +216,6 @@ def interpret(change: Document, names: Names) -> Item | None:
         return Created(SessionKey(**id_), document) if document else None
     prefix = State.APP_PREFIX if isinstance(id_, str) else State.USER_PREFIX
     delta = {prefix + key: value for key, value in _delta(change).items()}
-    if not delta:
-        return None
     app_name, user_id = (
         (id_, None) if isinstance(id_, str) else (id_["app_name"], id_["user_id"])
     )

@@ -18,10 +18,10 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
+from mongo_session_service import history
 from mongo_session_service.clients import Opened
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import (
-    ConfigurationError,
     HistoryLostError,
     MongoSessionServiceError,
     SlowSubscriberError,
@@ -31,6 +31,7 @@ from mongo_session_service.errors import (
 from . import items
 from .inbox import MISSED, Notice
 from .items import Document, Dropped, Names
+from .patience import persistently
 from .router import Router
 from .stats import Counters
 from .stream import Stream
@@ -141,21 +142,10 @@ class Reader:
             return
         async with self._opener() as opened:
             connection = opened.connection
-            if not connection.has_transactions:
-                message = (
-                    "Changes cannot be watched with transactions=False, nor in"
-                    " mongomock: an event and its state could be told apart. Use a"
-                    " replica set, with transactions."
-                )
-                raise ConfigurationError(message)
-            names = Names(
-                sessions=connection.sessions.name,
-                events=connection.events.name,
-                app_states=connection.app_states.name,
-                user_states=connection.user_states.name,
-            )
+            history.check(connection)
+            names = Names.of(connection)
             while not self._is_over():
-                start = await connection.now()
+                start = await persistently(lambda: history.now(connection))
                 stream = Stream(connection, names, items.pipeline(names), start)
                 self._position = start
                 self._counters.is_running = True
@@ -192,10 +182,11 @@ class Reader:
             return
         if isinstance(item, Dropped):
             raise HistoryLostError(f"{item.what}: there is nothing left to watch.")
-        at, transaction = items.cluster_time(change), items.transaction_of(change)
+        at = items.cluster_time(change)
+        self._router.note(item, items.transaction_of(change))
         notice = None
         try:
-            for each, told in self._router.deliveries(item, transaction):
+            for each, told in self._router.deliveries(item):
                 if notice is None or notice.change is not told:
                     notice = Notice(at, told)
                 self._leave_with(each, notice)
@@ -224,6 +215,9 @@ class Reader:
         """Have sessions read from the events collection; tell all others."""
         logger.warning("The change feed starts anew. %s", error)
         self._counters.resyncs += 1
+        # Whoever comes now, the following sessions first, waits for the next stream:
+        # before it starts, nothing is told.
+        self._position = None
         for each in self._router:
             if each.scope.is_session:
                 each.inbox.clear()
@@ -267,7 +261,7 @@ async def _oplog_window(connection: Connection) -> float | None:
     with suppress(PyMongoError, TimeoutError):
         async with asyncio.timeout(_OPLOG_PATIENCE):
             [oldest] = await oplog.find().sort("$natural", 1).limit(1).to_list(1)
-            return float((await connection.now()).time - oldest["ts"].time)
+            return float((await history.now(connection)).time - oldest["ts"].time)
     return None
 
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from google.adk.sessions.state import State
+
 from mongo_session_service import scopes
 from mongo_session_service.records import SessionKey
 
@@ -50,7 +52,7 @@ class Router(Generic[_Subscriber]):
         self._by_topic: dict[Hashable, set[_Subscriber]] = defaultdict(set)
         self._all: set[_Subscriber] = set()
         self._transaction: object = None
-        self._writers: dict[Hashable, dict[str, tuple[SessionKey, Any]]] = {}
+        self._writes: dict[Hashable, dict[str, _Write]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -79,28 +81,30 @@ class Router(Generic[_Subscriber]):
             found += self._by_topic.get(topic, ())
         return found
 
-    def deliveries(
-        self, item: Item, transaction: object
-    ) -> Iterator[tuple[_Subscriber, Change]]:
-        """Who is to be told what: the same object, where it is the same.
+    def note(self, item: Item, transaction: object) -> None:
+        """Take notice of a change before its deliveries.
 
         State that sessions share is written once for all the appends of a transaction,
-        after their events. Who was told of such an append knows its part already.
+        after their events. Who is told of such an append knows its part already.
+        """
+        if transaction is None or transaction != self._transaction:
+            self._transaction = transaction
+            self._writes = {}
+        if isinstance(item, Appended) and transaction is not None:
+            self._remember(item)
+
+    def deliveries(self, item: Item) -> Iterator[tuple[_Subscriber, Change]]:
+        """Who is to be told what: the same object, where it is the same.
 
         Raises:
             StorageError: the change cannot be read.
         """
-        if transaction is None or transaction != self._transaction:
-            self._transaction = transaction
-            self._writers = {}
         recipients = self.recipients(item)
         if isinstance(item, StateSet):
             yield from self._of_state(item, recipients)
         elif recipients and not isinstance(item, Dropped):
             change = item.change()
             yield from ((each, change) for each in recipients)
-        if isinstance(item, Appended) and transaction is not None:
-            self._remember(item)
 
     def _remember(self, appended: Appended) -> None:
         app_name, user_id, _ = key = appended.key
@@ -109,14 +113,16 @@ class Router(Generic[_Subscriber]):
             ((app_name, None), shared.app),
             ((app_name, user_id), shared.user),
         ):
-            writers = self._writers.setdefault(scope, {})
-            writers |= {name: (key, value) for name, value in delta.items()}
+            writes = self._writes.setdefault(scope, {})
+            for name, value in delta.items():
+                writers = writes[name].writers if name in writes else set()
+                writes[name] = _Write(key, value, writers | {key})
 
     def _of_state(
         self, item: StateSet, recipients: list[_Subscriber]
     ) -> Iterator[tuple[_Subscriber, Change]]:
-        writers = self._writers.get((item.app_name, item.user_id), {})
-        keys = {key for key, _ in writers.values()}
+        writes = self._writes.get((item.app_name, item.user_id), {})
+        keys = {key for write in writes.values() for key in write.writers}
         change = item.change()
         for each in recipients:
             scope = each.scope
@@ -126,28 +132,43 @@ class Router(Generic[_Subscriber]):
                 if scope.is_session
                 else any(map(scope.covers, keys))
             )
-            if not has_written:
+            if has_written:
+                if unknown := _unknown(item, writes, scope):
+                    yield each, item.change(unknown)
+            elif item.delta:
                 yield each, change
-            elif unknown := _unknown(item, writers, scope):
-                yield each, item.change(unknown)
 
 
-def _unknown(
-    item: StateSet, writers: dict[str, tuple[SessionKey, Any]], scope: Scope
-) -> Document:
+class _Write(NamedTuple):
+    """What the appends of a transaction have set a key of shared state to."""
+
+    key: SessionKey
+    """The last one's session."""
+    value: Any
+    writers: set[SessionKey]
+    """The sessions of all of them."""
+
+
+def _unknown(item: StateSet, writes: dict[str, _Write], scope: Scope) -> Document:
     """The part of a write to shared state that is not told by a scope's own events."""
-
-    def is_known(name: str, value: Any) -> bool:
-        if name not in writers:
-            return False
-        key, written = writers[name]
-        return scope.covers(key) and (type(written), written) == (type(value), value)
-
-    return {
+    unknown = {
         prefixed: value
         for prefixed, value in item.delta.items()
-        if not is_known(prefixed.partition(":")[2], value)
+        if not _is_known(writes.get(prefixed.partition(":")[2]), value, scope)
     }
+    # The transaction as a whole may have left a key as it was, and nothing is told of
+    # it then. But whose own event has set it, and was not the last, has to know.
+    prefix = State.APP_PREFIX if item.user_id is None else State.USER_PREFIX
+    for name, write in writes.items():
+        if not scope.covers(write.key) and any(map(scope.covers, write.writers)):
+            unknown.setdefault(prefix + name, write.value)
+    return unknown
+
+
+def _is_known(write: _Write | None, value: Any, scope: Scope) -> bool:
+    if write is None or not scope.covers(write.key):
+        return False
+    return (type(write.value), write.value) == (type(value), value)
 
 
 def _topics(scope: Scope) -> list[Hashable]:

@@ -35,8 +35,9 @@ class FeedStats:
     """How often it could not be, so that sessions were read from storage instead."""
     drops: int
     """Subscriptions ended because they were read too slowly."""
-    token_ages: dict[str, float] = field(default_factory=dict)
-    """By consumer, how many seconds ago its checkpoint was saved."""
+    checkpoint_ages: dict[str, float] = field(default_factory=dict)
+    """By the name of each consumer that reads through this service, how many seconds
+    ago its checkpoint, with its resume token, was saved."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
+from mongo_session_service import history
 from mongo_session_service.database import Connection
 
 from . import items
@@ -119,8 +120,8 @@ class Stream:
             if isinstance(self._start, Timestamp)
             else {"start_after": self._start}
         )
-        self._open = await self._connection.watch(
-            pipeline, max_await_time_ms=AWAIT_MS, **where
+        self._open = await history.watch(
+            self._connection, pipeline, max_await_time_ms=AWAIT_MS, **where
         )
 
     async def _complete(self, change: Document) -> None:

@@ -10,6 +10,7 @@ from typing import Final, Protocol, Self
 from bson.timestamp import Timestamp
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 
+from mongo_session_service import history
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
 from mongo_session_service.records import SessionKey
@@ -131,7 +132,7 @@ class Subscription:
         """Have all that is committed from now on told."""
         await self._source.attach(self)
         connection = await self._source.connection()
-        self._since = await persistently(connection.now)
+        self._since = await persistently(lambda: history.now(connection))
 
     async def _next_notice(self) -> Change | None:
         """The next change the starting point does not show; None if some were missed.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service import queries, scopes
+from mongo_session_service import history, queries, scopes
 from mongo_session_service.codec import decode_shared_state, decode_state
 from mongo_session_service.database import Connection
 from mongo_session_service.records import Marker, SessionKey
@@ -20,7 +20,7 @@ from .items import Appended
 _RETRY: Final = 0.02  # seconds
 
 PAGE: Final = 256
-"""Events read at once; a session far ahead is caught up with page by page."""
+"""Events read at once, if they fit into a reply of 16 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,8 @@ class View:
     update_time: float
     scopes: ScopedState
     appended: list[Change]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there are no more events than these."""
-        return len(self.appended) < PAGE
+    is_complete: bool
+    """Whether there are no more events than these."""
 
     def snapshot(self) -> Change:
         """The whole merged state, as a change."""
@@ -72,59 +69,64 @@ async def load_view(
     key: SessionKey,
     *,
     after_revision: int | None,
-    not_before: Timestamp | None = None,
+    not_before: Timestamp,
 ) -> View | None:
     """A session with its events after a revision, or with none; None if not stored.
 
     Right after an election a new primary may not know yet that what the old one told
     is committed; it is asked until it does.
     """
-    unions: list[tuple[Any, list[dict[str, Any]]]] = [
-        (getattr(connection, each.collection), each.stages())
+    unions = [
+        {"coll": getattr(connection, each.collection).name, "pipeline": each.stages()}
         for each in queries.shared_state(key.app_name, key.user_id)
     ]
-    if after_revision is not None:
-        later = queries.events_after(key, after_revision)
-        pipeline: list[dict[str, Any]] = [
-            {"$match": later},
-            {"$sort": {"_id": 1}},
-            {"$limit": PAGE},
-        ]
-        unions.append((connection.events, pipeline))
     stages: list[dict[str, Any]] = [
         {"$match": {"_id": key.id}},
-        *(
-            {"$unionWith": {"coll": collection.name, "pipeline": pipeline}}
-            for collection, pipeline in unions
-        ),
+        *({"$unionWith": each} for each in unions),
     ]
     while True:
-        documents, at = await connection.snapshot_at(connection.sessions, stages)
-        if not_before is None or at >= not_before:
-            return _decode(documents, at, key)
+        found = await history.snapshot_at(connection, connection.sessions, stages)
+        if found.at >= not_before:
+            break
         await asyncio.sleep(_RETRY)
-
-
-def _decode(
-    documents: list[dict[str, Any]], at: Timestamp, key: SessionKey
-) -> View | None:
-    session, shared, appended = None, [], []
-    for document in documents:
-        id_ = document["_id"]
-        if "revision" in id_:
-            appended.append(Appended(key, document).change())
-        elif "session_id" in id_:
-            session = document
-        else:
-            shared.append(document)
+    session = next((each for each in found.documents if _is_session(each)), None)
     if session is None:
         return None
-    state = decode_shared_state(shared)
+    shared = decode_shared_state(
+        each for each in found.documents if not _is_session(each)
+    )
+    appended, is_complete = (
+        ([], True)
+        if after_revision is None
+        else await _load_appended(connection, key, after_revision, found.at)
+    )
     return View(
-        at=at,
+        at=found.at,
         key=key,
         marker=Marker(session["revision"], session["create_time"]),
         update_time=session["update_time"],
-        scopes=ScopedState(state.app, state.user, decode_state(session["state"])),
+        scopes=ScopedState(shared.app, shared.user, decode_state(session["state"])),
         appended=appended,
+        is_complete=is_complete,
     )
+
+
+async def _load_appended(
+    connection: Connection, key: SessionKey, after_revision: int, at: Timestamp
+) -> tuple[list[Change], bool]:
+    """A page of a session's events, and whether it is the last."""
+    stages: list[dict[str, Any]] = [
+        {"$match": queries.events_after(key, after_revision)},
+        {"$sort": {"_id": 1}},
+        {"$limit": PAGE},
+    ]
+    page = await history.snapshot_at(
+        connection, connection.events, stages, at=at, whole=False
+    )
+    appended = [Appended(key, each).change() for each in page.documents]
+    return appended, page.is_whole and len(appended) < PAGE
+
+
+def _is_session(document: dict[str, Any]) -> bool:
+    id_ = document["_id"]
+    return isinstance(id_, dict) and "session_id" in id_

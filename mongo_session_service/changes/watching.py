@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from typing_extensions import override
@@ -14,10 +16,14 @@ from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.lifecycle import Lifecycle
 from mongo_session_service.records import check_id, session_key
 
+from .consumers import Consumer
 from .feed import Feed
+from .metrics import observe
+from .roster import ConsumerStatus, all_consumers
 from .router import Scope
 from .stats import FeedStats
 from .subscriptions import SessionSubscription, Subscription
+from .tenure import OnHistoryLost, Start
 
 State = dict[str, Any]
 
@@ -28,6 +34,16 @@ class Watching(Lifecycle):
     def __init__(self, uri: str | None, client: Any, target: Target) -> None:
         super().__init__(uri, client, target)
         self._feed = Feed(self._opened, has_own_thread=uri is not None)
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self.database_name = target.database
+        observe(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        observe(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_consumers": weakref.WeakSet()}
 
     def watch(
         self,
@@ -113,13 +129,61 @@ class Watching(Lifecycle):
                     return state
         raise SessionNotFoundError(f"Session {session_id.strip()!r} was deleted.")
 
+    def consumer(
+        self,
+        name: str,
+        *,
+        app_name: str | None = None,
+        start: Start = "beginning",
+        on_history_lost: OnHistoryLost = "raise",
+    ) -> Consumer:
+        """A durable consumer of all changes: they go on where ``name`` has committed.
+
+        Args:
+            name: What its checkpoint is kept under.
+            app_name: The app whose changes it gets; None for all.
+            start: Where a new name begins: at the ``beginning`` of the log, every
+                event of which is told as ``appended`` before what happens from now on;
+                or ``now``.
+            on_history_lost: What to do when it was away for longer than MongoDB's
+                oplog reaches back, or its collections were dropped: ``raise``
+                ``HistoryLostError``; ``replay`` the log from its beginning; or
+                ``skip`` to now, with a warning.
+
+        Raises:
+            InvalidInputError: an argument is none of these.
+        """
+        check_id("name", name)
+        if app_name is not None:
+            check_id("app_name", app_name)
+        _check_choice("start", start, get_args(Start))
+        _check_choice("on_history_lost", on_history_lost, get_args(OnHistoryLost))
+        consumer = Consumer(
+            self._opened, name, app_name, start=start, on_history_lost=on_history_lost
+        )
+        self._consumers.add(consumer)
+        return consumer
+
+    async def consumers(self) -> list[ConsumerStatus]:
+        """Returns how every consumer is doing, by name, wherever it runs."""
+        async with self._opened() as opened:
+            return await all_consumers(opened.connection)
+
     def feed_stats(self) -> FeedStats:
         """How the change feed is doing; cheap enough to ask every second."""
-        return self._feed.stats()
+        ages = {each.name: each.checkpoint_age for each in self._consumers}
+        reading = {name: age for name, age in ages.items() if age is not None}
+        return replace(self._feed.stats(), checkpoint_ages=reading)
 
     @override
     async def close(self) -> None:
-        """Ends subscriptions and closes the clients; a later call opens new ones."""
+        """Ends subscriptions and consumers, and closes the clients.
+
+        A later call opens new ones.
+        """
+        for each in self._consumers:
+            if each.is_here:
+                await each.close()
         await self._feed.close()
         await super().close()
 
@@ -128,3 +192,9 @@ def _check_revision(revision: object, name: str) -> None:
     is_number = isinstance(revision, int) and not isinstance(revision, bool)
     if revision is not None and not (is_number and 0 <= revision < 2**63):  # type: ignore[operator]
         raise InvalidInputError(f"{name} must be a number of appends, 0 or more.")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        message = f"{name} must be one of {', '.join(choices)}, not {value!r}."
+        raise InvalidInputError(message)

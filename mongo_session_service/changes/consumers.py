@@ -1,0 +1,253 @@
+"""Durable consumers: every change at least once per name, across crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Final, Self
+
+from mongo_session_service.database import Txn
+from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.translation import translated
+
+from .change import Change
+from .dead_letters import DeadLetter, all_dead_letters, bury, dead_letter, exhuming
+from .deliveries import Delivery
+from .handling import Handler, HandlerFailedError, handling, in_transaction
+from .reader import Opener
+from .tenure import OnHistoryLost, Start, Tenure
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE: Final = 0.1  # seconds
+_LONGEST_PAUSE: Final = 30.0  # seconds
+
+
+class Consumer:
+    """A named reader of all changes, of an app or of the database, that is durable.
+
+    ::
+
+        async with service.consumer("billing", app_name="my_app") as consumer:
+            async for change in consumer:
+                await bill(change)
+                await consumer.commit()
+
+    It goes on after the change that was committed last under its name, in whatever
+    process. What was committed is not delivered again, all else at least once; an
+    ``appended`` change is told from others by its ``session_key`` and ``revision``.
+    One reader has the name at a time: others wait, and one takes over within seconds
+    when it is closed or its process dies.
+
+    Reading and committing raise:
+
+    - ``LeaseLostError``: another reader has taken over; nothing was committed.
+    - ``HistoryLostError``: MongoDB cannot tell what comes next, and ``on_history_lost``
+      is ``raise``.
+    - ``ConfigurationError``: the name belongs to another app's changes, or the server
+      has no change streams.
+    - ``StorageUnavailableError``: MongoDB has been away for a minute.
+    - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        name: str,
+        app_name: str | None,
+        *,
+        start: Start,
+        on_history_lost: OnHistoryLost,
+    ) -> None:
+        self.name = name
+        self._opener = opener
+        self._app_name = app_name
+        self._start = start
+        self._on_history_lost = on_history_lost
+        self._tenure: Tenure | None = None
+        self._is_running = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let another reader take over at once; reading on takes up the name again.
+
+        ``run()`` ends, and lets go, once the change at hand is handled and committed.
+        """
+        if self._tenure is not None:
+            self._tenure.stop()
+            if not self._is_running:
+                await self._let_go()
+
+    async def _let_go(self) -> None:
+        tenure, self._tenure = self._tenure, None
+        if tenure is not None:
+            await tenure.close()
+
+    @property
+    def checkpoint_age(self) -> float | None:
+        """Seconds since its checkpoint was saved here; None if it is not reading."""
+        tenure = self._tenure
+        return None if tenure is None else time.monotonic() - tenure.saved_at
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it reads in the running event loop."""
+        return self._loop is asyncio.get_running_loop()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        with translated():
+            delivery = await (await self._begun()).next()
+            return delivery.item.change()
+
+    async def commit(self) -> None:
+        """Save, with a majority, that all that was delivered so far is done.
+
+        Raises:
+            LeaseLostError: another reader has taken over; nothing was committed.
+            StorageUnavailableError: it may have been committed or not; try again.
+        """
+        if self._tenure is not None:
+            with translated():
+                await self._tenure.commit()
+
+    async def run(
+        self, handler: Handler, *, max_attempts: int = 5, transactional: bool = False
+    ) -> None:
+        """Have every change handled and committed, until it is cancelled or closed.
+
+        Args:
+            handler: Called with each change, awaited if it is a coroutine function. If
+                it raises it is called again, after growing pauses of 0.1 to 30
+                seconds, and at last the change is kept among the dead letters.
+            max_attempts: How often it is called at most.
+            transactional: Call ``handler(change, txn)``, where ``txn`` is the
+                driver's session. What is written with ``session=txn``, by way of
+                ``txn.client``, is committed together with the checkpoint: exactly
+                once. It may be called again when the transaction has to be repeated.
+
+        Raises:
+            InvalidInputError: ``max_attempts`` is less than 1.
+        """
+        if max_attempts < 1:
+            raise InvalidInputError("max_attempts must be 1 or more.")
+        self._is_running = True
+        try:
+            with translated():
+                while True:
+                    tenure = await self._begun()
+                    try:
+                        delivery = await tenure.next()
+                    except StopAsyncIteration:
+                        return
+                    await self._handle(
+                        tenure, delivery, handler, max_attempts, transactional
+                    )
+        finally:
+            self._is_running = False
+            await self._let_go()
+
+    async def _handle(
+        self,
+        tenure: Tenure,
+        delivery: Delivery,
+        handler: Handler,
+        max_attempts: int,
+        transactional: bool,  # noqa: FBT001  as run() was told
+    ) -> None:
+        work = handling(handler, delivery.item)
+        for attempt in range(max_attempts):
+            try:
+                if transactional:
+                    await tenure.save_with(work, delivery.position)
+                else:
+                    await work(None)
+                    await tenure.save(delivery.position)
+                return
+            except HandlerFailedError as failed:
+                error = failed.error
+            if attempt + 1 < max_attempts:
+                await asyncio.sleep(_pause(attempt))
+        logger.warning(
+            "Consumer %r keeps a change as a dead letter: its handler failed %d times,"
+            " last with %s.",
+            self.name,
+            max_attempts,
+            type(error).__name__,
+        )
+        letter = dead_letter(self.name, delivery.item, error, max_attempts)
+
+        async def keep(txn: Txn) -> None:
+            await bury(tenure.connection, letter, txn)
+
+        await tenure.save_with(keep, delivery.position)
+
+    async def dead_letters(self) -> AsyncIterator[DeadLetter]:
+        """The changes its handler has failed on for good, the oldest failure first."""
+        async with self._opener() as opened:
+            async for letter in all_dead_letters(opened.connection, self.name):
+                yield letter
+
+    async def replay_dead_letters(
+        self, handler: Handler, *, transactional: bool = False
+    ) -> int:
+        """Calls the handler once on each dead letter; returns how many it handled.
+
+        These are no dead letters any more; the others stay, with their new error. It
+        needs no lease, and can be called while the consumer runs elsewhere.
+
+        Args:
+            handler: As for :meth:`run`.
+            transactional: As for :meth:`run`, together with the letter's removal.
+        """
+        handled = 0
+        async with self._opener() as opened:
+            at = opened.connection
+            async for letter in all_dead_letters(at, self.name):
+                work, remove = handling(handler, letter.item), exhuming(at, letter)
+                try:
+                    if transactional:
+                        await in_transaction(at, work, remove)
+                    else:
+                        await work(None)
+                        await remove(None)
+                    handled += 1
+                except HandlerFailedError as failed:
+                    await bury(at, letter.failed_again(failed.error))
+        return handled
+
+    async def _begun(self) -> Tenure:
+        if self._tenure is None:
+            self._loop = asyncio.get_running_loop()
+            async with self._opener() as opened:
+                self._tenure = await Tenure.begin(
+                    opened.connection,
+                    self.name,
+                    self._app_name,
+                    self._start,
+                    self._on_history_lost,
+                )
+        return self._tenure
+
+
+def _pause(attempt: int) -> float:
+    """How many seconds to wait after a failed attempt, the first being 0."""
+    longest: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
+    return longest * random.uniform(0.5, 1)  # noqa: S311  not for secrets

@@ -1,0 +1,138 @@
+"""What a handler has failed on, kept to be looked at and tried again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mongo_session_service.codec import decode_state, encode_state
+from mongo_session_service.database import Connection, Txn
+from mongo_session_service.records import SessionKey
+
+from .change import Change
+from .handling import Work
+from .items import Appended, Created, Deleted, Document, Happening, StateSet
+
+_LONGEST_MESSAGE: Final = 2000  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A change that a consumer's handler has failed on, as often as it may."""
+
+    consumer: str
+    item: Happening
+    error: str
+    """The last exception: its type and text."""
+    attempts: int
+    time: float
+    """When it was given up last, in seconds since 1970."""
+
+    @property
+    def change(self) -> Change:
+        """The change itself.
+
+        Raises:
+            StorageError: its event is not one that this release of ADK can read.
+        """
+        return self.item.change()
+
+    @property
+    def id(self) -> Document:
+        """Its ``_id``: the same for the same change, however often it is delivered."""
+        return _id(self.consumer, self.item)
+
+    def failed_again(self, error: Exception) -> DeadLetter:
+        """The same after one more attempt."""
+        return dead_letter(self.consumer, self.item, error, self.attempts + 1)
+
+
+def dead_letter(
+    consumer: str, item: Happening, error: Exception, attempts: int
+) -> DeadLetter:
+    """A change that is given up now."""
+    text = f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+    return DeadLetter(consumer, item, text, attempts, time.time())
+
+
+async def bury(connection: Connection, letter: DeadLetter, txn: Txn = None) -> None:
+    """Keep a dead letter, in place of an earlier one of the same change."""
+    document = {
+        "item": _encode(letter.item),
+        "error": letter.error,
+        "attempts": letter.attempts,
+        "time": letter.time,
+    }
+    await connection.dead_letters.replace_one(
+        {"_id": letter.id}, document, upsert=True, session=txn
+    )
+
+
+def exhuming(connection: Connection, letter: DeadLetter) -> Work:
+    """Removing a dead letter."""
+
+    async def work(txn: Txn) -> None:
+        await connection.dead_letters.delete_one({"_id": letter.id}, session=txn)
+
+    return work
+
+
+async def all_dead_letters(
+    connection: Connection, consumer: str
+) -> AsyncIterator[DeadLetter]:
+    """A consumer's dead letters, the oldest first."""
+    found = connection.dead_letters.find({"_id.consumer": consumer}, {"_id": 1})
+    ids = [each["_id"] for each in await found.sort("time", 1).to_list(None)]
+    for id_ in ids:
+        document = await connection.dead_letters.find_one({"_id": id_})
+        if document is not None:
+            yield DeadLetter(
+                consumer=consumer,
+                item=_decode(document),
+                error=document["error"],
+                attempts=document["attempts"],
+                time=document["time"],
+            )
+
+
+def _id(consumer: str, item: Happening) -> Document:
+    """The same for the same change, however often it is delivered."""
+    id_: Document = {"consumer": consumer, "kind": _KINDS[type(item)]}
+    match item:
+        case Appended(key, document):
+            return {**id_, **key.id, "revision": document["_id"]["revision"]}
+        case Created(key, document):
+            return {**id_, **key.id, "time": document["create_time"]}
+        case Deleted(key, at):
+            return {**id_, **key.id, "time": at}
+        case StateSet(app_name, user_id, _, at):
+            return {**id_, "app_name": app_name, "user_id": user_id, "time": at}
+
+
+_KINDS: Final[dict[type, str]] = {
+    Appended: "appended",
+    Created: "created",
+    Deleted: "deleted",
+    StateSet: "state",
+}
+
+
+def _encode(item: Happening) -> Document:
+    if isinstance(item, StateSet):
+        return {"delta": encode_state(item.delta)}
+    return {} if isinstance(item, Deleted) else {"document": item.document}
+
+
+def _decode(stored: Document) -> Happening:
+    id_, item = stored["_id"], stored["item"]
+    if id_["kind"] == "state":
+        delta: dict[str, Any] = decode_state(item["delta"])
+        return StateSet(id_["app_name"], id_["user_id"], delta, id_["time"])
+    key = SessionKey(id_["app_name"], id_["user_id"], id_["session_id"])
+    if id_["kind"] == "deleted":
+        return Deleted(key, id_["time"])
+    if id_["kind"] == "created":
+        return Created(key, item["document"])
+    return Appended(key, item["document"])

@@ -1,0 +1,148 @@
+"""The changes a consumer is due, in order: the log replayed if asked, then the stream.
+
+A delivery knows the position after itself. Nothing here is saved: whoever has handled a
+delivery saves that position.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from pymongo.errors import OperationFailure
+
+from mongo_session_service import history, queries
+from mongo_session_service.database import Connection
+from mongo_session_service.errors import HistoryLostError
+from mongo_session_service.records import SessionKey
+
+from . import items
+from .checkpoints import Position
+from .items import Appended, Document, Dropped, Happening, Names, StateSet
+from .patience import persistently
+from .router import Router, Scope
+from .stream import Stream
+
+_PAGE: Final = 500  # events
+_FRESH: Final = 60
+"""Seconds a replay reads the log as it was at one time; MongoDB remembers for 300."""
+
+_SNAPSHOT_TOO_OLD: Final = 239
+
+
+class Delivery(NamedTuple):
+    """A change that is due."""
+
+    item: Happening
+    position: Position
+    """To be saved once it is handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipient:
+    """The consumer, as the router knows subscribers."""
+
+    scope: Scope
+
+
+class Deliveries:
+    """What is due from a position on."""
+
+    def __init__(
+        self, connection: Connection, names: Names, app_name: str | None, at: Position
+    ) -> None:
+        self._connection = connection
+        self._names = names
+        self._app_name = app_name
+        self.position = at
+        """After all that was delivered, and what was passed over since."""
+        self._page: deque[Document] = deque()
+        self._stream: Stream | None = None
+        self._router: Router[_Recipient] = Router()
+        self._router.attach(_Recipient(Scope(app_name)))
+
+    async def next(self) -> Delivery | None:
+        """The next that is due, or None if there was none for about a second.
+
+        If it is cancelled, the next call goes on where it was.
+
+        Raises:
+            HistoryLostError: what comes next cannot be told any more.
+            StorageUnavailableError: MongoDB has been away for a minute.
+        """
+        if self.position.is_replaying:
+            return await self._replayed()
+        if self._stream is None:
+            pipeline = items.pipeline(self._names, self._app_name)
+            self._stream = Stream(
+                self._connection, self._names, pipeline, self.position.start
+            )
+        change = await self._stream.next()
+        if change is not None:
+            return self._changed(change)
+        if token := self._stream.token:
+            self.position = self.position.after_silence(token)
+        return None
+
+    def _changed(self, change: Document) -> Delivery | None:
+        """What a change of the stream means to this consumer, if anything."""
+        at = items.cluster_time(change)
+        before = self.position
+        self.position = before.after_change(change["_id"], at)
+        item = items.interpret(change, self._names)
+        if item is None:
+            return None
+        if isinstance(item, Dropped):
+            raise HistoryLostError(f"{item.what}: there is nothing left to consume.")
+        if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
+            return None
+        self._router.note(item, items.transaction_of(change))
+        if isinstance(item, StateSet):
+            told = [change.state_delta for _, change in self._router.deliveries(item)]
+            if not told:
+                return None
+            item = replace(item, delta=told[0])
+        return Delivery(item, self.position)
+
+    async def _replayed(self) -> Delivery | None:
+        """The next event of the log; None at its end, where the stream goes on."""
+        if not self._page and not await self._load_page():
+            self.position = self.position.after_replay()
+            return None
+        document = self._page.popleft()
+        id_ = document["_id"]
+        self.position = self.position.after_replayed(id_)
+        key = SessionKey(id_["app_name"], id_["user_id"], id_["session_id"])
+        return Delivery(Appended(key, document), self.position)
+
+    async def _load_page(self) -> bool:
+        """Read more of the log, as it was when this part of the replay began."""
+        now = await persistently(lambda: history.now(self._connection))
+        if now.time - self.position.reading_at.time > _FRESH:
+            self.position = self.position.reading_later(now)
+        try:
+            page = await persistently(self._read_page)
+        except OperationFailure as error:
+            if error.code != _SNAPSHOT_TOO_OLD:
+                raise
+            self.position = self.position.reading_later(now)
+            page = await persistently(self._read_page)
+        self._page.extend(page.documents)
+        return bool(page.documents)
+
+    async def _read_page(self) -> history.Snapshot:
+        at, position = self._connection, self.position
+        stages: list[Document] = [
+            {"$match": queries.events_of(self._app_name, position.replayed)},
+            {"$sort": {"_id": 1}},
+            {"$limit": _PAGE},
+        ]
+        return await history.snapshot_at(
+            at, at.events, stages, at=position.reading_at, whole=False
+        )
+
+    async def close(self) -> None:
+        """End the server's cursor."""
+        if self._stream is not None:
+            await self._stream.close()

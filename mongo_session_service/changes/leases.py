@@ -1,0 +1,200 @@
+"""One active reader per consumer name, held by a lease with a rising epoch.
+
+A lease is renewed in a document of its own, so that a handler's transaction, which ends
+with the checkpoint, conflicts with no renewal. Each holder raises the checkpoint's
+epoch, and names it with all it saves: who was replaced matches nothing and saves
+nothing. All times are the server's; clocks need not agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import weakref
+from contextlib import suppress
+from typing import Any, Final
+
+from pymongo.errors import PyMongoError
+
+from mongo_session_service.database import Connection, Txn
+from mongo_session_service.errors import ConfigurationError, LeaseLostError
+
+from .checkpoints import Position, decode_position, encode_position
+from .items import Document
+from .patience import persistently
+
+LEASE: Final = 5.0
+"""Seconds without a sign of life, after which a name can be taken over."""
+
+RENEWAL: Final = 1.0  # seconds
+_RETRY: Final = 0.5  # seconds
+
+_EXPIRY: Final[Document] = {"$add": ["$$NOW", int(LEASE * 1000)]}
+_IS_FREE: Final[Document] = {
+    "$or": [{"owner": None}, {"$expr": {"$lt": ["$expires_at", "$$NOW"]}}]
+}
+
+
+class Lease:
+    """The right to read and to save under a consumer's name."""
+
+    def __init__(
+        self, connection: Connection, name: str, owner: str, checkpoint: Document
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        self._owner = owner
+        self._epoch = checkpoint["epoch"]
+        self._saves = checkpoint["saves"]
+        self._is_lost = False
+        stored = checkpoint["position"]
+        self.position: Position | None = stored and decode_position(stored)
+        """What was saved last; None if nothing ever was."""
+        self.log: object = checkpoint["log"]
+        """What tells the log it belongs to from others."""
+        self._renewal = asyncio.create_task(_keep_renewing(weakref.ref(self)))
+
+    @classmethod
+    async def acquire(
+        cls, connection: Connection, name: str, app_name: str | None
+    ) -> Lease:
+        """The lease, as soon as nobody else has it.
+
+        Raises:
+            ConfigurationError: the name is in use for the changes of another app.
+        """
+        owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        await _add(connection.leases, name, {"owner": None, "expires_at": None})
+        nothing = {"epoch": 0, "saves": 0, "log": None, "position": None}
+        await _add(connection.checkpoints, name, {"app_name": app_name, **nothing})
+        await _check_app(connection, name, app_name)
+        taken = {"owner": owner, "expires_at": _EXPIRY}
+        found = None
+        while found is None:
+            found = await persistently(
+                lambda: connection.leases.find_one_and_update(
+                    {"_id": name, **_IS_FREE}, [{"$set": taken}]
+                )
+            )
+            if found is None:
+                await asyncio.sleep(_RETRY)
+        checkpoint: Document = await persistently(
+            lambda: connection.checkpoints.find_one_and_update(
+                {"_id": name}, {"$inc": {"epoch": 1}}, return_document=True
+            )
+        )
+        return cls(connection, name, owner, checkpoint)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was released, or is known to be another's by now."""
+        return self._is_lost
+
+    def check(self) -> None:
+        """Make sure that it is not known to be lost.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over.
+        """
+        if self._is_lost:
+            message = (
+                f"Another reader has taken over consumer {self._name!r}, since this one"
+                f" gave no sign of life for {LEASE:.0f} seconds. What was not committed"
+                " here is delivered there."
+            )
+            raise LeaseLostError(message)
+
+    async def save(self, position: Position, log: object, txn: Txn = None) -> None:
+        """Save a position, with a majority; in a transaction, if one is given.
+
+        Saves are counted, so that one whose outcome was unknown is recognised when it
+        is done again: alone it has succeeded, and a transaction must not be repeated.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over; nothing was saved.
+        """
+        self.check()
+        last = {"_id": self._name, "epoch": self._epoch, "saves": self._saves}
+        change = {
+            "position": {"$literal": encode_position(position)},
+            "log": {"$literal": log},
+            "saves": self._saves + 1,
+            "saved_at": "$$NOW",
+        }
+        update = self._connection.checkpoints.update_one
+        if txn is not None:
+            saved = await update(last, [{"$set": change}], session=txn)
+            self._is_lost = not saved.matched_count
+            self.check()
+            return
+        saved = await persistently(lambda: update(last, [{"$set": change}]))
+        self._saves += 1
+        if not saved.matched_count:
+            mine = {**last, "saves": self._saves}
+            found = await persistently(
+                lambda: self._connection.checkpoints.find_one(mine, {"_id": 1})
+            )
+            self._is_lost = found is None
+            self.check()
+
+    def count_save(self) -> None:
+        """Count what a transaction has saved, once that is committed."""
+        self._saves += 1
+
+    async def renew(self) -> None:
+        """Give a sign of life."""
+        renewed = await self._connection.leases.update_one(
+            {"_id": self._name, "owner": self._owner},
+            [{"$set": {"expires_at": _EXPIRY}}],
+        )
+        self._is_lost = self._is_lost or not renewed.matched_count
+
+    async def release(self) -> None:
+        """Let the next reader have it at once."""
+        self._renewal.cancel()
+        self._is_lost = True
+        with suppress(PyMongoError):
+            await self._connection.leases.update_one(
+                {"_id": self._name, "owner": self._owner}, {"$set": {"owner": None}}
+            )
+
+
+async def _add(collection: Any, name: str, fields: Document) -> None:
+    """Store a consumer's document, unless it is stored already."""
+    await persistently(
+        lambda: collection.update_one(
+            {"_id": name}, {"$setOnInsert": fields}, upsert=True
+        )
+    )
+
+
+async def _keep_renewing(lease: weakref.ref[Lease]) -> None:
+    """Renew until it is lost, released, or its consumer was let go of."""
+    while (held := lease()) is not None and not held.is_lost:
+        with suppress(PyMongoError):
+            await held.renew()
+        del held
+        await asyncio.sleep(RENEWAL)
+
+
+async def _check_app(connection: Connection, name: str, app_name: str | None) -> None:
+    stored = await persistently(
+        lambda: connection.checkpoints.find_one({"_id": name}, {"app_name": 1})
+    )
+    if stored is not None and stored["app_name"] != app_name:
+        what = stored["app_name"]
+        message = (
+            f"Consumer {name!r} was begun with app_name={what!r}, not {app_name!r}, and"
+            " its checkpoint says nothing of the rest. Choose another name."
+        )
+        raise ConfigurationError(message)
+
+
+async def log_id(connection: Connection) -> Any:
+    """What tells an events collection from any other, also of the same name."""
+    command = {"listCollections": 1, "filter": {"name": connection.events.name}}
+    reply = await persistently(lambda: connection.database.command(command))
+    found = reply["cursor"]["firstBatch"]
+    return found[0]["info"]["uuid"] if found else None

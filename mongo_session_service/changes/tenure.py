@@ -1,0 +1,204 @@
+"""The time during which one reader holds a consumer's name."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final, Literal, Self
+
+from mongo_session_service import history
+from mongo_session_service.database import Connection, Txn
+from mongo_session_service.errors import HistoryLostError
+
+from .checkpoints import Position
+from .deliveries import Deliveries, Delivery
+from .handling import Work, in_transaction
+from .items import Names
+from .leases import Lease, log_id
+from .patience import persistently
+
+logger = logging.getLogger(__name__)
+
+IDLE_SAVE: Final = 15.0
+"""Seconds after which a silent stream's token is saved, so that it does not age."""
+
+OnHistoryLost = Literal["raise", "replay", "skip"]
+Start = Literal["beginning", "now"]
+
+
+class Tenure:
+    """Reads what is due, and saves what is done, under a lease."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        lease: Lease,
+        log: object,
+        app_name: str | None,
+        on_history_lost: OnHistoryLost,
+    ) -> None:
+        self.connection = connection
+        self._lease = lease
+        self._log = log
+        self._app_name = app_name
+        self._on_history_lost = on_history_lost
+        self._deliveries: Deliveries | None = None
+        self._uncommitted: Position | None = None
+        self._is_reading = False
+        self._is_over = False
+        self.saved_at = time.monotonic()
+        """When its checkpoint was saved last, on this machine's monotonic clock."""
+
+    @classmethod
+    async def begin(
+        cls,
+        connection: Connection,
+        name: str,
+        app_name: str | None,
+        start: Start,
+        on_history_lost: OnHistoryLost,
+    ) -> Self:
+        """Wait for the lease, and go on where the checkpoint is.
+
+        Raises:
+            ConfigurationError: the name is in use for another app, or the client or
+                the server has no change streams.
+            HistoryLostError: the checkpoint is of another log than the one there is.
+        """
+        history.check(connection)
+        lease = await Lease.acquire(connection, name, app_name)
+        try:
+            log = await log_id(connection)
+            tenure = cls(connection, lease, log, app_name, on_history_lost)
+            await tenure._begin(start)
+        except BaseException:
+            await lease.release()
+            raise
+        return tenure
+
+    async def _begin(self, start: Start) -> None:
+        position = self._lease.position
+        if position is None:
+            await self._begin_at(start)
+        elif self._lease.log != self._log:
+            message = (
+                "The events collection is not the one the checkpoint was saved for: it"
+                " was dropped, or restored from a backup."
+            )
+            await self._recover(HistoryLostError(message))
+        else:
+            self._read_from(position)
+
+    async def _begin_at(self, start: Start) -> None:
+        now = await persistently(lambda: history.now(self.connection))
+        begin = Position.at_end if start == "now" else Position.at_beginning
+        position = begin(now)
+        await self.save(position)
+        self._read_from(position)
+
+    def _read_from(self, position: Position) -> None:
+        names = Names.of(self.connection)
+        self._deliveries = Deliveries(self.connection, names, self._app_name, position)
+        self._uncommitted = None
+
+    async def _recover(self, error: HistoryLostError) -> None:
+        """Do about lost history what was asked for."""
+        if self._on_history_lost == "raise":
+            raise error
+        logger.warning("%s on_history_lost: %s.", error, self._on_history_lost)
+        await self._close_deliveries()
+        await self._begin_at("now" if self._on_history_lost == "skip" else "beginning")
+
+    async def next(self) -> Delivery:
+        """What is due next.
+
+        Raises:
+            StopAsyncIteration: it was closed.
+            LeaseLostError: another reader has taken the name over.
+            HistoryLostError: what is due cannot be told any more.
+        """
+        self._is_reading = True
+        try:
+            while not self._is_over and self._deliveries is not None:
+                delivery = await self._next(self._deliveries)
+                if delivery is not None:
+                    return delivery
+            raise StopAsyncIteration
+        finally:
+            self._is_reading = False
+            if self._is_over:
+                await self._close_deliveries()
+
+    async def _next(self, deliveries: Deliveries) -> Delivery | None:
+        self._lease.check()
+        try:
+            delivery = await deliveries.next()
+        except HistoryLostError as error:
+            await self._recover(error)
+            return None
+        if self._is_over:
+            return None
+        self._lease.check()
+        if delivery is not None:
+            self._uncommitted = delivery.position
+        elif self._uncommitted is None:
+            await self._save_silence(deliveries)
+        return delivery
+
+    async def _save_silence(self, deliveries: Deliveries) -> None:
+        """Save how far a stream is that has nothing to tell."""
+        if time.monotonic() - self.saved_at > IDLE_SAVE:
+            now = await persistently(lambda: history.now(self.connection))
+            await self.save(deliveries.position.as_of(now))
+
+    async def commit(self) -> None:
+        """Save that all that was delivered is done.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over; nothing was saved.
+        """
+        if self._uncommitted is not None:
+            await self.save(self._uncommitted)
+
+    async def save(self, position: Position) -> None:
+        """Save that all up to a position is done.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over; nothing was saved.
+        """
+        await self._lease.save(position, self._log)
+        self._note_saved(position)
+
+    async def save_with(self, work: Work, position: Position) -> None:
+        """Do work, and save that all up to a position is done, in one transaction.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over; nothing was done.
+        """
+
+        async def finish(txn: Txn) -> None:
+            await self._lease.save(position, self._log, txn)
+
+        await in_transaction(self.connection, work, finish)
+        self._lease.count_save()
+        self._note_saved(position)
+
+    def _note_saved(self, position: Position) -> None:
+        self.saved_at = time.monotonic()
+        if self._uncommitted is position:
+            self._uncommitted = None
+
+    def stop(self) -> None:
+        """Deliver nothing more."""
+        self._is_over = True
+
+    async def close(self) -> None:
+        """Let another reader take over at once."""
+        self.stop()
+        await self._lease.release()
+        if not self._is_reading:
+            await self._close_deliveries()
+
+    async def _close_deliveries(self) -> None:
+        if self._deliveries is not None:
+            await self._deliveries.close()

@@ -1,0 +1,101 @@
+"""Reading along the deployment's own clock: what is now, what was, what comes next."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+from pymongo import ReadPreference
+from pymongo.read_concern import ReadConcern
+
+from .database import ONE_BATCH, Connection, Driver
+from .errors import ConfigurationError
+
+_MAJORITY: Final = ReadConcern("majority")
+_PRIMARY: Final = ReadPreference.PRIMARY
+
+
+class Snapshot(NamedTuple):
+    """What was read of one point in time."""
+
+    documents: list[dict[str, Any]]
+    at: Timestamp
+    is_whole: bool
+    """Whether these are all, or a first reply's worth of them."""
+
+
+def check(connection: Connection) -> None:
+    """Refuse a connection whose changes cannot be told whole.
+
+    Raises:
+        ConfigurationError: it does without transactions.
+    """
+    if not connection.has_transactions:
+        message = (
+            "Changes cannot be watched with transactions=False, nor in mongomock: an"
+            " event would be told apart from its state. Use a replica set, with"
+            " transactions."
+        )
+        raise ConfigurationError(message)
+
+
+async def now(connection: Connection) -> Timestamp:
+    """The latest time that the primary knows."""
+    reply = await connection.database.command("ping")
+    time: Timestamp = reply["operationTime"]
+    return time
+
+
+async def watch(
+    connection: Connection, pipeline: list[dict[str, Any]], **options: Any
+) -> Any:
+    """A change stream of the database, open or about to be."""
+    database = connection.database.with_options(read_concern=_MAJORITY)
+    stream = database.watch(pipeline, **options)
+    return await stream if connection.driver is Driver.PYMONGO else stream
+
+
+async def snapshot_at(
+    connection: Connection,
+    collection: Any,
+    pipeline: list[dict[str, Any]],
+    *,
+    at: Timestamp | None = None,
+    whole: bool = True,
+) -> Snapshot:
+    """Results of an aggregation, and the point in time they are from.
+
+    A point may be asked for, if it is not long past. The drivers have no way to ask
+    for or to tell it, so the commands are spelt out.
+    """
+    concern = {"level": "snapshot"} | ({} if at is None else {"atClusterTime": at})
+    command: dict[str, Any] = {
+        "aggregate": collection.name,
+        "pipeline": pipeline,
+        "cursor": {"batchSize": ONE_BATCH},
+        "readConcern": concern,
+    }
+    starting = connection.client.start_session()
+    if connection.driver is Driver.MOTOR:
+        starting = await starting
+    async with starting as session:
+
+        async def run(command: dict[str, Any]) -> dict[str, Any]:
+            reply: dict[str, Any] = await connection.database.command(
+                command,
+                codec_options=connection.database.codec_options,
+                read_preference=_PRIMARY,
+                session=session,
+            )
+            return reply
+
+        cursor = (await run(command))["cursor"]
+        read_at, documents = cursor["atClusterTime"], cursor["firstBatch"]
+        while whole and cursor["id"]:
+            more = {"getMore": Int64(cursor["id"]), "collection": collection.name}
+            cursor = (await run(more))["cursor"]
+            documents += cursor["nextBatch"]
+        if left := cursor["id"]:
+            await run({"killCursors": collection.name, "cursors": [Int64(left)]})
+    return Snapshot(documents, read_at, is_whole=not left)
