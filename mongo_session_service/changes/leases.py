@@ -31,7 +31,6 @@ LEASE: Final = 5.0
 RENEWAL: Final = 1.0  # seconds
 _RETRY: Final = 0.5  # seconds
 
-_EXPIRY: Final[Document] = {"$add": ["$$NOW", int(LEASE * 1000)]}
 _IS_FREE: Final[Document] = {
     "$or": [{"owner": None}, {"$expr": {"$lt": ["$expires_at", "$$NOW"]}}]
 }
@@ -70,7 +69,7 @@ class Lease:
         nothing = {"epoch": 0, "saves": 0, "log": None, "position": None}
         await _add(connection.checkpoints, name, {"app_name": app_name, **nothing})
         await _check_app(connection, name, app_name)
-        taken = {"owner": owner, "expires_at": _EXPIRY}
+        taken = {"owner": owner, "expires_at": _expiry()}
         found = None
         while found is None:
             found = await persistently(
@@ -147,7 +146,7 @@ class Lease:
         """Give a sign of life."""
         renewed = await self._connection.leases.update_one(
             {"_id": self._name, "owner": self._owner},
-            [{"$set": {"expires_at": _EXPIRY}}],
+            [{"$set": {"expires_at": _expiry()}}],
         )
         self._is_lost = self._is_lost or not renewed.matched_count
 
@@ -190,6 +189,11 @@ async def _check_app(connection: Connection, name: str, app_name: str | None) ->
             " its checkpoint says nothing of the rest. Choose another name."
         )
         raise ConfigurationError(message)
+
+
+def _expiry() -> Document:
+    """When a lease expires that is renewed now."""
+    return {"$add": ["$$NOW", int(LEASE * 1000)]}
 
 
 async def log_id(connection: Connection) -> Any:

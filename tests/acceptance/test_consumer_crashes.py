@@ -1,0 +1,77 @@
+"""A consumer whose process is killed at random goes on where it has committed."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import random
+from collections import Counter
+
+from consuming import PATIENCE, create
+from consuming_process import consume
+from google.adk.events import Event
+from google.adk.sessions import Session
+from pymongo import MongoClient
+
+from mongo_session_service import MongoSessionService
+
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["consuming_process"])
+SESSIONS, EVENTS, KILLS = 10, 2000, 20
+CHANCE = random.Random(20)  # noqa: S311  not for secrets
+
+
+async def write(service: MongoSessionService, session: Session) -> None:
+    for _ in range(EVENTS // SESSIONS):
+        await service.append_event(session, Event(author="x"))
+        await asyncio.sleep(0.1)  # so that it lasts for all the kills
+
+
+def read(uri: str, database: str, count: int, keys: set[str]) -> None:
+    """Let a process see so many events, or all there are, and kill it."""
+    here, there = FORKING.Pipe(duplex=False)
+    process = FORKING.Process(target=consume, args=(uri, database, there))
+    process.start()
+    there.close()
+    try:
+        while count and len(keys) < EVENTS:
+            assert here.poll(PATIENCE)
+            keys.add(here.recv())
+            count -= 1
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+
+
+async def test_no_event_is_lost_or_told_again_after_its_commit(
+    mongodb_uri: str, service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Killed 20 times while 2,000 events are written, each is seen at least once.
+
+    Those seen twice were not committed when the process died that saw them first.
+    """
+    sessions = [await create(service, str(number)) for number in range(SESSIONS)]
+    writing = asyncio.gather(*(write(service, session) for session in sessions))
+    keys: set[str] = set()
+
+    for _ in range(KILLS):
+        count = CHANCE.randint(1, 100)
+        await asyncio.to_thread(read, mongodb_uri, database, count, keys)
+    await asyncio.to_thread(read, mongodb_uri, database, EVENTS, keys)
+    await writing
+
+    seen = list(admin[database].seen.find())
+    expected = {
+        f"{session.id}/{revision}"
+        for session in sessions
+        for revision in range(1, len(session.events) + 1)
+    }
+    assert {each["key"] for each in seen} == expected
+    assert len(expected) == EVENTS
+    committed = Counter(each["key"] for each in seen if each.get("committed"))
+    assert max(committed.values()) == 1
+    later: dict[str, bool] = {}
+    for each in seen:
+        assert not later.get(each["key"]), "told again after its commit"
+        later[each["key"]] = each.get("committed", False)

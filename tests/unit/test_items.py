@@ -1,0 +1,131 @@
+"""What change stream documents mean."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+from mongo_session_service.changes import items
+from mongo_session_service.changes.items import (
+    Appended,
+    Created,
+    Deleted,
+    Dropped,
+    Names,
+    StateSet,
+)
+from mongo_session_service.records import SessionKey
+
+NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states")
+KEY = SessionKey("a", "u", "s")
+WALL_TIME = dt.datetime(2026, 1, 2, 3, 4, 5, 678000)  # noqa: DTZ001  as PyMongo has it
+USER = {"app_name": "a", "user_id": "u"}
+
+
+def change(kind: str, collection: str = "events", **fields: Any) -> dict[str, Any]:
+    return {
+        "_id": {"_data": "82"},
+        "operationType": kind,
+        "ns": {"db": "d", "coll": f"p_{collection}"},
+        "clusterTime": Timestamp(7, 1),
+        "wallTime": WALL_TIME,
+        **fields,
+    }
+
+
+def update(collection: str, id_: Any, **description: Any) -> dict[str, Any]:
+    nothing = {"updatedFields": {}, "removedFields": [], "truncatedArrays": []}
+    return change(
+        "update",
+        collection,
+        documentKey={"_id": id_},
+        updateDescription={**nothing, **description},
+    )
+
+
+TIME = WALL_TIME.replace(tzinfo=dt.UTC).timestamp()
+EVENT = {"_id": KEY.event_id(3), "event": {}}
+SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("told", "meaning"),
+    [
+        (
+            change("insert", documentKey={"_id": EVENT["_id"]}, fullDocument=EVENT),
+            Appended(KEY, EVENT),
+        ),
+        (
+            change(
+                "insert", "sessions", documentKey={"_id": KEY.id}, fullDocument=SESSION
+            ),
+            Created(KEY, SESSION),
+        ),
+        (
+            change("delete", "sessions", documentKey={"_id": KEY.id}),
+            Deleted(KEY, TIME),
+        ),
+        (
+            update("app_states", "a", updatedFields={"state.x%2Ey": 1, "revision": 2}),
+            StateSet("a", None, {"app:x.y": 1}, TIME),
+        ),
+        (
+            update("user_states", USER, removedFields=["state.x"]),
+            StateSet("a", "u", {"user:x": None}, TIME),
+        ),
+        (
+            change(
+                "insert",
+                "user_states",
+                documentKey={"_id": USER},
+                fullDocument={"_id": USER, "state": {"x": {"%json": "1"}}},
+            ),
+            StateSet("a", "u", {"user:x": 1}, TIME),
+        ),
+        (update("app_states", "a", updatedFields={"revision": 2}), None),
+        (change("drop"), Dropped("The collection 'p_events' was dropped")),
+        (change("rename"), Dropped("The collection 'p_events' was renamed")),
+        (change("drop", "unrelated"), None),
+        (change("dropDatabase", ns={"db": "d"}), Dropped("The database was dropped")),
+        (change("invalidate", ns={"db": "d"}), Dropped("The database was dropped")),
+        (change("insert", documentKey={"_id": EVENT["_id"]}, fullDocument=None), None),
+    ],
+)
+def test_changes_are_interpreted(told: dict[str, Any], meaning: Any) -> None:
+    """Each document of a stream means one thing, or nothing."""
+    assert items.interpret(told, NAMES) == meaning
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        {"updatedFields": {"state.x.y": 1}},
+        {"updatedFields": {"state.x.0": 1}},
+        {"updatedFields": {"state": {"x": 1}}},
+        {"removedFields": ["state.x.y"]},
+        {"truncatedArrays": [{"field": "state.x", "newSize": 1}]},
+    ],
+)
+def test_writes_in_place_have_their_document_read(paths: dict[str, Any]) -> None:
+    """What another tool changed within a value is told by the whole document."""
+    assert items.needs_document(update("app_states", "a", **paths), NAMES)
+
+
+def test_slim_changes_have_their_document_read() -> None:
+    """A change that came without its content needs its document, a delete does not."""
+    assert items.needs_document(change("insert", documentKey={}), NAMES)
+    assert items.needs_document(change("update", "app_states"), NAMES)
+    assert not items.needs_document(change("delete", "sessions"), NAMES)
+    assert not items.needs_document(change("drop"), NAMES)
+    assert not items.needs_document(update("app_states", "a"), NAMES)
+
+
+def test_older_servers_have_no_wall_time() -> None:
+    """Before MongoDB 6.0 the deployment's clock tells the time, in whole seconds."""
+    told = change("delete", "sessions")
+    del told["wallTime"]
+
+    assert items.committed_at(told) == 7.0

@@ -1,0 +1,150 @@
+"""Who is told of which change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from mongo_session_service import StorageError
+from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.items import Appended, Created, Deleted, StateSet
+from mongo_session_service.changes.router import Router, Scope
+from mongo_session_service.records import SessionKey
+
+KEY = SessionKey("a", "u", "s")
+OTHER = SessionKey("a", "u", "t")
+STRANGER = SessionKey("a", "v", "s")
+
+
+@dataclass(frozen=True)
+class Reader:
+    scope: Scope
+
+
+READERS = {
+    "session": Reader(Scope(*KEY)),
+    "other session": Reader(Scope(*OTHER)),
+    "user": Reader(Scope("a", "u")),
+    "other user": Reader(Scope("a", "v")),
+    "app": Reader(Scope("a")),
+    "other app": Reader(Scope("b")),
+    "all": Reader(Scope()),
+}
+
+
+@pytest.fixture
+def router() -> Router[Reader]:
+    router: Router[Reader] = Router()
+    for reader in READERS.values():
+        router.attach(reader)
+    return router
+
+
+def appended(key: SessionKey, **delta: Any) -> Appended:
+    delta = {name.replace("_", ":"): value for name, value in delta.items()}
+    event = {
+        "id": "e",
+        "author": "x",
+        "invocation_id": "",
+        "timestamp": 1.0,
+        "actions": {"state_delta": delta},
+    }
+    return Appended(key, {"_id": key.event_id(1), "event": event})
+
+
+def app_state(**delta: Any) -> StateSet:
+    return StateSet("a", None, {f"app:{k}": v for k, v in delta.items()}, 1.0)
+
+
+def told(router: Router[Reader], item: Any, txn: object = 1) -> dict[str, Change]:
+    """Who is told what, by the names of the readers."""
+    router.note(item, txn)
+    names = {reader: name for name, reader in READERS.items()}
+    return {names[reader]: change for reader, change in router.deliveries(item)}
+
+
+@pytest.mark.parametrize(
+    ("item", "names"),
+    [
+        (appended(KEY), {"session", "user", "app", "all"}),
+        (appended(STRANGER), {"other user", "app", "all"}),
+        (Deleted(KEY, 1.0), {"session", "user", "app", "all"}),
+        (
+            Created(KEY, {"revision": 0, "state": {}, "create_time": 1.0}),
+            {"user", "app", "all"},
+        ),
+        (
+            StateSet("a", "u", {"user:x": 1}, 1.0),
+            {"session", "other session", "user", "app", "all"},
+        ),
+        (app_state(x=1), set(READERS) - {"other app"}),
+        (appended(SessionKey("c", "u", "s")), {"all"}),
+    ],
+)
+def test_changes_reach_whom_they_concern(
+    router: Router[Reader], item: Any, names: set[str]
+) -> None:
+    """Each change is told to the readers of what it happened to, and to nobody else."""
+    assert set(told(router, item)) == names
+
+
+def test_everyone_is_told_with_the_same_object(router: Router[Reader]) -> None:
+    """A change is built once, however many readers it has."""
+    for item in (appended(KEY), app_state(x=1)):
+        changes = list(told(router, item).values())
+
+        assert len({id(change) for change in changes}) == 1
+
+
+def test_own_writes_are_not_told_twice(router: Router[Reader]) -> None:
+    """Who was told of the event that set shared state is not told of the state."""
+    told(router, appended(KEY, app_x=1))
+    changes = told(router, app_state(x=1))
+
+    assert set(changes) == {"other session", "other user"}
+
+
+def test_what_a_neighbour_set_is_told_alone(router: Router[Reader]) -> None:
+    """Of a transaction's merged write, each reader is told the part that is news."""
+    told(router, appended(KEY, app_x=1, app_y=1))
+    told(router, appended(OTHER, app_y=2, app_z=2))
+    changes = told(router, app_state(x=1, y=2, z=2))
+
+    assert changes["session"].state_delta == {"app:y": 2, "app:z": 2}
+    assert changes["other session"].state_delta == {"app:x": 1}
+    assert changes["other user"].state_delta == {"app:x": 1, "app:y": 2, "app:z": 2}
+    assert not {"user", "app", "all"} & set(changes)
+
+
+def test_the_last_value_is_told_when_it_is_another(router: Router[Reader]) -> None:
+    """Who set a value that something without an event has replaced is told."""
+    told(router, appended(KEY, app_x=1))
+
+    assert told(router, app_state(x=True))["session"].state_delta == {"app:x": True}
+
+
+def test_another_transaction_is_another_write(router: Router[Reader]) -> None:
+    """A later write to the same state is news to everyone."""
+    told(router, appended(KEY, app_x=1), txn=1)
+
+    assert "session" in told(router, app_state(x=1), txn=2)
+
+
+def test_who_has_left_is_told_nothing(router: Router[Reader]) -> None:
+    """A detached reader gets no more, and detaching twice does no harm."""
+    for _ in range(2):
+        router.detach(READERS["session"])
+
+    assert "session" not in told(router, appended(KEY))
+    assert len(router) == len(READERS) - 1
+
+
+def test_a_change_that_cannot_be_read_is_an_error(router: Router[Reader]) -> None:
+    """An event of a later ADK is refused rather than left out."""
+    item = Appended(KEY, {"_id": KEY.event_id(1), "event": {"author": 1}})
+
+    with pytest.raises(StorageError):
+        told(router, item)
+    assert told(router, Deleted(KEY, 1.0))
