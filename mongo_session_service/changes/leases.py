@@ -14,6 +14,7 @@ import secrets
 import socket
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pymongo.errors import PyMongoError
@@ -36,15 +37,34 @@ _IS_FREE: Final[Document] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What a reader has written into the lease of a name."""
+
+    connection: Connection
+    name: str
+    owner: str
+
+    async def renew(self) -> bool:
+        """Give a sign of life; whether the lease is still this reader's."""
+        renewed = await self.connection.leases.update_one(
+            {"_id": self.name, "owner": self.owner},
+            [{"$set": {"expires_at": _expiry()}}],
+        )
+        return bool(renewed.matched_count)
+
+    async def give_up(self) -> None:
+        """Let the next reader have it at once."""
+        await self.connection.leases.update_one(
+            {"_id": self.name, "owner": self.owner}, {"$set": {"owner": None}}
+        )
+
+
 class Lease:
     """The right to read and to save under a consumer's name."""
 
-    def __init__(
-        self, connection: Connection, name: str, owner: str, checkpoint: Document
-    ) -> None:
-        self._connection = connection
-        self._name = name
-        self._owner = owner
+    def __init__(self, claim: _Claim, checkpoint: Document) -> None:
+        self._claim = claim
         self._epoch = checkpoint["epoch"]
         self._saves = checkpoint["saves"]
         self._is_lost = False
@@ -53,7 +73,8 @@ class Lease:
         """What was saved last; None if nothing ever was."""
         self.log: object = checkpoint["log"]
         """What tells the log it belongs to from others."""
-        self._renewal = asyncio.create_task(_keep_renewing(weakref.ref(self)))
+        keeping = _keep_renewing(claim, weakref.ref(self))
+        self._renewal = asyncio.create_task(keeping)
 
     @classmethod
     async def acquire(
@@ -84,7 +105,7 @@ class Lease:
                 {"_id": name}, {"$inc": {"epoch": 1}}, return_document=True
             )
         )
-        return cls(connection, name, owner, checkpoint)
+        return cls(_Claim(connection, name, owner), checkpoint)
 
     @property
     def is_lost(self) -> bool:
@@ -99,9 +120,9 @@ class Lease:
         """
         if self._is_lost:
             message = (
-                f"Another reader has taken over consumer {self._name!r}, since this one"
-                f" gave no sign of life for {LEASE:.0f} seconds. What was not committed"
-                " here is delivered there."
+                f"Another reader has taken over consumer {self._claim.name!r}, since"
+                f" this one gave no sign of life for {LEASE:.0f} seconds. What was not"
+                " committed here is delivered there."
             )
             raise LeaseLostError(message)
 
@@ -115,26 +136,26 @@ class Lease:
             LeaseLostError: another reader has taken the name over; nothing was saved.
         """
         self.check()
-        last = {"_id": self._name, "epoch": self._epoch, "saves": self._saves}
+        last = {"_id": self._claim.name, "epoch": self._epoch, "saves": self._saves}
         change = {
             "position": {"$literal": encode_position(position)},
             "log": {"$literal": log},
             "saves": self._saves + 1,
             "saved_at": "$$NOW",
         }
-        update = self._connection.checkpoints.update_one
+        checkpoints = self._claim.connection.checkpoints
         if txn is not None:
-            saved = await update(last, [{"$set": change}], session=txn)
+            saved = await checkpoints.update_one(last, [{"$set": change}], session=txn)
             self._is_lost = not saved.matched_count
             self.check()
             return
-        saved = await persistently(lambda: update(last, [{"$set": change}]))
+        saved = await persistently(
+            lambda: checkpoints.update_one(last, [{"$set": change}])
+        )
         self._saves += 1
         if not saved.matched_count:
             mine = {**last, "saves": self._saves}
-            found = await persistently(
-                lambda: self._connection.checkpoints.find_one(mine, {"_id": 1})
-            )
+            found = await persistently(lambda: checkpoints.find_one(mine, {"_id": 1}))
             self._is_lost = found is None
             self.check()
 
@@ -142,22 +163,31 @@ class Lease:
         """Count what a transaction has saved, once that is committed."""
         self._saves += 1
 
-    async def renew(self) -> None:
-        """Give a sign of life."""
-        renewed = await self._connection.leases.update_one(
-            {"_id": self._name, "owner": self._owner},
-            [{"$set": {"expires_at": _expiry()}}],
-        )
-        self._is_lost = self._is_lost or not renewed.matched_count
+    def lose(self) -> None:
+        """Take notice that the lease is another's by now."""
+        self._is_lost = True
 
     async def release(self) -> None:
         """Let the next reader have it at once."""
         self._renewal.cancel()
         self._is_lost = True
         with suppress(PyMongoError):
-            await self._connection.leases.update_one(
-                {"_id": self._name, "owner": self._owner}, {"$set": {"owner": None}}
-            )
+            await self._claim.give_up()
+
+
+async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
+    """Renew until the lease is lost or released; give it up if it was let go of."""
+    while (held := lease()) is not None and not held.is_lost:
+        del held
+        with suppress(PyMongoError):
+            is_held = await claim.renew()
+            if not is_held and (held := lease()) is not None:
+                held.lose()
+                del held
+        await asyncio.sleep(RENEWAL)
+    if held is None:
+        with suppress(PyMongoError):
+            await claim.give_up()
 
 
 async def _add(collection: Any, name: str, fields: Document) -> None:
@@ -167,15 +197,6 @@ async def _add(collection: Any, name: str, fields: Document) -> None:
             {"_id": name}, {"$setOnInsert": fields}, upsert=True
         )
     )
-
-
-async def _keep_renewing(lease: weakref.ref[Lease]) -> None:
-    """Renew until it is lost, released, or its consumer was let go of."""
-    while (held := lease()) is not None and not held.is_lost:
-        with suppress(PyMongoError):
-            await held.renew()
-        del held
-        await asyncio.sleep(RENEWAL)
 
 
 async def _check_app(connection: Connection, name: str, app_name: str | None) -> None:

@@ -23,20 +23,28 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_example_runs(mongodb_uri: str, database: str, admin: MongoClient) -> None:
-    """The complete example, given a server, stores what it says and prints it."""
-    example = next(code for code in blocks("python") if "asyncio.run" in code)
-    uri = mongodb_uri.replace("/?", f"/{database}?")
+def run(example: str, uri: str) -> str:
+    """What a complete example prints, given a server."""
     code = re.sub(re.escape(LOCAL) + r"[^\"]*", uri, example)
-
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60
     )
-
     assert (done.returncode, done.stderr) == (0, "")
-    assert "'user:city': 'Turin'" in done.stdout
+    return done.stdout
+
+
+def test_the_examples_run(mongodb_uri: str, database: str, admin: MongoClient) -> None:
+    """The complete examples, given a server, store what they say and print it."""
+    uri = mongodb_uri.replace("/?", f"/{database}?")
+    first, watching = (code for code in blocks("python") if "asyncio.run" in code)
+
+    assert "'user:city': 'Turin'" in run(first, uri)
     assert admin[database].sessions.count_documents({"state.topic": "weather"}) == 1
+
+    admin.drop_database(database)
+    expected = next(text for text in blocks("text") if text.startswith("snapshot"))
+    assert run(watching, uri) == expected
 
 
 async def test_the_queries_find_what_they_name(
