@@ -155,6 +155,17 @@ class Clients:
             self._entries[loop] = entry
             return entry
 
+    async def close_here(self) -> None:
+        """Close the running loop's client, if this service has opened one for it.
+
+        A loop that ends closes its client as well, but first it waits for the driver's
+        tasks: up to ten seconds, if one was connecting when it was cancelled.
+        """
+        with self._lock:
+            entry = self._entries.pop(asyncio.get_running_loop(), None)
+        if entry is not None and entry.keeper is not None:
+            await entry.keeper.aclose()
+
     async def close(self) -> None:
         """Close every client this service opened, in whichever loop it runs."""
         with self._lock:

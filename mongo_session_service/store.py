@@ -158,13 +158,15 @@ class SessionStore:
             raise
 
     async def _write(self, planned: list[Planned], txn: Txn) -> None:
-        writes = [write for write, _ in planned]
-        created = [write for write in writes if isinstance(write, NewSession)]
+        created = [write for write, _ in planned if isinstance(write, NewSession)]
         appends = [
             (write, expected)
             for write, expected in planned
             if isinstance(write, Append)
         ]
+        # Shared state ends as the last append has it, which is what subscribers who
+        # see the events are told.
+        writes: list[Append | NewSession] = [*created, *(each for each, _ in appends)]
         await self._insert(
             self._connection.sessions, map(queries.session_document, created), txn
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bson.timestamp import Timestamp
 
-from .items import Document
+from .happenings import Document
 
 
 class Segment(NamedTuple):

@@ -13,7 +13,7 @@ from mongo_session_service.records import SessionKey
 
 from .change import Change
 from .handling import Work
-from .items import Appended, Created, Deleted, Document, Happening, StateSet
+from .happenings import Appended, Created, Deleted, Document, Happening, StateSet
 
 _LONGEST_MESSAGE: Final = 2000  # characters
 

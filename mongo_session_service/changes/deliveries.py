@@ -19,7 +19,8 @@ from mongo_session_service.records import SessionKey
 
 from . import items
 from .checkpoints import Position
-from .items import Appended, Document, Dropped, Happening, Names, StateSet
+from .happenings import Appended, Document, Happening, StateSet
+from .items import Dropped, Names
 from .patience import persistently
 from .router import Router, Scope
 from .stream import Stream

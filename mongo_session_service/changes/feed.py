@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Any, Final
 
@@ -28,15 +29,18 @@ _THREAD_NAME: Final = "mongo-session-service-feed"
 class Feed:
     """Where subscriptions get their changes; starts with the first of them."""
 
-    def __init__(self, opener: Opener, *, has_own_thread: bool) -> None:
+    def __init__(
+        self, opener: Opener, closer: Callable[[], Awaitable[None]] | None
+    ) -> None:
         """Starts nothing yet.
 
         Args:
             opener: Opens the service's connection in the running event loop.
-            has_own_thread: Whether the client can be used in a thread of the feed's.
+            closer: Closes it there; None if the client cannot be used in a thread of
+                the feed's.
         """
         self._opener = opener
-        self._has_own_thread = has_own_thread
+        self._closer = closer
         self._reset()
 
     def _reset(self) -> None:
@@ -48,7 +52,7 @@ class Feed:
         self.counters = Counters()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_opener": self._opener, "_has_own_thread": self._has_own_thread}
+        return {"_opener": self._opener, "_closer": self._closer}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -129,9 +133,12 @@ class Feed:
             return self._reader
 
     def _start(self, reader: Reader) -> None:
-        if self._has_own_thread:
+        if self._closer is not None:
             thread = threading.Thread(
-                target=_run, args=[reader], name=_THREAD_NAME, daemon=True
+                target=_run,
+                args=[reader, self._closer],
+                name=_THREAD_NAME,
+                daemon=True,
             )
             thread.start()
         else:
@@ -141,8 +148,15 @@ class Feed:
             task.add_done_callback(lambda _: reader.ended.set())
 
 
-def _run(reader: Reader) -> None:
+def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        try:
+            # A task of its own, for a late cancellation must not end the closing.
+            await asyncio.create_task(reader.run())
+        finally:
+            await closer()
+
     try:
-        asyncio.run(reader.run())
+        asyncio.run(run())
     finally:
         reader.ended.set()

@@ -10,7 +10,7 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.database import Connection, Txn
 
-from .items import Happening
+from .happenings import Happening
 from .patience import persistently
 
 Handler = Callable[..., Awaitable[object] | object]

@@ -47,20 +47,17 @@ class Doorbell:
         Raises:
             RuntimeError: the loop is closed.
         """
-        self.check()
+        if self.is_broken:
+            raise RuntimeError("The event loop is closed.")
         self._rung.append(inbox)
         if not self._is_ringing:
             self._is_ringing = True
             self._loop.call_soon_threadsafe(self._wake)
 
-    def check(self) -> None:
-        """Raise if nobody can be woken any more.
-
-        Raises:
-            RuntimeError: the loop is closed.
-        """
-        if self._loop.is_closed():
-            raise RuntimeError("The event loop is closed.")
+    @property
+    def is_broken(self) -> bool:
+        """Whether nobody can be woken any more: the loop is closed."""
+        return self._loop.is_closed()
 
     def _wake(self) -> None:
         # First, so that whoever rings from here on calls again.
@@ -85,13 +82,17 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._notices)
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody can read it any more: its loop is closed."""
+        return self._doorbell.is_broken
+
     def put(self, notice: Notice) -> bool:
         """Leave something; False if there is no room left for it.
 
         Raises:
             RuntimeError: the reader's loop is closed.
         """
-        self._doorbell.check()
         if len(self._notices) >= self._size:
             return False
         self._notices.append(notice)

@@ -14,13 +14,11 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
 
-from mongo_session_service.codec import decode_event, decode_state
+from mongo_session_service.codec import decode_state
 from mongo_session_service.records import SessionKey
-from mongo_session_service.values import decode_value, unescape_key
+from mongo_session_service.values import unescape_key
 
-from .change import Change
-
-Document = dict[str, Any]
+from .happenings import Appended, Created, Deleted, Document, Happening, StateSet
 
 _ENDINGS: Final = ("drop", "rename", "dropDatabase", "invalidate")
 _WRITES: Final = ("insert", "update", "replace")
@@ -54,95 +52,11 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """An event was appended."""
-
-    key: SessionKey
-    document: Document
-
-    def change(self) -> Change:
-        """The change subscribers get.
-
-        Raises:
-            StorageError: the event is not one that this release of ADK can read.
-        """
-        event = decode_event(self.document)
-        return Change(
-            kind="appended",
-            **self.key.id,
-            revision=self.document["_id"]["revision"],
-            event=event,
-            state_delta=event.actions.state_delta,
-            time=event.timestamp,
-        )
-
-    def delta(self) -> Document:
-        """What the event set in state, keys prefixed by scope."""
-        actions = self.document["event"].get("actions", {})
-        delta: Document = decode_value(actions.get("state_delta", {}))
-        return delta
-
-
-@dataclass(frozen=True, slots=True)
-class Created:
-    """A session was created."""
-
-    key: SessionKey
-    document: Document
-
-    def change(self) -> Change:
-        """The change subscribers get: of its initial state, the session's own."""
-        return Change(
-            kind="created",
-            **self.key.id,
-            revision=self.document["revision"],
-            state_delta=decode_state(self.document["state"]),
-            time=self.document["create_time"],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """A session was deleted."""
-
-    key: SessionKey
-    time: float
-
-    def change(self) -> Change:
-        """The change subscribers get."""
-        return Change(kind="deleted", **self.key.id, time=self.time)
-
-
-@dataclass(frozen=True, slots=True)
-class StateSet:
-    """State that sessions share was set: an app's, or a user's."""
-
-    app_name: str
-    user_id: str | None
-    delta: Document
-    """Keys prefixed by scope; empty if every key it set had that value before."""
-    time: float
-
-    def change(self, delta: Document | None = None) -> Change:
-        """The change subscribers get, or those who know a part of it already."""
-        return Change(
-            kind="state",
-            app_name=self.app_name,
-            user_id=self.user_id,
-            state_delta=self.delta if delta is None else delta,
-            time=self.time,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Dropped:
     """A collection or the database is gone, and all that was in it."""
 
     what: str
 
-
-Happening = Appended | Created | Deleted | StateSet
-"""What someone may want to be told."""
 
 Item = Happening | Dropped
 
@@ -185,9 +99,7 @@ def slim(pipeline: list[Document]) -> list[Document]:
 
 def transaction_of(change: Document) -> tuple[Any, Any] | None:
     """What tells the changes of one transaction from those of others."""
-    if "txnNumber" not in change:
-        return None
-    return change["lsid"]["id"], change["txnNumber"]
+    return (change["lsid"]["id"], change["txnNumber"]) if "lsid" in change else None
 
 
 def cluster_time(change: Document) -> Timestamp:
@@ -203,23 +115,45 @@ def interpret(change: Document, names: Names) -> Item | None:
         return _ending(change, names)
     collection, id_ = change["ns"]["coll"], change["documentKey"]["_id"]
     if collection == names.events:
-        document = change.get("fullDocument")
-        if not document:
-            return None  # too large to be told, and deleted before it could be read
-        return Appended(
-            SessionKey(id_["app_name"], id_["user_id"], id_["session_id"]), document
-        )
+        return _appended(id_, change.get("fullDocument"))
     if collection == names.sessions:
-        if kind == "delete":
-            return Deleted(SessionKey(**id_), committed_at(change))
-        document = change.get("fullDocument")
-        return Created(SessionKey(**id_), document) if document else None
-    prefix = State.APP_PREFIX if isinstance(id_, str) else State.USER_PREFIX
+        key = _session_key(id_, SessionKey._fields)
+        if key is None or kind == "delete":
+            return key and Deleted(key, committed_at(change))
+        return _created(key, change.get("fullDocument"))
+    return _state_set(id_, change)
+
+
+def _appended(id_: Any, document: Document | None) -> Appended | None:
+    key = _session_key(id_, (*SessionKey._fields, "revision"))
+    if key is None or not document:
+        return None  # too large to be told, and deleted before it could be read
+    return Appended(key, document) if isinstance(document.get("event"), dict) else None
+
+
+def _created(key: SessionKey, document: Document | None) -> Created | None:
+    if document and document.keys() >= {"state", "revision", "create_time"}:
+        return Created(key, document)
+    return None
+
+
+def _state_set(id_: Any, change: Document) -> StateSet | None:
+    if isinstance(id_, str):
+        prefix, app_name, user_id = State.APP_PREFIX, id_, None
+    elif isinstance(id_, dict) and tuple(id_) == SessionKey._fields[:2]:
+        prefix, (app_name, user_id) = State.USER_PREFIX, id_.values()
+    else:
+        return None
     delta = {prefix + key: value for key, value in _delta(change).items()}
-    app_name, user_id = (
-        (id_, None) if isinstance(id_, str) else (id_["app_name"], id_["user_id"])
-    )
+    if not delta and transaction_of(change) is None:
+        return None  # else it may have undone what an append of the same has set
     return StateSet(app_name, user_id, delta, committed_at(change))
+
+
+def _session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
+    """The key in an ``_id`` of ours; what others wrote must not stop the stream."""
+    is_ours = isinstance(id_, dict) and tuple(id_) == fields
+    return SessionKey(*(id_[name] for name in SessionKey._fields)) if is_ours else None
 
 
 def committed_at(change: Document) -> float:
@@ -265,7 +199,7 @@ def _delta(change: Document) -> Document:
     """What a write set in a state document: all it holds, if that cannot be told."""
     if "fullDocument" in change:
         document = change["fullDocument"]
-        return decode_state(document["state"]) if document else {}
+        return decode_state(document.get("state", {})) if document else {}
     description = change["updateDescription"]
     paths = {
         path.removeprefix("state."): value

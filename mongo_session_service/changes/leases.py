@@ -23,7 +23,7 @@ from mongo_session_service.database import Connection, Txn
 from mongo_session_service.errors import ConfigurationError, LeaseLostError
 
 from .checkpoints import Position, decode_position, encode_position
-from .items import Document
+from .happenings import Document
 from .patience import persistently
 
 LEASE: Final = 5.0

@@ -29,8 +29,9 @@ from mongo_session_service.errors import (
 )
 
 from . import items
+from .happenings import Document
 from .inbox import MISSED, Notice
-from .items import Document, Dropped, Names
+from .items import Dropped, Names
 from .patience import persistently
 from .router import Router
 from .stats import Counters
@@ -44,6 +45,7 @@ LINGER: Final = 10.0
 
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _OPLOG_PATIENCE: Final = 2.0  # seconds
+_SWEPT_EVERY: Final = 1.0  # seconds
 
 Opener = Callable[[], AbstractAsyncContextManager[Opened]]
 
@@ -159,7 +161,7 @@ class Reader:
         self, connection: Connection, stream: Stream, names: Names
     ) -> None:
         """Hand out what the stream says, until it cannot say what comes next."""
-        reopened, measured_at = 0, 0.0
+        reopened, measured_at, swept_at = 0, 0.0, 0.0
         while not self._is_over():
             try:
                 change = await stream.next()
@@ -172,6 +174,9 @@ class Reader:
             if change is not None:
                 self._hand_out(change, names)
                 self._position = items.cluster_time(change)
+            if time.monotonic() - swept_at > _SWEPT_EVERY:
+                swept_at = time.monotonic()
+                self._sweep()
             if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
                 measured_at = time.monotonic()
                 self._counters.oplog_window = await _oplog_window(connection)
@@ -206,6 +211,12 @@ class Reader:
             self._router.detach(subscription)
             inbox.clear()
             inbox.end(SlowSubscriberError(None))
+
+    def _sweep(self) -> None:
+        """Let go of whoever was left open in an event loop that is gone."""
+        for each in self._router:
+            if each.inbox.is_abandoned:
+                self._router.detach(each)
 
     def _dismiss(self, subscription: Subscription, error: Exception | None) -> None:
         self._router.detach(subscription)

@@ -8,7 +8,7 @@ from typing import Final
 from mongo_session_service import history
 from mongo_session_service.database import Connection
 
-from .items import Document
+from .happenings import Document
 
 _CHECKPOINTS: Final[list[Document]] = [
     {"$sort": {"_id": 1}},

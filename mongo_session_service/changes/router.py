@@ -12,7 +12,8 @@ from mongo_session_service import scopes
 from mongo_session_service.records import SessionKey
 
 from .change import Change
-from .items import Appended, Created, Deleted, Document, Dropped, Item, StateSet
+from .happenings import Appended, Created, Deleted, Document, StateSet
+from .items import Dropped, Item
 
 
 class Scope(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from mongo_session_service import history
 from mongo_session_service.database import Connection
 
 from . import items
-from .items import Document, Names
+from .happenings import Document
+from .items import Names
 from .patience import check_stream, given_up, pauses
 
 logger = logging.getLogger(__name__)
@@ -22,7 +24,12 @@ logger = logging.getLogger(__name__)
 AWAIT_MS: Final = 1000
 """How long the server holds a request for more; it keeps an abandoned one as long."""
 
-_SILENCE: Final = 15.0  # seconds without any reply, after which a server is given up on
+_SILENCE: Final = 15.0
+"""Seconds without any reply, after which a server is given up on."""
+_SEARCH: Final = 3600.0
+"""The same for a stream that is behind: a server searches its oplog without a word, at
+some 100,000 entries a second. If it dies meanwhile, the driver notices."""
+_RECENT: Final = 60.0  # seconds
 _FAREWELL: Final = 1.0  # seconds to tell the server that a cursor is not needed
 _TOO_LARGE: Final = 10334
 
@@ -54,6 +61,8 @@ class Stream:
         self._start = start
         self._slim = False
         self._open: Any = None
+        self._cursor: object = None
+        self._is_level = False
         self.reopened = 0
         """How often it broke and was opened again."""
 
@@ -94,10 +103,11 @@ class Stream:
 
     async def _read(self) -> Document | None:
         try:
-            async with asyncio.timeout(_SILENCE):
+            async with asyncio.timeout(_SILENCE if self._is_level else _SEARCH):
                 if self._open is None:
                     await self._reopen()
                 change: Document | None = await self._open.try_next()
+                self._note_resuming()
                 if change is not None:
                     await self._complete(change)
                 elif not self._open.alive:
@@ -106,6 +116,8 @@ class Stream:
             # What was read and not returned is read again.
             await self.close()
             raise
+        age = time.time() - items.committed_at(change) if change else 0
+        self._is_level = age < _RECENT
         token = change["_id"] if change else self._open.resume_token
         self._start = token or self._start
         if change and self._slim:
@@ -123,6 +135,14 @@ class Stream:
         self._open = await history.watch(
             self._connection, pipeline, max_await_time_ms=AWAIT_MS, **where
         )
+        self._note_resuming()
+
+    def _note_resuming(self) -> None:
+        """Count what the driver repairs by itself, as far as it lets that be seen."""
+        stream = getattr(self._open, "delegate", self._open)  # in Motor's is PyMongo's
+        before, self._cursor = self._cursor, getattr(stream, "_cursor", None)
+        if before is not None and self._cursor is not before:
+            self.reopened += 1
 
     async def _complete(self, change: Document) -> None:
         """Read the document a change is about, if it does not tell enough."""
@@ -132,7 +152,7 @@ class Stream:
 
     async def close(self) -> None:
         """End the server's cursor; the next call opens another."""
-        stream, self._open = self._open, None
+        stream, self._open, self._cursor = self._open, None, None
         if stream is not None:
             with suppress(PyMongoError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL):

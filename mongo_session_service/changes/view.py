@@ -15,7 +15,7 @@ from mongo_session_service.records import Marker, SessionKey
 from mongo_session_service.scopes import ScopedState
 
 from .change import Change
-from .items import Appended
+from .happenings import Appended
 
 _RETRY: Final = 0.02  # seconds
 

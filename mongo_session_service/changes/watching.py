@@ -12,7 +12,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from typing_extensions import override
 
 from mongo_session_service.clients import Target
-from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
 from mongo_session_service.lifecycle import Lifecycle
 from mongo_session_service.records import check_id, session_key
 
@@ -33,17 +33,21 @@ class Watching(Lifecycle):
 
     def __init__(self, uri: str | None, client: Any, target: Target) -> None:
         super().__init__(uri, client, target)
-        self._feed = Feed(self._opened, has_own_thread=uri is not None)
+        closer = None if uri is None else self._clients.close_here
+        self._feed = Feed(self._opened, closer)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self.database_name = target.database
         observe(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._consumers = weakref.WeakSet()
         observe(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_consumers": weakref.WeakSet()}
+        state = self.__dict__.copy()
+        del state["_consumers"]  # they stay where they are, and cannot be pickled
+        return state
 
     def watch(
         self,
@@ -119,6 +123,7 @@ class Watching(Lifecycle):
             raise InvalidInputError(message)
         state: State = {}
         subscription = self.watch(app_name, user_id, session_id)
+        change = None
         async with asyncio.timeout(timeout), subscription as changes:
             async for change in changes:
                 state |= change.state_delta if change.state is None else change.state
@@ -127,6 +132,8 @@ class Watching(Lifecycle):
                     return state
                 if predicate is not None and predicate(state):
                     return state
+        if change is None or change.kind != "deleted":
+            raise MongoSessionServiceError("The service was closed meanwhile.")
         raise SessionNotFoundError(f"Session {session_id.strip()!r} was deleted.")
 
     def consumer(

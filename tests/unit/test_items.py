@@ -9,14 +9,13 @@ import pytest
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes import items
-from mongo_session_service.changes.items import (
+from mongo_session_service.changes.happenings import (
     Appended,
     Created,
     Deleted,
-    Dropped,
-    Names,
     StateSet,
 )
+from mongo_session_service.changes.items import Dropped, Names
 from mongo_session_service.records import SessionKey
 
 NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states")

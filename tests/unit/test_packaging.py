@@ -86,3 +86,10 @@ def test_licence_is_apache() -> None:
 def test_package_is_typed() -> None:
     """Type checkers are told that the package's annotations can be trusted."""
     assert files("mongo_session_service").joinpath("py.typed").is_file()
+
+
+def test_package_holds_its_page() -> None:
+    """The live page is installed together with the code that serves it."""
+    page = files("mongo_session_service.changes").joinpath("live.html")
+
+    assert page.read_text("utf-8").startswith("<!doctype html>")

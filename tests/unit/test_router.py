@@ -9,7 +9,12 @@ import pytest
 
 from mongo_session_service import StorageError
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.items import Appended, Created, Deleted, StateSet
+from mongo_session_service.changes.happenings import (
+    Appended,
+    Created,
+    Deleted,
+    StateSet,
+)
 from mongo_session_service.changes.router import Router, Scope
 from mongo_session_service.records import SessionKey
 

@@ -24,7 +24,8 @@ LAYERS = (
     ("committer",),
     ("clients",),
     ("lifecycle", "changes.change"),
-    ("changes.items", "changes.patience"),
+    ("changes.happenings", "changes.patience"),
+    ("changes.items",),
     ("changes.stats",),
     (
         "changes.router",
@@ -45,8 +46,12 @@ LAYERS = (
     ("changes.reader", "changes.tenure"),
     ("changes.feed", "changes.consumers"),
     ("changes.watching",),
-    ("service",),
-    ("__init__",),
+    ("service", "changes.live", "changes.refusals"),
+    ("changes.sse", "commands", "commands.output", "commands.connection"),
+    ("commands.screen", "commands.program", "commands.watched"),
+    ("commands.watch", "commands.live", "commands.consumers"),
+    ("__init__", "cli"),
+    ("__main__",),
 )
 """From the bottom up: a module imports from layers before its own only."""
 
@@ -60,9 +65,11 @@ PURE = {
     "queries",
     "sessions",
     "changes.change",
+    "changes.happenings",
     "changes.items",
     "changes.router",
     "changes.checkpoints",
+    "commands.output",
 }
 STAND_ALONE = {"embedded", "embedded_guard", "embedded_mongod"}
 """For tests and demos: nothing else imports them, and they import nothing else."""

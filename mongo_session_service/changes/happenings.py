@@ -1,0 +1,98 @@
+"""What can happen, as it is stored; decoded when somebody wants to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mongo_session_service.codec import decode_event, decode_state
+from mongo_session_service.records import SessionKey
+from mongo_session_service.values import decode_value
+
+from .change import Change
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """An event was appended."""
+
+    key: SessionKey
+    document: Document
+
+    def change(self) -> Change:
+        """The change subscribers get.
+
+        Raises:
+            StorageError: the event is not one that this release of ADK can read.
+        """
+        event = decode_event(self.document)
+        return Change(
+            kind="appended",
+            **self.key.id,
+            revision=self.document["_id"]["revision"],
+            event=event,
+            state_delta=event.actions.state_delta,
+            time=event.timestamp,
+        )
+
+    def delta(self) -> Document:
+        """What the event set in state, keys prefixed by scope."""
+        actions = self.document["event"].get("actions", {})
+        delta: Document = decode_value(actions.get("state_delta", {}))
+        return delta
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A session was created."""
+
+    key: SessionKey
+    document: Document
+
+    def change(self) -> Change:
+        """The change subscribers get: of its initial state, the session's own."""
+        return Change(
+            kind="created",
+            **self.key.id,
+            revision=self.document["revision"],
+            state_delta=decode_state(self.document["state"]),
+            time=self.document["create_time"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A session was deleted."""
+
+    key: SessionKey
+    time: float
+
+    def change(self) -> Change:
+        """The change subscribers get."""
+        return Change(kind="deleted", **self.key.id, time=self.time)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSet:
+    """State that sessions share was set: an app's, or a user's."""
+
+    app_name: str
+    user_id: str | None
+    delta: Document
+    """Keys prefixed by scope; empty if every key it set had that value before."""
+    time: float
+
+    def change(self, delta: Document | None = None) -> Change:
+        """The change subscribers get, or those who know a part of it already."""
+        return Change(
+            kind="state",
+            app_name=self.app_name,
+            user_id=self.user_id,
+            state_delta=self.delta if delta is None else delta,
+            time=self.time,
+        )
+
+
+Happening = Appended | Created | Deleted | StateSet

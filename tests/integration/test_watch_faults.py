@@ -1,0 +1,276 @@
+"""Whatever breaks the change stream: nothing is lost or doubled, or it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+from faults import VICTIM, failing
+from google.adk.sessions import Session
+from pymongo import MongoClient
+from watching import (
+    APP,
+    ID,
+    IDS,
+    PATIENCE,
+    SESSION,
+    USER,
+    Follower,
+    change_streams,
+    new_event,
+    stored_state,
+    until,
+)
+
+from mongo_session_service import HistoryLostError, MongoSessionService, history
+
+LOST = (280, 286)
+PASSING = (6, 43, 91, 189, 237, 10107, 11600, 11601, 13436)
+FAULTS: list[Any] = [
+    *({"errorCode": code} for code in (*PASSING, *LOST)),
+    {"closeConnection": True},
+]
+
+
+@pytest.fixture
+async def followers(
+    victim: MongoSessionService, service: MongoSessionService
+) -> AsyncIterator[tuple[Session, list[Follower]]]:
+    """A session, written by one service, and whoever follows it through another."""
+    session = await service.create_session(**SESSION)
+    scopes = [(APP, USER, ID), (APP, USER), (APP,), ()]
+    async with contextlib.AsyncExitStack() as stack:
+        yield (
+            session,
+            [
+                await stack.enter_async_context(Follower(victim.watch(*scope)))
+                for scope in scopes
+            ],
+        )
+
+
+async def kill_cursor(admin: MongoClient, database: str) -> None:
+    """Take the stream's cursor away, whatever it is doing."""
+    await until(lambda: change_streams(admin, database))
+    cursors = list(change_streams(admin, database))
+    killed = {"killCursors": "$cmd.aggregate", "cursors": cursors}
+    await asyncio.to_thread(admin[database].command, killed)
+
+
+async def all_told(
+    service: MongoSessionService,
+    session: Session,
+    followers: list[Follower],
+    *,
+    is_lost: bool,
+) -> None:
+    """Write some more, and check what everyone was told or how they ended."""
+    by_session, *broad = followers
+    for number in range(5):
+        await service.append_event(session, new_event(app_n=number, n=number))
+    last = session_revision(await service.get_session(**SESSION))
+    await by_session.reached(last)
+    assert by_session.revisions == {"app/user/s": list(range(1, last + 1))}
+    assert by_session.state == await stored_state(service)
+    for follower in broad:
+        if is_lost:
+            assert isinstance(await follower.ended(), HistoryLostError)
+        else:
+            await follower.until(lambda each=follower: len(each.told) >= last)
+            assert follower.revisions == {"app/user/s": list(range(1, last + 1))}
+            assert follower.kinds == ["appended"] * last
+
+
+def session_revision(session: Session | None) -> int:
+    assert session is not None
+    return len(session.events)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+async def test_failing_requests_for_more(
+    victim: MongoSessionService,
+    service: MongoSessionService,
+    followers: tuple[Session, list[Follower]],
+    admin: MongoClient,
+    fault: dict[str, Any],
+) -> None:
+    """A getMore that fails costs nobody a change, or its history's loss is reported."""
+    with failing(admin, "getMore", times=1, **fault) as hit:
+        for number in range(3):
+            await service.append_event(followers[0], new_event(app_n=-number))
+        await asyncio.to_thread(hit)
+    is_lost = fault.get("errorCode") in LOST
+    await all_told(service, *followers, is_lost=is_lost)
+    stats = victim.feed_stats()
+    assert stats.resyncs == is_lost
+    assert stats.reconnects or is_lost
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+async def test_failing_to_open_again(
+    victim: MongoSessionService,
+    service: MongoSessionService,
+    followers: tuple[Session, list[Follower]],
+    admin: MongoClient,
+    database: str,
+    fault: dict[str, Any],
+) -> None:
+    """The same for the aggregate that opens the stream where it broke."""
+    with failing(admin, "aggregate", times=1, **fault) as hit:
+        await service.append_event(followers[0], new_event(n=-1))
+        await kill_cursor(admin, database)
+        await service.append_event(followers[0], new_event(n=-2))
+        await asyncio.to_thread(hit)
+    is_lost = fault.get("errorCode") in LOST
+    await all_told(service, *followers, is_lost=is_lost)
+    stats = victim.feed_stats()
+    assert stats.resyncs == is_lost
+    assert stats.reconnects or is_lost
+
+
+async def test_a_killed_operation(
+    service: MongoSessionService,
+    followers: tuple[Session, list[Follower]],
+    admin: MongoClient,
+) -> None:
+    """An operator's killOp of the waiting request is survived."""
+    stages = [
+        {"$currentOp": {"allUsers": True}},
+        {"$match": {"appName": VICTIM, "op": "getmore"}},
+    ]
+    operations: list[dict[str, Any]] = []
+    await until(lambda: operations.extend(admin.admin.aggregate(stages)) or operations)
+    admin.admin.command("killOp", op=operations[0]["opid"])
+    await all_told(service, *followers, is_lost=False)
+
+
+async def test_a_change_too_large_to_be_told(
+    victim: MongoSessionService,
+    service: MongoSessionService,
+    followers: tuple[Session, list[Follower]],
+    admin: MongoClient,
+) -> None:
+    """It is read from its document instead, and the stream goes on as before."""
+    for _ in range(2):
+        with failing(admin, "getMore", times=1, errorCode=10334) as hit:
+            await service.append_event(followers[0], new_event(app_n=-1))
+            await asyncio.to_thread(hit)
+        await service.append_event(followers[0], new_event(app_m=-1))
+    await all_told(service, *followers, is_lost=False)
+    assert victim.feed_stats().reconnects == 2
+
+
+async def test_images_and_documents_at_the_limit(
+    service: MongoSessionService,
+    followers: tuple[Session, list[Follower]],
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """Pre- and post-images switched on by the user do not make a change too large."""
+    for name in admin[database].list_collection_names():
+        images = {"changeStreamPreAndPostImages": {"enabled": True}}
+        admin[database].command({"collMod": name, **images})
+    size = 15_400_000
+    for scope in ("", "app_", "user_"):
+        event = new_event(**{f"{scope}big": scope[:1] * (size - 2000)})
+        await service.append_event(followers[0], event)
+        await service.append_event(followers[0], new_event(**{f"{scope}big": 1}))
+    other = await service.create_session(
+        app_name="other", user_id=USER, state={"big": "x" * size, "app:big": "x" * size}
+    )
+    await service.append_event(other, new_event(big=1, app_big=1))
+    await service.delete_session(app_name="other", user_id=USER, session_id=other.id)
+    everything = followers[1].pop()
+    await everything.until(lambda: "deleted" in everything.kinds)
+    await all_told(service, *followers, is_lost=False)
+
+
+@pytest.mark.parametrize("what", ["sessions", "events", "app_states", None])
+async def test_what_is_watched_is_dropped(
+    service: MongoSessionService,
+    followers: tuple[Session, list[Follower]],
+    admin: MongoClient,
+    database: str,
+    what: str | None,
+) -> None:
+    """A dropped collection or database is told to everyone, after all before it."""
+    await service.append_event(followers[0], new_event())
+    if what is None:
+        admin.drop_database(database)
+    else:
+        admin[database].drop_collection(what)
+    for follower in followers[1]:
+        error = await follower.ended()
+        assert isinstance(error, HistoryLostError)
+        assert "dropped" in str(error)
+        assert follower.revisions == {"app/user/s": [1]}
+
+
+async def test_dropped_collections_of_others(
+    service: MongoSessionService,
+    followers: tuple[Session, list[Follower]],
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """What happens to other collections of the database concerns nobody."""
+    admin[database].other.insert_one({})
+    admin[database].other.rename("another")
+    admin[database].drop_collection("another")
+    await all_told(service, *followers, is_lost=False)
+
+
+async def test_nothing_is_missed_while_the_feed_starts_anew(
+    victim: MongoSessionService,
+    service: MongoSessionService,
+    followers: tuple[Session, list[Follower]],
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session is not followed again before the feed knows where it goes on."""
+    session, everyone = followers
+    asked, answer, now = threading.Event(), threading.Event(), history.now
+
+    async def slow_now(connection: Any) -> Timestamp:
+        if victim.feed_stats().resyncs:
+            asked.set()
+            await asyncio.to_thread(answer.wait, PATIENCE)
+        return await now(connection)
+
+    monkeypatch.setattr(history, "now", slow_now)
+    with failing(admin, "getMore", times=1, errorCode=286) as hit:
+        await service.append_event(session, new_event())
+        await asyncio.to_thread(hit)
+    await asyncio.to_thread(asked.wait, PATIENCE)
+    for _ in range(10):
+        await service.append_event(session, new_event())
+    # The last write would be told: the stream begins with the time that is answered.
+    await service.create_session(**IDS)
+    answer.set()
+
+    await everyone[0].reached(11)
+    assert everyone[0].revisions == {"app/user/s": list(range(1, 12))}
+    assert everyone[0].error is None
+
+
+async def test_a_session_catches_up_through_faults(
+    victim: MongoSessionService, service: MongoSessionService, admin: MongoClient
+) -> None:
+    """A replay whose reads fail goes on where it was."""
+    session = await service.create_session(**SESSION)
+    await asyncio.gather(
+        *(service.append_event(session, new_event()) for _ in range(300))
+    )
+    async with victim.watch():  # so that the stream is open already
+        for fault in FAULTS[:1] + FAULTS[-1:]:
+            with failing(admin, "aggregate", times=2, **fault):
+                async with Follower(
+                    victim.watch(APP, USER, ID, after_revision=0)
+                ) as follower:
+                    await follower.reached(300)
+            assert follower.revisions == {"app/user/s": list(range(1, 301))}
+    assert await victim.create_session(**IDS)

@@ -1,0 +1,180 @@
+"""Subscriptions in programs that fork, end, cancel and close at awkward moments.
+
+They run in processes of their own, for the driver then leaves sockets to the garbage
+collector, which says so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, os, sys
+from google.adk.events import Event
+from mongo_session_service import MongoSessionService
+
+service = MongoSessionService(sys.argv[1], database=sys.argv[2])
+ids = {"app_name": "app", "user_id": "user"}
+
+async def use(session_id):
+    session = await service.create_session(**ids, session_id=session_id)
+    async with service.watch(*ids.values(), session_id) as changes:
+        await service.append_event(session, Event(author="x"))
+        async with asyncio.timeout(20):
+            told = [(await anext(changes)).kind for _ in range(2)]
+    assert told == ["snapshot", "appended"], told
+"""
+
+FORKS = """
+opened = asyncio.Event()
+
+async def watch():
+    async with service.watch() as changes:
+        opened.set()
+        async for _ in changes:
+            pass
+
+async def fork():
+    watching = asyncio.create_task(watch())
+    await opened.wait()
+    await use("before")
+    child = os.fork()
+    if child == 0:
+        return child
+    await use("parent")
+    assert service.feed_stats().subscriptions >= 1
+    await service.close()
+    await watching
+    return child
+
+loop = asyncio.new_event_loop()
+child = loop.run_until_complete(fork())
+if child == 0:
+    stats = service.feed_stats()
+    assert not stats.is_running and stats.subscriptions == 0, stats
+    # The loop is the parent's: what it waits on is shared.
+    asyncio.run(use("child"))
+    sys.stderr.flush()
+    os._exit(0)
+loop.run_until_complete(loop.shutdown_asyncgens())
+loop.close()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+ABANDONS_ITS_LOOP = """
+async def leave():
+    await use("one")
+    for arguments in ((), ("app",), ("app", "user", "one")) * 3:
+        left.append(await service.watch(*arguments).__aenter__())
+
+async def main():
+    async with service.watch() as changes:
+        loop = asyncio.new_event_loop()
+        await asyncio.to_thread(loop.run_until_complete, leave())
+        await asyncio.to_thread(loop.close)
+        await use("two")
+        async with asyncio.timeout(10):
+            while service.feed_stats().subscriptions > 1:
+                await asyncio.sleep(0.01)
+        await use("three")
+        assert service.feed_stats().drops == 0
+        async with asyncio.timeout(5):
+            await service.close()
+
+left = []
+asyncio.run(main())
+"""
+
+CLOSES_WHILE_SUBSCRIBING = """
+from mongo_session_service import MongoSessionServiceError
+
+async def follow():
+    async with service.watch("app", "user", "s") as changes:
+        async for _ in changes:
+            pass
+
+async def main():
+    await use("s")
+    for pause in (0, 0.001, 0.002, 0.004, 0.008, 0.016) * 5:
+        opening = [asyncio.create_task(follow()) for _ in range(5)]
+        await asyncio.sleep(pause)
+        async with asyncio.timeout(5):
+            await service.close()
+            # What came after the close has started the feed anew.
+            await service.close()
+            for each in await asyncio.gather(*opening, return_exceptions=True):
+                assert each is None or isinstance(each, MongoSessionServiceError), each
+
+asyncio.run(main())
+"""
+
+IS_CANCELLED_WHILE_SUBSCRIBING = """
+async def follow():
+    async with service.watch("app", "user", "s") as changes:
+        async for _ in changes:
+            pass
+
+async def main():
+    await use("s")
+    for pause in (0, 0.001, 0.002, 0.004, 0.008) * 3:
+        opening = [asyncio.create_task(follow()) for _ in range(20)]
+        await asyncio.sleep(pause)
+        for each in opening:
+            each.cancel()
+        await asyncio.wait(opening)
+        # Who is let in now is let in after the others were let out.
+        async with service.watch():
+            assert service.feed_stats().subscriptions == 1
+    async with asyncio.timeout(5):
+        await service.close()
+
+asyncio.run(main())
+"""
+
+ENDS_WITHOUT_CLOSING = """
+asyncio.run(use("one"))
+"""
+
+ENDS_WHILE_WATCHING = """
+async def main():
+    await use("one")
+    changes = await service.watch().__aenter__()
+    asyncio.create_task(anext(changes))
+    await asyncio.sleep(0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        FORKS,
+        ABANDONS_ITS_LOOP,
+        CLOSES_WHILE_SUBSCRIBING,
+        IS_CANCELLED_WHILE_SUBSCRIBING,
+        ENDS_WITHOUT_CLOSING,
+        ENDS_WHILE_WATCHING,
+    ],
+    ids=[
+        "forks",
+        "abandons-its-loop",
+        "closes",
+        "is-cancelled",
+        "does-not-close",
+        "watches-to-end",
+    ],
+)
+def test_awkward_programs(mongodb_uri: str, database: str, ending: str) -> None:
+    """Each gets what it is due, ends in time, and has nothing to complain of."""
+    command = [sys.executable, "-c", PROGRAM + ending, mongodb_uri, database]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "rror" not in done.stderr
