@@ -9,7 +9,6 @@ from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.sessions.base_session_service import GetSessionConfig
-from pymongo import UpdateOne
 from pymongo.errors import PyMongoError
 
 from . import queries
@@ -187,13 +186,13 @@ class SessionStore:
     async def _insert(
         self, collection: Any, documents: Iterable[queries.Document], txn: Txn
     ) -> None:
-        match list(documents):
-            case []:
-                pass
-            case [document]:
-                await collection.insert_one(document, session=txn)
-            case several:
-                await collection.insert_many(several, session=txn)
+        several = list(documents)
+        if txn is None:
+            for document in several:
+                await collection.insert_one(document)
+        elif several:
+            command = {"insert": collection.name, "documents": several}
+            await self._connection.write(command, txn)
 
     async def _update(
         self,
@@ -203,17 +202,18 @@ class SessionStore:
         *,
         upsert: bool = False,
     ) -> int:
+        """Update documents; how many there were, or were made."""
+        if txn is None:
+            found = 0
+            for update in updates:
+                result = await collection.update_one(*update, upsert=upsert)
+                found += result.matched_count
+            return found
         if not updates:
             return 0
-        if len(updates) == 1:
-            result = await collection.update_one(
-                *updates[0], upsert=upsert, session=txn
-            )
-        else:
-            requests = [UpdateOne(*update, upsert=upsert) for update in updates]
-            result = await collection.bulk_write(requests, session=txn)
-        matched: int = result.matched_count
-        return matched
+        statements = [{"q": q, "u": u, "upsert": upsert} for q, u in updates]
+        command = {"update": collection.name, "updates": statements}
+        return await self._connection.write(command, txn)
 
     async def explain(self, write: Append | NewSession) -> int:
         """The revision at which a refused write was stored before.
