@@ -49,7 +49,9 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def decode_state(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`encode_state`."""
     return {
-        unescape_key(name): decode_value(value) if type(value) in CONTAINERS else value
+        unescape_key(name) if "%" in name else name: (
+            decode_value(value) if type(value) in CONTAINERS else value
+        )
         for name, value in fields.items()
     }
 
@@ -170,7 +172,8 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSessi
     The longest untouched comes first, ties by user and then session id. Documents are
     told apart by their ``_id``. Events are the one session's asked for, latest first.
     """
-    sessions, events = [], []
+    sessions: list[dict[str, Any]] = []
+    events: list[Event] = []
     app: dict[str, Any] = {}
     users: dict[str, dict[str, Any]] = {}
     for document in documents:
@@ -186,19 +189,14 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSessi
     events.reverse()
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     for document in sessions:
-        key = SessionKey(**document["_id"])
-        yield StoredSession(
-            key=key,
-            marker=Marker(document["revision"], document["create_time"]),
-            update_time=document["update_time"],
+        key = SessionKey(*document["_id"].values())
+        state = decode_state(document["state"])
+        if app or users:
             # Decoded for each session, so that no two share a mutable value.
-            scopes=ScopedState(
-                app=decode_state(app),
-                user=decode_state(users.get(key.user_id, {})),
-                session=decode_state(document["state"]),
-            ),
-            events=events,
-        )
+            user = decode_state(users.get(key.user_id, {}))
+            state = scopes.merge(ScopedState(decode_state(app), user, state))
+        marker = Marker(document["revision"], document["create_time"])
+        yield StoredSession(key, marker, document["update_time"], state, events)
 
 
 def decode_shared_state(documents: Iterable[dict[str, Any]]) -> ScopedState:
@@ -210,12 +208,16 @@ def decode_shared_state(documents: Iterable[dict[str, Any]]) -> ScopedState:
     return shared
 
 
-def decode_new_state(new: NewSession, shared: ScopedState) -> ScopedState:
-    """What a new session sees: its initial state over what it shares with others."""
-    return ScopedState(
+def decode_new_session(new: NewSession, shared: ScopedState) -> StoredSession:
+    """A session just stored: its initial state over what it shares with others."""
+    seen = ScopedState(
         app=shared.app | decode_state(new.delta.app),
         user=shared.user | decode_state(new.delta.user),
         session=decode_state(new.delta.session),
+    )
+    created = new.create_time
+    return StoredSession(
+        new.key, new.expected.next(), created, scopes.merge(seen), events=[]
     )
 
 

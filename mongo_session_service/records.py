@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
@@ -54,15 +54,15 @@ class Marker(NamedTuple):
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSession:
+class StoredSession(NamedTuple):
     """A session as one snapshot of storage shows it."""
 
     key: SessionKey
     marker: Marker
     update_time: float
-    scopes: ScopedState
-    events: list[Event] = field(default_factory=list)
+    state: dict[str, Any]
+    """Flat, with that of its app and user."""
+    events: list[Event]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from .clients import Clients, Opened, Target
-from .codec import decode_new_state, encode_append, encode_new_session
+from .codec import decode_new_session, encode_append, encode_new_session
 from .committer import Caller
 from .database import uninterrupted
 from .errors import ConfigurationError
-from .records import Marker, StoredSession, check_id, session_key
+from .records import Marker, check_id, session_key
 from .schema import set_up
 from .sessions import mark, marker_of, to_session
 from .translation import translated
@@ -128,8 +128,7 @@ class MongoSessionService(BaseSessionService):
                 opened.committer.commit(Caller.creating(new)),
                 opened.store.load_shared_state(key),
             )
-        stored = StoredSession(key, Marker(0, now), now, decode_new_state(new, shared))
-        return to_session(stored)
+        return to_session(decode_new_session(new, shared))
 
     @override
     async def get_session(
