@@ -3,7 +3,8 @@
 A transaction costs a few round trips and one wait for the majority's journals, however
 many events it stores. So while one is being committed, the next appends and new
 sessions gather, and then go as one: nobody waits for a timer, and a lone one goes at
-once.
+once. Two batches may be under way if they have no document in common: the server works
+on one while this process prepares the other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -25,6 +27,12 @@ from .translation import translated
 
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
+
+MAX_BATCHES: Final = 2
+"""Under way at the same time: this process and the server are both busy with two."""
+
+WORTH_HALVING: Final = 16
+"""Writes that go as two batches, if they can, where none is under way."""
 
 MAX_BYTES: Final = 8_000_000
 """Of events and state per transaction; a larger write goes alone."""
@@ -58,11 +66,25 @@ class Caller:
         return cls(session, session, lambda: session.expected, stored)
 
 
-def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
+def documents(write: Append | NewSession) -> list[tuple[str, ...]]:
+    """What a write changes that others may want to change as well, as tuples of ids."""
+    app_name, user_id, _ = write.key
+    changed: list[tuple[str, ...]] = [write.key]
+    if write.delta.app:
+        changed.append((app_name,))
+    if write.delta.user:
+        changed.append((app_name, user_id))
+    return changed
+
+
+def take_batch(
+    waiting: deque[Caller], most: int, busy: AbstractSet[tuple[str, ...]] = frozenset()
+) -> list[Caller]:
     """Take the callers whose writes can go together, in order, off the queue.
 
-    Appends to one session go together only through one ``Session`` object: another
-    copy's expectation cannot be judged before these are stored.
+    None of them changes what is ``busy``. Appends to one session go together only
+    through one ``Session`` object: another copy's expectation cannot be judged before
+    these are stored.
     """
     batch: list[Caller] = []
     left: list[Caller] = []
@@ -72,7 +94,8 @@ def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
         caller = waiting.popleft()
         key = caller.write.key
         is_next = sessions.setdefault(key, caller.session) is caller.session
-        if is_next and (not batch or size + caller.write.size <= MAX_BYTES):
+        fits = not batch or size + caller.write.size <= MAX_BYTES
+        if is_next and fits and busy.isdisjoint(documents(caller.write)):
             batch.append(caller)
             size += caller.write.size
         else:
@@ -80,6 +103,15 @@ def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
             sessions[key] = None  # and so nobody overtakes it
     waiting.extendleft(reversed(left))
     return batch
+
+
+def halves(batch: list[Caller]) -> list[list[Caller]]:
+    """A batch as two that can be under way together, if it can be two."""
+    middle = len(batch) // 2
+    one, other = batch[:middle], batch[middle:]
+    busy = {each for caller in one for each in documents(caller.write)}
+    is_free = all(busy.isdisjoint(documents(caller.write)) for caller in other)
+    return [one, other] if is_free else [batch]
 
 
 def plan(batch: Iterable[Caller]) -> list[Planned]:
@@ -101,9 +133,13 @@ class Committer:
     def __init__(self, store: SessionStore, *, together: bool) -> None:
         self._store = store
         self._most = MAX_WRITES if together else 1
+        self._most_batches = MAX_BATCHES if together else 1
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._waiting: deque[Caller] = deque()
-        self._work: asyncio.Task[None] | None = None
+        self._under_way: dict[asyncio.Task[None], list[Caller]] = {}
+        self._busy: set[tuple[str, ...]] = set()
+        self._is_blocked = False
+        self._is_starting = False
 
     async def commit(self, caller: Caller) -> None:
         """Return when the caller's write is committed by a majority.
@@ -117,11 +153,9 @@ class Committer:
         """
         async with self._room:
             self._waiting.append(caller)
-            if self._work is None or self._work.done():
-                # Not in the caller's context: its deadlines are not everyone's.
-                self._work = asyncio.create_task(self._run(), context=Context())
+            self._start_soon()
             try:
-                await asyncio.wait([caller.done])
+                await asyncio.shield(caller.done)
             except asyncio.CancelledError:
                 if caller in self._waiting:
                     self._waiting.remove(caller)
@@ -130,18 +164,51 @@ class Committer:
                 with suppress(Exception):  # of no interest to who was cancelled
                     await uninterrupted(caller.done)
                 raise
-            caller.done.result()
 
-    async def _run(self) -> None:
-        batch: list[Caller] = []
+    def _start_soon(self) -> None:
+        """Start batches once all who are about to come have come."""
+        if not self._is_starting:
+            self._is_starting = True
+            # Not in the caller's context: its deadlines are not everyone's.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._start, context=Context())
+
+    def _start(self) -> None:
+        """Start what can be; a second batch if it is no smaller than the first.
+
+        Few would pay for a transaction of their own what they gain by not waiting.
+        """
+        self._is_starting = False
+        while (
+            self._waiting
+            and not self._is_blocked
+            and len(self._under_way) < self._most_batches
+            and len(self._waiting) >= sum(map(len, self._under_way.values()))
+        ):
+            batch = take_batch(self._waiting, self._most, self._busy)
+            self._is_blocked = not batch
+            is_alone = not self._waiting and not self._under_way
+            if is_alone and len(batch) >= WORTH_HALVING:
+                parts = halves(batch)
+            else:
+                parts = [batch] if batch else []
+            for part in parts:
+                self._busy.update(*(documents(each.write) for each in part))
+                self._under_way[asyncio.create_task(self._run(part))] = part
+
+    async def _run(self, batch: list[Caller]) -> None:
+        task = asyncio.current_task()
+        assert task  # noqa: S101  for the type checker
         try:
-            while self._waiting:
-                batch = take_batch(self._waiting, self._most)
-                await self._commit(batch)
+            await self._commit(batch)
         finally:
-            # Only when the loop is being shut down is anyone left here.
-            for caller in (*batch, *self._waiting):
+            # Only when the loop is being shut down is anyone still waiting here.
+            for caller in batch:
                 caller.done.cancel()
+            del self._under_way[task]
+            self._busy.difference_update(*(documents(each.write) for each in batch))
+            self._is_blocked = False
+            self._start_soon()
 
     async def _commit(self, batch: list[Caller]) -> None:
         """Commit a batch; if it is refused, find out whose fault it is by halves."""
