@@ -14,7 +14,6 @@ import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Final
@@ -52,9 +51,24 @@ class Caller:
     """What the caller's session is at, asked when it is the write's turn."""
     stored: Callable[[Marker], Awaitable[None]]
     """Told what the session is at now, before anyone else's turn."""
-    done: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    documents: list[tuple[str, ...]] = field(init=False)
+    """What the write changes that others may want to change as well, as their ids."""
+    is_done: asyncio.Event = field(default_factory=asyncio.Event)
+    error: BaseException | None = None
+    """Why it was not stored, once it is done."""
+
+    def __post_init__(self) -> None:
+        app_name, user_id, _ = self.write.key
+        self.documents = [self.write.key]
+        if self.write.delta.app:
+            self.documents.append((app_name,))
+        if self.write.delta.user:
+            self.documents.append((app_name, user_id))
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Let the caller go on."""
+        self.error = error
+        self.is_done.set()
 
     @classmethod
     def creating(cls, session: NewSession) -> Caller:
@@ -64,17 +78,6 @@ class Caller:
             pass
 
         return cls(session, session, lambda: session.expected, stored)
-
-
-def documents(write: Append | NewSession) -> list[tuple[str, ...]]:
-    """What a write changes that others may want to change as well, as tuples of ids."""
-    app_name, user_id, _ = write.key
-    changed: list[tuple[str, ...]] = [write.key]
-    if write.delta.app:
-        changed.append((app_name,))
-    if write.delta.user:
-        changed.append((app_name, user_id))
-    return changed
 
 
 def take_batch(
@@ -95,7 +98,7 @@ def take_batch(
         key = caller.write.key
         is_next = sessions.setdefault(key, caller.session) is caller.session
         fits = not batch or size + caller.write.size <= MAX_BYTES
-        if is_next and fits and busy.isdisjoint(documents(caller.write)):
+        if is_next and fits and busy.isdisjoint(caller.documents):
             batch.append(caller)
             size += caller.write.size
         else:
@@ -105,13 +108,14 @@ def take_batch(
     return batch
 
 
-def halves(batch: list[Caller]) -> list[list[Caller]]:
-    """A batch as two that can be under way together, if it can be two."""
+def halves(batch: list[Caller]) -> tuple[list[Caller], list[Caller]]:
+    """Two batches that can be under way together, or all in one and none in two."""
     middle = len(batch) // 2
     one, other = batch[:middle], batch[middle:]
-    busy = {each for caller in one for each in documents(caller.write)}
-    is_free = all(busy.isdisjoint(documents(caller.write)) for caller in other)
-    return [one, other] if is_free else [batch]
+    busy = {document for caller in one for document in caller.documents}
+    if all(busy.isdisjoint(caller.documents) for caller in other):
+        return one, other
+    return batch, []
 
 
 def plan(batch: Iterable[Caller]) -> list[Planned]:
@@ -136,10 +140,11 @@ class Committer:
         self._most_batches = MAX_BATCHES if together else 1
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._waiting: deque[Caller] = deque()
-        self._under_way: dict[asyncio.Task[None], list[Caller]] = {}
+        self._under_way: list[list[Caller]] = []
         self._busy: set[tuple[str, ...]] = set()
         self._is_blocked = False
         self._is_starting = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def commit(self, caller: Caller) -> None:
         """Return when the caller's write is committed by a majority.
@@ -155,60 +160,63 @@ class Committer:
             self._waiting.append(caller)
             self._start_soon()
             try:
-                await asyncio.shield(caller.done)
+                await caller.is_done.wait()
             except asyncio.CancelledError:
                 if caller in self._waiting:
                     self._waiting.remove(caller)
-                    caller.done.cancel()
-                    raise
-                with suppress(Exception):  # of no interest to who was cancelled
-                    await uninterrupted(caller.done)
+                else:
+                    await uninterrupted(caller.is_done.wait())
                 raise
+            if caller.error is not None:
+                raise caller.error
 
     def _start_soon(self) -> None:
-        """Start batches once all who are about to come have come."""
-        if not self._is_starting:
+        """Start a batch once all who are about to come have come."""
+        if self._waiting and not self._is_starting:
             self._is_starting = True
             # Not in the caller's context: its deadlines are not everyone's.
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._start, context=Context())
+            task = asyncio.create_task(self._run(), context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    def _start(self) -> None:
-        """Start what can be; a second batch if it is no smaller than the first.
-
-        Few would pay for a transaction of their own what they gain by not waiting.
-        """
+    async def _run(self) -> None:
         self._is_starting = False
-        while (
-            self._waiting
-            and not self._is_blocked
-            and len(self._under_way) < self._most_batches
-            and len(self._waiting) >= sum(map(len, self._under_way.values()))
-        ):
-            batch = take_batch(self._waiting, self._most, self._busy)
-            self._is_blocked = not batch
-            is_alone = not self._waiting and not self._under_way
-            if is_alone and len(batch) >= WORTH_HALVING:
-                parts = halves(batch)
-            else:
-                parts = [batch] if batch else []
-            for part in parts:
-                self._busy.update(*(documents(each.write) for each in part))
-                self._under_way[asyncio.create_task(self._run(part))] = part
-
-    async def _run(self, batch: list[Caller]) -> None:
-        task = asyncio.current_task()
-        assert task  # noqa: S101  for the type checker
+        batch = self._next_batch()
+        if not batch:
+            return
+        self._under_way.append(batch)
+        self._busy.update(*(each.documents for each in batch))
+        self._start_soon()  # there may be enough for another
         try:
             await self._commit(batch)
         finally:
-            # Only when the loop is being shut down is anyone still waiting here.
             for caller in batch:
-                caller.done.cancel()
-            del self._under_way[task]
-            self._busy.difference_update(*(documents(each.write) for each in batch))
+                if not caller.is_done.is_set():  # the loop is being shut down
+                    caller.settle(asyncio.CancelledError())
+            self._under_way.remove(batch)
+            self._busy.difference_update(*(each.documents for each in batch))
             self._is_blocked = False
             self._start_soon()
+
+    def _next_batch(self) -> list[Caller]:
+        """Who goes now; a second batch only if it is no smaller than the first.
+
+        Few would pay for a transaction of their own what they gain by not waiting.
+        """
+        under_way = sum(map(len, self._under_way))
+        if (
+            not self._waiting
+            or self._is_blocked
+            or len(self._under_way) == self._most_batches
+            or len(self._waiting) < under_way
+        ):
+            return []
+        batch = take_batch(self._waiting, self._most, self._busy)
+        self._is_blocked = not batch
+        if len(batch) >= WORTH_HALVING and not under_way and not self._waiting:
+            batch, rest = halves(batch)
+            self._waiting.extend(rest)
+        return batch
 
     async def _commit(self, batch: list[Caller]) -> None:
         """Commit a batch; if it is refused, find out whose fault it is by halves."""
@@ -242,7 +250,7 @@ class Committer:
             await _tell(caller, planned.expected.next())
         else:
             # The session knows this event from before, or is stale in any case.
-            caller.done.set_result(None)
+            caller.settle()
 
 
 async def _tell(caller: Caller, marker: Marker) -> None:
@@ -251,10 +259,10 @@ async def _tell(caller: Caller, marker: Marker) -> None:
     except Exception as error:  # noqa: BLE001  the caller's, and not its neighbours'
         _fail([caller], error)
     else:
-        caller.done.set_result(None)
+        caller.settle()
 
 
 def _fail(batch: list[Caller], error: Exception) -> None:
     for caller in batch:
         # One each: an exception collects the traceback of whoever raises it.
-        caller.done.set_exception(copy.copy(error))
+        caller.settle(copy.copy(error))

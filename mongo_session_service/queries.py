@@ -149,13 +149,19 @@ def session_updates(planned: Iterable[tuple[Append, Marker]]) -> list[Update]:
     """
     updates: dict[SessionKey, Update] = {}
     for append, expected in planned:
-        first = {"_id": append.key.id, **expected._asdict()}
-        update = updates.setdefault(append.key, Update(first, {"$set": {}}))
-        update.change["$set"] |= {
-            **_paths(append.delta.session),
-            "revision": expected.revision + 1,
-            "update_time": append.timestamp,
-        }
+        update = updates.get(append.key)
+        if update is None:
+            revision, create_time = expected
+            first = {
+                "_id": append.key.id,
+                "revision": revision,
+                "create_time": create_time,
+            }
+            update = updates[append.key] = Update(first, {"$set": {}})
+        changes = update.change["$set"]
+        changes.update(_paths(append.delta.session))
+        changes["revision"] = expected.revision + 1
+        changes["update_time"] = append.timestamp
     return list(updates.values())
 
 

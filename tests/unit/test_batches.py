@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import Any
 
@@ -30,9 +29,7 @@ async def stored(_: Marker) -> None:
 def caller(copy: Copy, *, size: int = 1, **delta: Any) -> Caller:
     state = ScopedState(app=delta, user=delta, session=delta)
     append = Append(copy.key, 1.0, {}, is_wrapped=False, delta=state, size=size)
-    done = asyncio.Future[None](loop=asyncio.new_event_loop())
-    done.get_loop().close()
-    return Caller(append, copy, lambda: copy.marker, stored, done)
+    return Caller(append, copy, lambda: copy.marker, stored)
 
 
 def test_appends_to_different_sessions_go_together() -> None:
