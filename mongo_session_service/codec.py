@@ -199,12 +199,17 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSessi
         yield StoredSession(key, marker, document["update_time"], state, events)
 
 
-def decode_shared_state(documents: Iterable[dict[str, Any]]) -> ScopedState:
-    """The state of an app and of one of its users, either of which may be missing."""
+def decode_shared_state(
+    key: SessionKey, documents: Iterable[dict[str, Any]]
+) -> ScopedState:
+    """The state of a session's app and user, as far as it is among documents."""
     shared = ScopedState()
+    user = {"app_name": key.app_name, "user_id": key.user_id}
     for document in documents:
-        scope = shared.app if isinstance(document["_id"], str) else shared.user
-        scope.update(decode_state(document["state"]))
+        if document["_id"] == key.app_name:
+            shared.app.update(decode_state(document["state"]))
+        elif document["_id"] == user:
+            shared.user.update(decode_state(document["state"]))
     return shared
 
 

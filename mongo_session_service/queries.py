@@ -95,6 +95,17 @@ def shared_state(app_name: str, user_id: str | None) -> list[Wanted]:
     ]
 
 
+def shared_states(keys: Iterable[SessionKey]) -> list[Wanted]:
+    """The state that each of some sessions shares, of all of them at once."""
+    users = {key[:2] for key in keys}
+    apps = sorted({app_name for app_name, _ in users})
+    ids = [user_state_id(*each) for each in sorted(users)]
+    return [
+        Wanted("app_states", {"_id": {"$in": apps}}),
+        Wanted("user_states", {"_id": {"$in": ids}}),
+    ]
+
+
 def events(key: SessionKey, config: GetSessionConfig | None) -> list[Wanted]:
     """The events a caller's config asks for, which may be none at all."""
     config = config or GetSessionConfig()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
+from contextvars import Context
 from typing import Any, Final
 
 from google.adk.errors import StaleSessionError
@@ -57,6 +59,8 @@ class SessionStore:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._next_keys: set[SessionKey] = set()
+        self._next_read: asyncio.Task[list[queries.Document]] | None = None
 
     async def load_session(
         self, key: SessionKey, config: GetSessionConfig | None
@@ -83,9 +87,21 @@ class SessionStore:
         return decode_sessions(documents)
 
     async def load_shared_state(self, key: SessionKey) -> ScopedState:
-        """What a session sees of its app and user, from one point in time."""
-        wanted = queries.shared_state(key.app_name, key.user_id)
-        return decode_shared_state(await self._read(*wanted))
+        """What a session sees of its app and user, from one point in time.
+
+        All who ask in the same turn of the event loop share one read.
+        """
+        if self._next_read is None:
+            # Not in the caller's context: its deadlines are not everyone's.
+            self._next_read = asyncio.create_task(
+                self._read_shared(), context=Context()
+            )
+        self._next_keys.add(key)
+        return decode_shared_state(key, await asyncio.shield(self._next_read))
+
+    async def _read_shared(self) -> list[queries.Document]:
+        keys, self._next_keys, self._next_read = self._next_keys, set(), None
+        return await self._read(*queries.shared_states(keys))
 
     async def _read(self, *wanted: queries.Wanted) -> list[queries.Document]:
         """Documents of several collections, in one round trip and from one snapshot."""
