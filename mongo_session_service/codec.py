@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from . import scopes
 from .errors import DocumentTooLargeError, InvalidInputError, StorageError
+from .events import build_event
 from .records import Append, Marker, NewSession, SessionKey, StoredSession
 from .scopes import ScopedState
 from .values import (
@@ -153,11 +154,9 @@ def decode_event(stored: dict[str, Any]) -> Event:
     Raises:
         StorageError: it holds none that this release of ADK can read.
     """
-    event = stored["event"]
+    fields = stored["event"]
     try:
-        return Event.model_validate(
-            decode_value(event) if "wrapped" in stored else event
-        )
+        return build_event(decode_value(fields) if "wrapped" in stored else fields)
     except ValidationError:
         where = "of session {session_id!r} at revision {revision}".format(
             **stored["_id"]

@@ -36,7 +36,7 @@ def to_session(stored: StoredSession) -> Session:
         "app_name": stored.key.app_name,
         "user_id": stored.key.user_id,
         "state": stored.state,
-        "events": stored.events,
+        "events": [*stored.events],
         "last_update_time": stored.update_time,
     }
     if not _IS_KNOWN:

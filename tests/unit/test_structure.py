@@ -16,7 +16,7 @@ PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
     ("version", "errors"),
-    ("scopes", "values"),
+    ("events", "scopes", "values"),
     ("records",),
     ("codec", "queries", "sessions"),
     ("database", "translation"),
@@ -31,6 +31,7 @@ LAYERS = (
 PURE = {
     "version",
     "errors",
+    "events",
     "scopes",
     "values",
     "records",
