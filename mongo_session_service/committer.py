@@ -30,9 +30,6 @@ MAX_WRITES: Final = 128
 MAX_BATCHES: Final = 2
 """Under way at the same time: this process and the server are both busy with two."""
 
-WORTH_HALVING: Final = 16
-"""Writes that go as two batches, if they can, where none is under way."""
-
 MAX_BYTES: Final = 8_000_000
 """Of events and state per transaction; a larger write goes alone."""
 
@@ -106,16 +103,6 @@ def take_batch(
             sessions[key] = None  # and so nobody overtakes it
     waiting.extendleft(reversed(left))
     return batch
-
-
-def halves(batch: list[Caller]) -> tuple[list[Caller], list[Caller]]:
-    """Two batches that can be under way together, or all in one and none in two."""
-    middle = len(batch) // 2
-    one, other = batch[:middle], batch[middle:]
-    busy = {document for caller in one for document in caller.documents}
-    if all(busy.isdisjoint(caller.documents) for caller in other):
-        return one, other
-    return batch, []
 
 
 def plan(batch: Iterable[Caller]) -> list[Planned]:
@@ -213,9 +200,6 @@ class Committer:
             return []
         batch = take_batch(self._waiting, self._most, self._busy)
         self._is_blocked = not batch
-        if len(batch) >= WORTH_HALVING and not under_way and not self._waiting:
-            batch, rest = halves(batch)
-            self._waiting.extend(rest)
         return batch
 
     async def _commit(self, batch: list[Caller]) -> None:

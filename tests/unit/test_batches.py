@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.committer import MAX_BYTES, Caller, halves, plan, take_batch
+from mongo_session_service.committer import MAX_BYTES, Caller, plan, take_batch
 from mongo_session_service.queries import app_updates, session_updates, user_updates
 from mongo_session_service.records import Append, Marker, SessionKey
 from mongo_session_service.scopes import ScopedState
@@ -88,19 +88,6 @@ def test_a_second_batch_changes_nothing_of_the_first() -> None:
 
     assert take_batch(waiting, 9, {*first.documents, ("app",)}) == everyone[2:4]
     assert list(waiting) == [everyone[0], everyone[1], everyone[4]]
-
-
-def test_a_batch_is_halved_unless_its_halves_meet() -> None:
-    """Two halves have neither a session nor app or user state in common."""
-    apart = [caller(Copy(name)) for name in "abcd"]
-    copy = Copy("s")
-
-    assert halves(apart) == (apart[:2], apart[2:])
-    for meeting in (
-        [caller(copy), caller(copy)],
-        [caller(Copy("a"), k=1), caller(Copy("b"), k=2)],
-    ):
-        assert halves(meeting) == (meeting, [])
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=20))
