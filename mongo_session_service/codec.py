@@ -198,7 +198,7 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSessi
         yield StoredSession(key, marker, document["update_time"], state, events)
 
 
-def decode_shared_state(
+def _decode_shared_state(
     key: SessionKey, documents: Iterable[dict[str, Any]]
 ) -> ScopedState:
     """The state of a session's app and user, as far as it is among documents."""
@@ -212,8 +212,14 @@ def decode_shared_state(
     return shared
 
 
-def decode_new_session(new: NewSession, shared: ScopedState) -> StoredSession:
-    """A session just stored: its initial state over what it shares with others."""
+def decode_new_session(
+    new: NewSession, documents: Iterable[dict[str, Any]]
+) -> StoredSession:
+    """A session just stored: its initial state over what it shares with others.
+
+    What is shared is in those of the documents that are its app's or its user's.
+    """
+    shared = _decode_shared_state(new.key, documents)
     seen = ScopedState(
         app=shared.app | decode_state(new.delta.app),
         user=shared.user | decode_state(new.delta.user),

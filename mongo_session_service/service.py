@@ -124,10 +124,9 @@ class MongoSessionService(BaseSessionService):
         now = platform_time.get_time()
         new = encode_new_session(key, {} if state is None else state, now)
         async with self._opened() as opened:
-            _, shared = await asyncio.gather(
-                opened.committer.commit(Caller.creating(new)),
-                opened.store.load_shared_state(key),
-            )
+            reading = opened.store.reading_shared_state(key)
+            await opened.committer.commit(Caller.creating(new))
+            shared = await asyncio.shield(reading)
         return to_session(decode_new_session(new, shared))
 
     @override

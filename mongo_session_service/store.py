@@ -16,7 +16,6 @@ from pymongo.errors import PyMongoError
 from . import queries
 from .codec import (
     decode_sessions,
-    decode_shared_state,
     decode_state,
     is_same_event,
 )
@@ -30,7 +29,6 @@ from .records import (
     SessionKey,
     StoredSession,
 )
-from .scopes import ScopedState
 from .translation import is_duplicate_key
 
 _STALE: Final = (
@@ -86,18 +84,24 @@ class SessionStore:
         )
         return decode_sessions(documents)
 
-    async def load_shared_state(self, key: SessionKey) -> ScopedState:
-        """What a session sees of its app and user, from one point in time.
+    def reading_shared_state(
+        self, key: SessionKey
+    ) -> asyncio.Task[list[queries.Document]]:
+        """A read of what sessions share, this one among them, from one point in time.
 
-        All who ask in the same turn of the event loop share one read.
+        All who ask in the same turn of the event loop share it, so none may cancel it.
         """
         if self._next_read is None:
             # Not in the caller's context: its deadlines are not everyone's.
             self._next_read = asyncio.create_task(
                 self._read_shared(), context=Context()
             )
+            # Its error is of no interest if nobody is left to hear it.
+            self._next_read.add_done_callback(
+                lambda it: it.cancelled() or it.exception()
+            )
         self._next_keys.add(key)
-        return decode_shared_state(key, await asyncio.shield(self._next_read))
+        return self._next_read
 
     async def _read_shared(self) -> list[queries.Document]:
         keys, self._next_keys, self._next_read = self._next_keys, set(), None
