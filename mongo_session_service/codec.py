@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from . import scopes
 from .errors import DocumentTooLargeError, InvalidInputError, StorageError
+from .events import build_event
 from .records import Append, Marker, NewSession, SessionKey, StoredSession
 from .scopes import ScopedState
 from .values import (
@@ -49,7 +50,9 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def decode_state(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`encode_state`."""
     return {
-        unescape_key(name): decode_value(value) if type(value) in CONTAINERS else value
+        unescape_key(name) if "%" in name else name: (
+            decode_value(value) if type(value) in CONTAINERS else value
+        )
         for name, value in fields.items()
     }
 
@@ -151,11 +154,9 @@ def decode_event(stored: dict[str, Any]) -> Event:
     Raises:
         StorageError: it holds none that this release of ADK can read.
     """
-    event = stored["event"]
+    fields = stored["event"]
     try:
-        return Event.model_validate(
-            decode_value(event) if "wrapped" in stored else event
-        )
+        return build_event(decode_value(fields) if "wrapped" in stored else fields)
     except ValidationError:
         where = "of session {session_id!r} at revision {revision}".format(
             **stored["_id"]
@@ -170,7 +171,8 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSessi
     The longest untouched comes first, ties by user and then session id. Documents are
     told apart by their ``_id``. Events are the one session's asked for, latest first.
     """
-    sessions, events = [], []
+    sessions: list[dict[str, Any]] = []
+    events: list[Event] = []
     app: dict[str, Any] = {}
     users: dict[str, dict[str, Any]] = {}
     for document in documents:
@@ -186,36 +188,46 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSessi
     events.reverse()
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     for document in sessions:
-        key = SessionKey(**document["_id"])
-        yield StoredSession(
-            key=key,
-            marker=Marker(document["revision"], document["create_time"]),
-            update_time=document["update_time"],
+        key = SessionKey(*document["_id"].values())
+        state = decode_state(document["state"])
+        if app or users:
             # Decoded for each session, so that no two share a mutable value.
-            scopes=ScopedState(
-                app=decode_state(app),
-                user=decode_state(users.get(key.user_id, {})),
-                session=decode_state(document["state"]),
-            ),
-            events=events,
-        )
+            user = decode_state(users.get(key.user_id, {}))
+            state = scopes.merge(ScopedState(decode_state(app), user, state))
+        marker = Marker(document["revision"], document["create_time"])
+        yield StoredSession(key, marker, document["update_time"], state, events)
 
 
-def decode_shared_state(documents: Iterable[dict[str, Any]]) -> ScopedState:
-    """The state of an app and of one of its users, either of which may be missing."""
+def decode_shared_state(
+    key: SessionKey, documents: Iterable[dict[str, Any]]
+) -> ScopedState:
+    """The state of a session's app and user, as far as it is among documents."""
     shared = ScopedState()
+    user = {"app_name": key.app_name, "user_id": key.user_id}
     for document in documents:
-        scope = shared.app if isinstance(document["_id"], str) else shared.user
-        scope.update(decode_state(document["state"]))
+        if document["_id"] == key.app_name:
+            shared.app.update(decode_state(document["state"]))
+        elif document["_id"] == user:
+            shared.user.update(decode_state(document["state"]))
     return shared
 
 
-def decode_new_state(new: NewSession, shared: ScopedState) -> ScopedState:
-    """What a new session sees: its initial state over what it shares with others."""
-    return ScopedState(
+def decode_new_session(
+    new: NewSession, documents: Iterable[dict[str, Any]]
+) -> StoredSession:
+    """A session just stored: its initial state over what it shares with others.
+
+    What is shared is in those of the documents that are its app's or its user's.
+    """
+    shared = decode_shared_state(new.key, documents)
+    seen = ScopedState(
         app=shared.app | decode_state(new.delta.app),
         user=shared.user | decode_state(new.delta.user),
         session=decode_state(new.delta.session),
+    )
+    created = new.create_time
+    return StoredSession(
+        new.key, new.expected.next(), created, scopes.merge(seen), events=[]
     )
 
 

@@ -3,7 +3,8 @@
 A transaction costs a few round trips and one wait for the majority's journals, however
 many events it stores. So while one is being committed, the next appends and new
 sessions gather, and then go as one: nobody waits for a timer, and a lone one goes at
-once.
+once. Two batches may be under way if they have no document in common: the server works
+on one while this process prepares the other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Set as AbstractSet
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,9 @@ from .translation import translated
 
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
+
+MAX_BATCHES: Final = 2
+"""Under way at the same time: this process and the server are both busy with two."""
 
 MAX_BYTES: Final = 8_000_000
 """Of events and state per transaction; a larger write goes alone."""
@@ -44,9 +48,24 @@ class Caller:
     """What the caller's session is at, asked when it is the write's turn."""
     stored: Callable[[Marker], Awaitable[None]]
     """Told what the session is at now, before anyone else's turn."""
-    done: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    documents: list[tuple[str, ...]] = field(init=False)
+    """What the write changes that others may want to change as well, as their ids."""
+    is_done: asyncio.Event = field(default_factory=asyncio.Event)
+    error: BaseException | None = None
+    """Why it was not stored, once it is done."""
+
+    def __post_init__(self) -> None:
+        app_name, user_id, _ = self.write.key
+        self.documents = [self.write.key]
+        if self.write.delta.app:
+            self.documents.append((app_name,))
+        if self.write.delta.user:
+            self.documents.append((app_name, user_id))
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Let the caller go on."""
+        self.error = error
+        self.is_done.set()
 
     @classmethod
     def creating(cls, session: NewSession) -> Caller:
@@ -58,11 +77,14 @@ class Caller:
         return cls(session, session, lambda: session.expected, stored)
 
 
-def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
+def take_batch(
+    waiting: deque[Caller], most: int, busy: AbstractSet[tuple[str, ...]] = frozenset()
+) -> list[Caller]:
     """Take the callers whose writes can go together, in order, off the queue.
 
-    Appends to one session go together only through one ``Session`` object: another
-    copy's expectation cannot be judged before these are stored.
+    None of them changes what is ``busy``. Appends to one session go together only
+    through one ``Session`` object: another copy's expectation cannot be judged before
+    these are stored.
     """
     batch: list[Caller] = []
     left: list[Caller] = []
@@ -72,7 +94,8 @@ def take_batch(waiting: deque[Caller], most: int) -> list[Caller]:
         caller = waiting.popleft()
         key = caller.write.key
         is_next = sessions.setdefault(key, caller.session) is caller.session
-        if is_next and (not batch or size + caller.write.size <= MAX_BYTES):
+        fits = not batch or size + caller.write.size <= MAX_BYTES
+        if is_next and fits and busy.isdisjoint(caller.documents):
             batch.append(caller)
             size += caller.write.size
         else:
@@ -101,9 +124,14 @@ class Committer:
     def __init__(self, store: SessionStore, *, together: bool) -> None:
         self._store = store
         self._most = MAX_WRITES if together else 1
+        self._most_batches = MAX_BATCHES if together else 1
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._waiting: deque[Caller] = deque()
-        self._work: asyncio.Task[None] | None = None
+        self._under_way: list[list[Caller]] = []
+        self._busy: set[tuple[str, ...]] = set()
+        self._is_blocked = False
+        self._is_starting = False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def commit(self, caller: Caller) -> None:
         """Return when the caller's write is committed by a majority.
@@ -117,31 +145,62 @@ class Committer:
         """
         async with self._room:
             self._waiting.append(caller)
-            if self._work is None or self._work.done():
-                # Not in the caller's context: its deadlines are not everyone's.
-                self._work = asyncio.create_task(self._run(), context=Context())
+            self._start_soon()
             try:
-                await asyncio.wait([caller.done])
+                await caller.is_done.wait()
             except asyncio.CancelledError:
                 if caller in self._waiting:
                     self._waiting.remove(caller)
-                    caller.done.cancel()
-                    raise
-                with suppress(Exception):  # of no interest to who was cancelled
-                    await uninterrupted(caller.done)
+                else:
+                    await uninterrupted(caller.is_done.wait())
                 raise
-            caller.done.result()
+            if caller.error is not None:
+                raise caller.error
+
+    def _start_soon(self) -> None:
+        """Start a batch once all who are about to come have come."""
+        if self._waiting and not self._is_starting:
+            self._is_starting = True
+            # Not in the caller's context: its deadlines are not everyone's.
+            task = asyncio.create_task(self._run(), context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
-        batch: list[Caller] = []
+        self._is_starting = False
+        batch = self._next_batch()
+        if not batch:
+            return
+        self._under_way.append(batch)
+        self._busy.update(*(each.documents for each in batch))
+        self._start_soon()  # there may be enough for another
         try:
-            while self._waiting:
-                batch = take_batch(self._waiting, self._most)
-                await self._commit(batch)
+            await self._commit(batch)
         finally:
-            # Only when the loop is being shut down is anyone left here.
-            for caller in (*batch, *self._waiting):
-                caller.done.cancel()
+            for caller in batch:
+                if not caller.is_done.is_set():  # the loop is being shut down
+                    caller.settle(asyncio.CancelledError())
+            self._under_way.remove(batch)
+            self._busy.difference_update(*(each.documents for each in batch))
+            self._is_blocked = False
+            self._start_soon()
+
+    def _next_batch(self) -> list[Caller]:
+        """Who goes now; a second batch only if it is no smaller than the first.
+
+        Few would pay for a transaction of their own what they gain by not waiting.
+        """
+        under_way = sum(map(len, self._under_way))
+        if (
+            not self._waiting
+            or self._is_blocked
+            or len(self._under_way) == self._most_batches
+            or len(self._waiting) < under_way
+        ):
+            return []
+        batch = take_batch(self._waiting, self._most, self._busy)
+        self._is_blocked = not batch
+        return batch
 
     async def _commit(self, batch: list[Caller]) -> None:
         """Commit a batch; if it is refused, find out whose fault it is by halves."""
@@ -175,7 +234,7 @@ class Committer:
             await _tell(caller, planned.expected.next())
         else:
             # The session knows this event from before, or is stale in any case.
-            caller.done.set_result(None)
+            caller.settle()
 
 
 async def _tell(caller: Caller, marker: Marker) -> None:
@@ -184,10 +243,10 @@ async def _tell(caller: Caller, marker: Marker) -> None:
     except Exception as error:  # noqa: BLE001  the caller's, and not its neighbours'
         _fail([caller], error)
     else:
-        caller.done.set_result(None)
+        caller.settle()
 
 
 def _fail(batch: list[Caller], error: Exception) -> None:
     for caller in batch:
         # One each: an exception collects the traceback of whoever raises it.
-        caller.done.set_exception(copy.copy(error))
+        caller.settle(copy.copy(error))

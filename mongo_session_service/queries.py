@@ -109,6 +109,17 @@ def shared_state(app_name: str, user_id: str | None) -> list[Wanted]:
     ]
 
 
+def shared_states(keys: Iterable[SessionKey]) -> list[Wanted]:
+    """The state that each of some sessions shares, of all of them at once."""
+    users = {key[:2] for key in keys}
+    apps = sorted({app_name for app_name, _ in users})
+    ids = [user_state_id(*each) for each in sorted(users)]
+    return [
+        Wanted("app_states", {"_id": {"$in": apps}}),
+        Wanted("user_states", {"_id": {"$in": ids}}),
+    ]
+
+
 def events(key: SessionKey, config: GetSessionConfig | None) -> list[Wanted]:
     """The events a caller's config asks for, which may be none at all."""
     config = config or GetSessionConfig()
@@ -163,13 +174,19 @@ def session_updates(planned: Iterable[tuple[Append, Marker]]) -> list[Update]:
     """
     updates: dict[SessionKey, Update] = {}
     for append, expected in planned:
-        first = {"_id": append.key.id, **expected._asdict()}
-        update = updates.setdefault(append.key, Update(first, {"$set": {}}))
-        update.change["$set"] |= {
-            **_paths(append.delta.session),
-            "revision": expected.revision + 1,
-            "update_time": append.timestamp,
-        }
+        update = updates.get(append.key)
+        if update is None:
+            revision, create_time = expected
+            first = {
+                "_id": append.key.id,
+                "revision": revision,
+                "create_time": create_time,
+            }
+            update = updates[append.key] = Update(first, {"$set": {}})
+        changes = update.change["$set"]
+        changes.update(_paths(append.delta.session))
+        changes["revision"] = expected.revision + 1
+        changes["update_time"] = append.timestamp
     return list(updates.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
@@ -21,11 +21,12 @@ class SessionKey(NamedTuple):
     @property
     def id(self) -> dict[str, Any]:
         """The session document's ``_id``; the order of its fields is its identity."""
-        return self._asdict()
+        app_name, user_id, session_id = self
+        return {"app_name": app_name, "user_id": user_id, "session_id": session_id}
 
     def event_id(self, revision: int) -> dict[str, Any]:
         """The ``_id`` of the event that produced ``revision``."""
-        return {**self._asdict(), "revision": revision}
+        return {**self.id, "revision": revision}
 
 
 class Marker(NamedTuple):
@@ -42,7 +43,7 @@ class Marker(NamedTuple):
 
     def next(self) -> Marker:
         """What the session is at after one append."""
-        return self._replace(revision=self.revision + 1)
+        return Marker(self.revision + 1, self.create_time)
 
     @classmethod
     def parse(cls, text: str | None) -> Marker | None:
@@ -54,15 +55,15 @@ class Marker(NamedTuple):
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSession:
+class StoredSession(NamedTuple):
     """A session as one snapshot of storage shows it."""
 
     key: SessionKey
     marker: Marker
     update_time: float
-    scopes: ScopedState
-    events: list[Event] = field(default_factory=list)
+    state: dict[str, Any]
+    """Flat, with that of its app and user."""
+    events: list[Event]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,7 @@ class NewSession:
         return Marker(-1, self.create_time)
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """An event about to be stored, encoded together with its effect on state."""
 
     key: SessionKey

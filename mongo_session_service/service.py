@@ -19,11 +19,11 @@ from typing_extensions import override
 
 from .changes.watching import Watching
 from .clients import Target
-from .codec import decode_new_state, encode_append, encode_new_session
+from .codec import decode_new_session, encode_append, encode_new_session
 from .committer import Caller
 from .database import uninterrupted
 from .errors import ConfigurationError
-from .records import Marker, StoredSession, check_id, session_key
+from .records import Marker, check_id, session_key
 from .sessions import mark, marker_of, to_session
 
 logger = logging.getLogger(__name__)
@@ -118,12 +118,10 @@ class MongoSessionService(Watching, BaseSessionService):
         now = platform_time.get_time()
         new = encode_new_session(key, {} if state is None else state, now)
         async with self._opened() as opened:
-            _, shared = await asyncio.gather(
-                opened.committer.commit(Caller.creating(new)),
-                opened.store.load_shared_state(key),
-            )
-        stored = StoredSession(key, Marker(0, now), now, decode_new_state(new, shared))
-        return to_session(stored)
+            reading = opened.store.reading_shared_state(key)
+            await opened.committer.commit(Caller.creating(new))
+            shared = await asyncio.shield(reading)
+        return to_session(decode_new_session(new, shared))
 
     @override
     async def get_session(

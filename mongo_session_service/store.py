@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
+from contextvars import Context
 from typing import Any, Final
 
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.sessions.base_session_service import GetSessionConfig
-from pymongo import UpdateOne
 from pymongo.errors import PyMongoError
 
 from . import queries
 from .codec import (
     decode_sessions,
-    decode_shared_state,
     decode_state,
     is_same_event,
 )
@@ -29,7 +29,6 @@ from .records import (
     SessionKey,
     StoredSession,
 )
-from .scopes import ScopedState
 from .translation import is_duplicate_key
 
 _STALE: Final = (
@@ -58,6 +57,8 @@ class SessionStore:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._next_keys: set[SessionKey] = set()
+        self._next_read: asyncio.Task[list[queries.Document]] | None = None
 
     async def load_session(
         self, key: SessionKey, config: GetSessionConfig | None
@@ -83,10 +84,28 @@ class SessionStore:
         )
         return decode_sessions(documents)
 
-    async def load_shared_state(self, key: SessionKey) -> ScopedState:
-        """What a session sees of its app and user, from one point in time."""
-        wanted = queries.shared_state(key.app_name, key.user_id)
-        return decode_shared_state(await self._read(*wanted))
+    def reading_shared_state(
+        self, key: SessionKey
+    ) -> asyncio.Task[list[queries.Document]]:
+        """A read of what sessions share, this one among them, from one point in time.
+
+        All who ask in the same turn of the event loop share it, so none may cancel it.
+        """
+        if self._next_read is None:
+            # Not in the caller's context: its deadlines are not everyone's.
+            self._next_read = asyncio.create_task(
+                self._read_shared(), context=Context()
+            )
+            # Its error is of no interest if nobody is left to hear it.
+            self._next_read.add_done_callback(
+                lambda it: it.cancelled() or it.exception()
+            )
+        self._next_keys.add(key)
+        return self._next_read
+
+    async def _read_shared(self) -> list[queries.Document]:
+        keys, self._next_keys, self._next_read = self._next_keys, set(), None
+        return await self._read(*queries.shared_states(keys))
 
     async def _read(self, *wanted: queries.Wanted) -> list[queries.Document]:
         """Documents of several collections, in one round trip and from one snapshot."""
@@ -189,13 +208,13 @@ class SessionStore:
     async def _insert(
         self, collection: Any, documents: Iterable[queries.Document], txn: Txn
     ) -> None:
-        match list(documents):
-            case []:
-                pass
-            case [document]:
-                await collection.insert_one(document, session=txn)
-            case several:
-                await collection.insert_many(several, session=txn)
+        several = list(documents)
+        if txn is None:
+            for document in several:
+                await collection.insert_one(document)
+        elif several:
+            command = {"insert": collection.name, "documents": several}
+            await self._connection.write(command, txn)
 
     async def _update(
         self,
@@ -205,17 +224,18 @@ class SessionStore:
         *,
         upsert: bool = False,
     ) -> int:
+        """Update documents; how many there were, or were made."""
+        if txn is None:
+            found = 0
+            for update in updates:
+                result = await collection.update_one(*update, upsert=upsert)
+                found += result.matched_count
+            return found
         if not updates:
             return 0
-        if len(updates) == 1:
-            result = await collection.update_one(
-                *updates[0], upsert=upsert, session=txn
-            )
-        else:
-            requests = [UpdateOne(*update, upsert=upsert) for update in updates]
-            result = await collection.bulk_write(requests, session=txn)
-        matched: int = result.matched_count
-        return matched
+        statements = [{"q": q, "u": u, "upsert": upsert} for q, u in updates]
+        command = {"update": collection.name, "updates": statements}
+        return await self._connection.write(command, txn)
 
     async def explain(self, write: Append | NewSession) -> int:
         """The revision at which a refused write was stored before.

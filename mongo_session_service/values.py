@@ -93,7 +93,9 @@ def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
             return _encode_dict(json_form(value), depth)
         if not _is_field_name(key):
             return _wrap(value)
-        encoded[key] = encode_value(item, depth + 1)
+        # What most items are, without a call for each.
+        is_plain = type(item) is str and item.isascii()
+        encoded[key] = item if is_plain else encode_value(item, depth + 1)
     return encoded
 
 

@@ -92,9 +92,7 @@ async def load_view(
     session = next((each for each in found.documents if _is_session(each)), None)
     if session is None:
         return None
-    shared = decode_shared_state(
-        each for each in found.documents if not _is_session(each)
-    )
+    shared = decode_shared_state(key, found.documents)
     appended, is_complete = (
         ([], True)
         if after_revision is None

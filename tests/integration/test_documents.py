@@ -102,7 +102,16 @@ async def test_collections_take_the_prefix(
     names = admin[database].list_collection_names()
     assert sorted(names) == [
         f"agents_{name}"
-        for name in ("app_states", "events", "metadata", "sessions", "user_states")
+        for name in (
+            "app_states",
+            "checkpoints",
+            "dead_letters",
+            "events",
+            "leases",
+            "metadata",
+            "sessions",
+            "user_states",
+        )
     ]
 
 

@@ -22,7 +22,7 @@ from mongo_session_service import (
 )
 
 APP, USER = "app", "user"
-BLOCKED = {"blockConnection": True, "blockTimeMS": 100}
+BLOCKED = {"blockConnection": True, "blockTimeMS": 200}
 
 
 def new_event(number: int = 0, **delta: Any) -> Event:
@@ -68,6 +68,25 @@ async def test_appends_at_once_share_transactions(
         stored = await read(service, session)
         assert stored.state == {"n": number} | shared
         assert stored.events == session.events
+
+
+@pytest.mark.parametrize("delta", [{"k": 1}, {"app:k": 1}, {"user:k": 1}])
+async def test_what_has_nothing_in_common_is_committed_meanwhile(
+    victim: MongoSessionService, admin: MongoClient, delta: dict[str, int]
+) -> None:
+    """A slow commit holds up who changes the same app or user state, and no others."""
+    first, second = await create(victim, 2)
+
+    with failing(admin, "commitTransaction", times=1, **BLOCKED) as wait_until_hit:
+        slow = asyncio.create_task(victim.append_event(first, new_event(**delta)))
+        await asyncio.to_thread(wait_until_hit)
+        await victim.append_event(second, new_event(**delta))
+        was_held_up = slow.done()
+    await slow
+
+    assert was_held_up == (delta != {"k": 1})
+    for session in (first, second):
+        assert (await read(victim, session)).events == session.events
 
 
 async def test_one_bad_append_fails_alone(service: MongoSessionService) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import Any
 
@@ -30,9 +29,7 @@ async def stored(_: Marker) -> None:
 def caller(copy: Copy, *, size: int = 1, **delta: Any) -> Caller:
     state = ScopedState(app=delta, user=delta, session=delta)
     append = Append(copy.key, 1.0, {}, is_wrapped=False, delta=state, size=size)
-    done = asyncio.Future[None](loop=asyncio.new_event_loop())
-    done.get_loop().close()
-    return Caller(append, copy, lambda: copy.marker, stored, done)
+    return Caller(append, copy, lambda: copy.marker, stored)
 
 
 def test_appends_to_different_sessions_go_together() -> None:
@@ -78,6 +75,19 @@ def test_a_batch_is_bounded_in_bytes_unless_it_is_one_append() -> None:
 
     assert take_batch(waiting, 9) == [small, large]
     assert take_batch(waiting, 9) == [huge]
+
+
+def test_a_second_batch_changes_nothing_of_the_first() -> None:
+    """Whoever changes what is busy waits, and is not overtaken in its session."""
+    busy, shared, free, later = (Copy(name) for name in "abcd")
+    first = caller(busy)
+    waiting = deque(
+        [caller(busy), caller(shared, k=1), caller(free), caller(later), caller(busy)]
+    )
+    everyone = list(waiting)
+
+    assert take_batch(waiting, 9, {*first.documents, ("app",)}) == everyone[2:4]
+    assert list(waiting) == [everyone[0], everyone[1], everyone[4]]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=20))

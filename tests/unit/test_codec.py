@@ -21,6 +21,7 @@ from mongo_session_service.codec import (
     is_same_event,
 )
 from mongo_session_service.database import _CODEC_OPTIONS
+from mongo_session_service.events import build_event
 from mongo_session_service.queries import event_document
 from mongo_session_service.records import SessionKey
 
@@ -73,6 +74,25 @@ def test_event_survives_bson(
 
     assert found == event
     assert identical(found.model_dump(), event.model_dump())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"author": "a", "id": "1", "timestamp": 1.0, "actions": {"route": ["x"]}},
+        {"author": "a", "id": "1", "timestamp": 1.0, "nodeInfo": {"path": "w/a"}},
+        {"author": "a", "id": "1", "timestamp": 1.0, "message": "hi", "newer": 1},
+        {"author": "a", "id": "1", "timestamp": 1.0, "state": {"k": 1}},
+    ],
+)
+def test_events_are_built_as_adk_builds_them(fields: dict[str, Any]) -> None:
+    """What is built of fields is ADK's own event, whatever fields these are."""
+    built, validated = build_event(fields), Event.model_validate(fields)
+
+    assert type(built) is Event
+    assert built == validated
+    assert built.__getstate__() == validated.__getstate__()
+    assert type(built.model_copy(deep=True)) is Event
 
 
 def test_plain_events_are_stored_as_they_are() -> None:

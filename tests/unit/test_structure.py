@@ -16,7 +16,7 @@ PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
     ("version", "errors", "changes"),
-    ("scopes", "values"),
+    ("events", "scopes", "values"),
     ("records",),
     ("codec", "queries", "sessions"),
     ("database", "translation"),
@@ -58,6 +58,7 @@ LAYERS = (
 PURE = {
     "version",
     "errors",
+    "events",
     "scopes",
     "values",
     "records",

@@ -1,0 +1,81 @@
+"""ADK's ``Session`` objects are what ADK itself would make of what is stored."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from google.adk.events import Event
+from google.adk.sessions import Session
+
+from mongo_session_service.records import Marker, SessionKey, StoredSession
+from mongo_session_service.sessions import _IS_KNOWN, mark, marker_of, to_session
+
+MARKER = Marker(3, 1.5)
+
+
+def stored() -> StoredSession:
+    key = SessionKey("app", "user", "s")
+    return StoredSession(key, MARKER, 2.5, {"k": [1]}, [Event(author="a")])
+
+
+def validated(found: StoredSession) -> Session:
+    session = Session(
+        app_name="app",
+        user_id="user",
+        id="s",
+        state=found.state,
+        events=found.events,
+        last_update_time=found.update_time,
+    )
+    mark(session, found.marker)
+    return session
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_session_is_as_if_validated(
+    monkeypatch: pytest.MonkeyPatch,
+    is_known: bool,  # noqa: FBT001
+) -> None:
+    """Fields, marker and pydantic's own notes equal those of a validated session."""
+    monkeypatch.setattr("mongo_session_service.sessions._IS_KNOWN", is_known)
+    found = stored()
+
+    session = to_session(found)
+
+    assert session == validated(found)
+    assert session.__getstate__() == validated(found).__getstate__()
+    assert session.model_dump_json() == validated(found).model_dump_json()
+    assert marker_of(session) == MARKER
+    for copy in (session.model_copy(deep=True), pickle.loads(pickle.dumps(session))):
+        assert copy == session
+        assert marker_of(copy) == MARKER
+
+
+def test_sessions_share_nothing() -> None:
+    """What is changed in one session is not in another."""
+    found = stored()
+    one, other = to_session(found), to_session(found._replace(state={"k": [1]}))
+
+    one.events.clear()
+    mark(one, MARKER.next())
+    one.state["new"] = 1
+
+    assert marker_of(other) == MARKER
+    assert other.state == {"k": [1]}
+    assert other.events == found.events != []
+    assert one.model_fields_set is not other.model_fields_set
+
+
+def test_the_short_way_is_taken() -> None:
+    """With this release of ADK sessions need no validation."""
+    assert _IS_KNOWN
+
+
+def test_a_session_of_another_service_has_no_marker() -> None:
+    """What other services note in a session is not mistaken for a marker."""
+    session = Session(id="s", app_name="app", user_id="user")
+    assert marker_of(session) is None
+
+    session._storage_update_marker = "2026-01-01"  # noqa: SLF001  ADK's own slot
+    assert marker_of(session) is None
