@@ -18,7 +18,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Final
 
-from .database import uninterrupted
+from .cancellation import uninterrupted
 from .errors import StorageUnavailableError
 from .records import Append, Marker, NewSession, Planned
 from .store import RefusedError, SessionStore

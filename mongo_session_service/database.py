@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import Context
 from enum import Enum
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -30,8 +29,6 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from .errors import ConfigurationError
-
-__all__ = ["Connection", "Driver", "Txn", "uninterrupted"]
 
 logger = logging.getLogger(__name__)
 
@@ -262,29 +259,3 @@ class Connection:
             cursor = await cursor
         results: list[dict[str, Any]] = await cursor.to_list(None)
         return results
-
-
-async def uninterrupted(work: Awaitable[Result]) -> Result:
-    """Wait for the end of ``work`` even if the caller is cancelled meanwhile.
-
-    A transaction dropped halfway would hold its locks on the server, and one dropped
-    at its commit would have an unknown outcome. The cancellation is raised afterwards.
-    """
-    # A coroutine runs outside the caller's context: its deadline, as pymongo.timeout()
-    # sets it, would cut off the very end of a transaction.
-    task = (
-        asyncio.create_task(work, context=Context())
-        if asyncio.iscoroutine(work)
-        else asyncio.ensure_future(work)
-    )
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None:
-        return task.result()
-    if not task.cancelled() and task.exception() is not None:
-        logger.warning("A cancelled call failed with %r.", type(task.exception()))
-    raise cancelled

@@ -73,7 +73,7 @@ class Mongod:
             f"--logpath={self._log}",
             "--logappend",
             "--quiet",
-            "--wiredTigerCacheSizeGB=0.25",
+            "--wiredTigerCacheSizeGB=0.5",
             "--oplogSize=512",
             *(f"--setParameter={parameter}" for parameter in _PARAMETERS),
         ]

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from .cancellation import heeding_cancellation
 from .clients import Clients, Opened, Target
 from .schema import set_up
 from .translation import translated
@@ -52,7 +53,7 @@ class Lifecycle:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Opened]:
-        with translated():
+        with translated(), heeding_cancellation():
             opened = await self._clients.opened()
             if not self._is_set_up:
                 async with opened.connection.setup_lock:

@@ -17,11 +17,11 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
+from .cancellation import uninterrupted
 from .changes.watching import Watching
 from .clients import Target
 from .codec import decode_new_session, encode_append, encode_new_session
 from .committer import Caller
-from .database import uninterrupted
 from .errors import ConfigurationError
 from .records import Marker, check_id, session_key
 from .sessions import mark, marker_of, to_session

@@ -23,6 +23,7 @@ from mongo_session_service.database import Connection, Txn
 from mongo_session_service.errors import ConfigurationError, LeaseLostError
 
 from .checkpoints import Position, decode_position, encode_position
+from .handling import Work
 from .happenings import Document
 from .patience import persistently
 
@@ -66,7 +67,7 @@ class Lease:
     def __init__(self, claim: _Claim, checkpoint: Document) -> None:
         self._claim = claim
         self._epoch = checkpoint["epoch"]
-        self._saves = checkpoint["saves"]
+        self._saves: int | None = checkpoint["saves"]
         self._is_lost = False
         stored = checkpoint["position"]
         self.position: Position | None = stored and decode_position(stored)
@@ -126,42 +127,61 @@ class Lease:
             )
             raise LeaseLostError(message)
 
-    async def save(self, position: Position, log: object, txn: Txn = None) -> None:
-        """Save a position, with a majority; in a transaction, if one is given.
-
-        Saves are counted, so that one whose outcome was unknown is recognised when it
-        is done again: alone it has succeeded, and a transaction must not be repeated.
+    async def save(self, position: Position, log: object) -> None:
+        """Save a position, with a majority; done twice, it is the same.
 
         Raises:
             LeaseLostError: another reader has taken the name over; nothing was saved.
         """
         self.check()
-        last = {"_id": self._claim.name, "epoch": self._epoch, "saves": self._saves}
-        change = {
-            "position": {"$literal": encode_position(position)},
-            "log": {"$literal": log},
-            "saves": self._saves + 1,
-            "saved_at": "$$NOW",
-        }
-        checkpoints = self._claim.connection.checkpoints
-        if txn is not None:
-            saved = await checkpoints.update_one(last, [{"$set": change}], session=txn)
-            self._is_lost = not saved.matched_count
-            self.check()
-            return
-        saved = await persistently(
-            lambda: checkpoints.update_one(last, [{"$set": change}])
+        self._saves = None  # until it is known that this was one
+        saved: Document | None = await persistently(
+            lambda: self._claim.connection.checkpoints.find_one_and_update(
+                self._mine,
+                [{"$set": _saved(position, log)}],
+                projection={"saves": 1},
+                return_document=True,
+            )
         )
-        self._saves += 1
-        if not saved.matched_count:
-            mine = {**last, "saves": self._saves}
-            found = await persistently(lambda: checkpoints.find_one(mine, {"_id": 1}))
-            self._is_lost = found is None
-            self.check()
+        self._note(is_held=saved is not None)
+        if saved is not None:
+            self._saves = saved["saves"]
 
-    def count_save(self) -> None:
-        """Count what a transaction has saved, once that is committed."""
-        self._saves += 1
+    async def saving(self, position: Position, log: object) -> Work:
+        """The same as the end of a transaction, which is then done once.
+
+        Saves are counted. If the outcome of a commit is unknown, and the transaction is
+        tried again although it was committed, the count is not what it should be.
+
+        The work raises:
+            LeaseLostError: another reader has taken the name over, or the transaction
+                was committed before; it is to be aborted.
+        """
+        self.check()
+        checkpoints = self._claim.connection.checkpoints
+        if self._saves is None:
+            found = await persistently(
+                lambda: checkpoints.find_one(self._mine, {"saves": 1})
+            )
+            self._note(is_held=found is not None)
+            self._saves = found["saves"]
+        last = {**self._mine, "saves": self._saves}
+
+        async def work(txn: Txn) -> None:
+            change = [{"$set": _saved(position, log)}]
+            saved = await checkpoints.update_one(last, change, session=txn)
+            self._note(is_held=bool(saved.matched_count))
+
+        self._saves = None
+        return work
+
+    @property
+    def _mine(self) -> Document:
+        return {"_id": self._claim.name, "epoch": self._epoch}
+
+    def _note(self, *, is_held: bool) -> None:
+        self._is_lost = self._is_lost or not is_held
+        self.check()
 
     def lose(self) -> None:
         """Take notice that the lease is another's by now."""
@@ -210,6 +230,16 @@ async def _check_app(connection: Connection, name: str, app_name: str | None) ->
             " its checkpoint says nothing of the rest. Choose another name."
         )
         raise ConfigurationError(message)
+
+
+def _saved(position: Position, log: object) -> Document:
+    """What a save sets."""
+    return {
+        "position": {"$literal": encode_position(position)},
+        "log": {"$literal": log},
+        "saves": {"$add": ["$saves", 1]},
+        "saved_at": "$$NOW",
+    }
 
 
 def _expiry() -> Document:

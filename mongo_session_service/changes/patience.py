@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
+from mongo_session_service.cancellation import heeding_cancellation
 from mongo_session_service.errors import (
     ConfigurationError,
     HistoryLostError,
@@ -109,7 +110,8 @@ async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
     waiting = pauses()
     while True:
         try:
-            return await read()
+            with heeding_cancellation():
+                return await read()
         except PyMongoError as error:
             if not _is_passing(error):
                 raise

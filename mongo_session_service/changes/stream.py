@@ -12,6 +12,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
 from mongo_session_service import history
+from mongo_session_service.cancellation import heeding_cancellation
 from mongo_session_service.database import Connection
 
 from . import items
@@ -103,15 +104,8 @@ class Stream:
 
     async def _read(self) -> Document | None:
         try:
-            async with asyncio.timeout(_SILENCE if self._is_level else _SEARCH):
-                if self._open is None:
-                    await self._reopen()
-                change: Document | None = await self._open.try_next()
-                self._note_resuming()
-                if change is not None:
-                    await self._complete(change)
-                elif not self._open.alive:
-                    raise TimeoutError  # noqa: TRY301  it ended without a word
+            with heeding_cancellation():
+                change = await self._try_next()
         except BaseException:
             # What was read and not returned is read again.
             await self.close()
@@ -124,6 +118,18 @@ class Stream:
             self._slim = False
             await self.close()
         return change
+
+    async def _try_next(self) -> Document | None:
+        async with asyncio.timeout(_SILENCE if self._is_level else _SEARCH):
+            if self._open is None:
+                await self._reopen()
+            change: Document | None = await self._open.try_next()
+            self._note_resuming()
+            if change is not None:
+                await self._complete(change)
+            elif not self._open.alive:
+                raise TimeoutError  # it ended without a word
+            return change
 
     async def _reopen(self) -> None:
         pipeline = items.slim(self._pipeline) if self._slim else self._pipeline

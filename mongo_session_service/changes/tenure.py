@@ -7,7 +7,7 @@ import time
 from typing import Final, Literal, Self
 
 from mongo_session_service import history
-from mongo_session_service.database import Connection, Txn
+from mongo_session_service.database import Connection
 from mongo_session_service.errors import HistoryLostError
 
 from .checkpoints import Position
@@ -175,12 +175,8 @@ class Tenure:
         Raises:
             LeaseLostError: another reader has taken the name over; nothing was done.
         """
-
-        async def finish(txn: Txn) -> None:
-            await self._lease.save(position, self._log, txn)
-
-        await in_transaction(self.connection, work, finish)
-        self._lease.count_save()
+        saving = await self._lease.saving(position, self._log)
+        await in_transaction(self.connection, work, saving)
         self._note_saved(position)
 
     def _note_saved(self, position: Position) -> None:

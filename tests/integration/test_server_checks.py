@@ -152,6 +152,9 @@ async def test_setup_may_be_repeated(
         "events": {"_id_", "event_id_once_per_session"},
         "app_states": {"_id_"},
         "user_states": {"_id_"},
+        "checkpoints": {"_id_"},
+        "leases": {"_id_"},
+        "dead_letters": {"_id_"},
         "metadata": {"_id_"},
     }
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
-    ("version", "errors", "changes"),
+    ("version", "errors", "cancellation", "changes"),
     ("events", "scopes", "values"),
     ("records",),
     ("codec", "queries", "sessions"),
