@@ -1,0 +1,74 @@
+"""The live page in a real browser, in front of a real server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+
+import pytest
+from google.adk.sessions import Session
+from live_pages import KEY
+from playwright.async_api import Browser, Page, async_playwright, expect
+from serving import serving
+from starlette.applications import Starlette
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.changes.sse import live_app
+
+CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+expect.set_options(timeout=15_000)
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    """A headless Chromium, which ``scripts/setup dev`` installs."""
+    path = shutil.which("chromium")
+    assert path, "The live page is tested in Chromium: run scripts/setup dev."
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=CHROMIUM)
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    """A page in which no script may fail, and no policy may be broken."""
+    context = await browser.new_context(permissions=["clipboard-read"])
+    page = await context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda told: complaints.append(told.text))
+    yield page
+    await context.close()
+    # A connection that is cut or refused is what some tests are about.
+    said = [each for each in complaints if "Failed to load resource" not in each]
+    assert said == []
+
+
+@pytest.fixture
+def app(service: MongoSessionService) -> Starlette:
+    """The app that the command line serves."""
+    return live_app(service, authorize=lambda *_: True)
+
+
+@pytest.fixture
+async def url(app: Starlette) -> AsyncIterator[str]:
+    """Where it is served."""
+    async with serving(app) as url:
+        yield url
+
+
+@pytest.fixture
+async def session(service: MongoSessionService) -> Session:
+    """A session that nothing has happened in."""
+    state = {"city": "Turin", "user:name": "Ada"}
+    return await service.create_session(**KEY, state=state)

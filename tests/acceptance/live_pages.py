@@ -1,0 +1,36 @@
+"""Writing to the session that a live page shows, and reading the page."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from google.adk.events import Event, EventActions
+from google.adk.sessions import Session
+from google.genai import types
+from playwright.async_api import Page
+
+from mongo_session_service import MongoSessionService
+
+KEY = {"app_name": "weather", "user_id": "ada", "session_id": "monday"}
+
+
+def of(url: str, **key: str) -> str:
+    return f"{url}/?{urlencode(KEY | key)}"
+
+
+async def say(
+    service: MongoSessionService, session: Session, text: str, /, **delta: Any
+) -> None:
+    event = Event(
+        author="agent",
+        content=types.ModelContent(types.Part(text=text)),
+        actions=EventActions(state_delta=delta),
+    )
+    await service.append_event(session, event)
+
+
+async def revisions(page: Page) -> list[int]:
+    """The revisions of the events shown, from top to bottom."""
+    numbers = await page.locator(".event .nth").all_text_contents()
+    return [int(number) for number in numbers]

@@ -1,0 +1,159 @@
+"""The live page shows what happens, when it happens, and once."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+import pytest
+from google.adk.events import Event
+from google.adk.sessions import Session
+from google.genai import types
+from live_pages import KEY, of, revisions, say
+from playwright.async_api import Page, expect
+from serving import serving
+from starlette.applications import Starlette
+
+from mongo_session_service import MongoSessionService
+
+
+async def test_what_happens_is_seen_as_it_happens(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """Earlier events and later ones are there, with their parts, and with state."""
+    await say(service, session, "Good morning", city="Rome")
+    await page.goto(of(url))
+    await expect(page.locator("#status")).to_have_text("Live")
+    await expect(page.locator(".event .text")).to_have_text(["Good morning"])
+    call = types.Part.from_function_call(name="get_weather", args={"day": "today"})
+    event = Event(author="agent", content=types.ModelContent(call))
+    await service.append_event(session, event)
+    await say(service, session, "Sun!", **{"app:asked": 2**60 + 1, "sky": {"sun": 1.0}})
+
+    await expect(page.locator(".event")).to_have_count(3)
+    await expect(page.locator("#revision")).to_have_text("revision 3")
+    await expect(page.locator(".call")).to_contain_text('get_weather{day: "today"}')
+    await expect(page.locator(".event .chip")).to_have_text(
+        ['city = "Rome"', "app:asked = 1152921504606846977", "sky = {sun: 1.0}"]
+    )
+    await expect(page.locator("#state .row > div:first-child")).to_have_text(
+        [
+            'city: "Rome"',
+            "sky: {1} {sun: 1.0}",
+            'user:name: "Ada"',
+            "app:asked: 1152921504606846977",
+        ]
+    )
+    await expect(page.locator("#spoken")).to_contain_text("agent: Sun!")
+    await page.locator("#state summary").click()
+    await expect(page.locator("#state .kids")).to_have_text("sun: 1.0")
+
+
+async def test_a_cut_connection_loses_and_repeats_nothing(
+    page: Page, app: Starlette, service: MongoSessionService, session: Session
+) -> None:
+    """Cut off again and again while events are appended, the page shows each once."""
+    port = 0
+    for cut in range(3):
+        async with serving(app, port) as url:
+            port = urlsplit(url).port or 0
+            if cut == 0:
+                await page.goto(of(url))
+            await expect(page.locator("#status")).to_have_text("Live")
+            await say(service, session, f"live {cut}", cut=cut)
+            await expect(page.locator(".event")).to_have_count(4 * cut + 1)
+        await expect(page.locator("#status")).to_have_text(
+            re.compile("Reconnecting|Trying")
+        )
+        for number in range(3):
+            await say(service, session, f"unseen {cut} {number}", cut=f"{cut}{number}")
+    async with serving(app, port):
+        await expect(page.locator(".event")).to_have_count(12)
+        await expect(page.locator("#status")).to_have_text("Live")
+
+        assert await revisions(page) == list(range(1, 13))
+        texts = await page.locator(".event .text").all_text_contents()
+        assert texts == [
+            text
+            for cut in range(3)
+            for text in (f"live {cut}", *(f"unseen {cut} {n}" for n in range(3)))
+        ]
+        row = page.locator('#state .row[data-key="cut"]')
+        await expect(row).to_contain_text('cut: "22"')
+        await expect(row.locator(".at")).to_have_text("#12")
+
+
+async def test_what_changed_last_is_marked(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """A key set flashes, stays marked, and tells at which revision and what it was."""
+    await page.goto(of(url))
+    city = page.locator('#state .row[data-key="city"]')
+    name = page.locator('#state .row[data-key="user:name"]')
+    await expect(city.locator(".at")).to_have_text("")
+    await say(service, session, "one", city="Rome")
+    await expect(city).to_have_class(re.compile("latest.* flash"))
+    await expect(city.locator(".at")).to_have_text("#1")
+    await expect(city.locator(".at")).to_have_attribute(
+        "title", re.compile("Changed at revision 1, ")
+    )
+    await expect(city.locator(".was")).to_have_text('"Turin"')
+
+    other = await service.create_session(app_name="weather", user_id="ada")
+    await say(service, other, "elsewhere", **{"user:name": "Countess"})
+
+    await expect(name.locator(".at")).to_have_text("elsewhere")
+    await expect(name).to_have_class(re.compile("latest"))
+    await expect(city).not_to_have_class(re.compile("latest"))
+    await expect(city.locator(".at")).to_have_text("#1")
+
+
+async def test_a_deleted_session_is_shown_as_such(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """What was told stays, the page says what happened, and it asks no more."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await say(service, session, "last words")
+    await page.goto(of(url))
+    await expect(page.locator(".event")).to_have_count(1)
+
+    await service.delete_session(**KEY)
+
+    await expect(page.locator("#status")).to_have_text("Deleted")
+    await expect(page.locator("#events .note")).to_contain_text("was deleted")
+    await expect(page.locator(".event .text")).to_have_text("last words")
+    assert sum("/changes" in each for each in asked) == 1
+
+
+async def test_a_session_may_come_later_than_the_page(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """The page waits for a session that is not there yet, and says so."""
+    await page.goto(of(url))
+    await expect(page.locator("#notice")).to_contain_text("no such session yet")
+
+    await service.create_session(**KEY, state={"city": "Turin"})
+    await page.get_by_role("button", name="Try now").click()
+
+    await expect(page.locator("#status")).to_have_text("Live")
+    await expect(page.locator("#state .row")).to_contain_text("Turin")
+
+
+@pytest.mark.usefixtures("session")
+async def test_the_list_of_sessions_is_live(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """A new session comes up on top, counts its events, and opens with a click."""
+    await page.goto(url)
+    await expect(page.locator("#sessions .name")).to_have_text(["monday"])
+    new = await service.create_session(**{**KEY, "session_id": "tuesday"})
+    await expect(page.locator("#sessions .name")).to_have_text(["tuesday", "monday"])
+    await say(service, new, "hello")
+    await expect(page.locator("#sessions .side").first).to_contain_text("1 event")
+
+    await page.get_by_role("link", name="tuesday").click()
+
+    await expect(page.locator(".event .text")).to_have_text("hello")
+    await page.go_back()
+    await expect(page.locator("#sessions .name")).to_have_text(["tuesday", "monday"])

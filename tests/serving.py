@@ -1,0 +1,138 @@
+"""Serving an app from this process on 127.0.0.1, and reading streams of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+import uvicorn
+
+PATIENCE = 20.0
+
+
+@asynccontextmanager
+async def serving(app: Any, port: int = 0) -> AsyncIterator[str]:
+    """Serve an app until the end of the block, cutting off who is connected then."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
+        server = _Server(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        async with asyncio.timeout(PATIENCE):
+            await server.is_serving.wait()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            server.force_exit = True
+            await task
+            for connection in [*server.server_state.connections]:
+                connection.transport.abort()
+            for request in [*server.server_state.tasks]:
+                request.cancel()
+            await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_serving = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_serving.set()
+
+    def capture_signals(self) -> Any:
+        return nullcontext()  # they are the test run's
+
+
+@dataclass(frozen=True)
+class Told:
+    """A server-sent event."""
+
+    kind: str
+    id: str | None
+    data: Any
+
+    @property
+    def summary(self) -> tuple[str, str | None]:
+        """What it is, and its id."""
+        return self.kind, self.id
+
+
+class Client:
+    """One client's stream of changes.
+
+    ::
+
+        async with Client(url, session_id="s") as client:
+            assert (await client.next()).kind == "snapshot"
+    """
+
+    def __init__(
+        self, url: str, headers: dict[str, str] | None = None, **query: Any
+    ) -> None:
+        self._url = url
+        self._headers = headers or {}
+        self._query = {"app_name": "app", "user_id": "user", "session_id": "s"} | query
+        self.comments: list[str] = []
+        self.retry: int | None = None
+
+    async def __aenter__(self) -> Self:
+        self._http = httpx.AsyncClient(timeout=PATIENCE, trust_env=False)
+        request = self._http.build_request(
+            "GET", self._url, params=self._query, headers=self._headers
+        )
+        self.response = await self._http.send(request, stream=True)
+        self._lines = self.response.aiter_lines()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.response.aclose()
+        await self._http.aclose()
+
+    async def next(self) -> Told:
+        """The next event; raises StopAsyncIteration at the end."""
+        fields: dict[str, str] = {}
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                line = await self.line()
+                name, _, value = line.partition(": ")
+                if name:
+                    fields[name] = value
+                elif "data" in fields:
+                    data = json.loads(fields["data"])
+                    return Told(fields["event"], fields.get("id"), data)
+
+    async def line(self) -> str:
+        """The next line; raises StopAsyncIteration at the end."""
+        line = await anext(self._lines)
+        if line.startswith(":"):
+            self.comments.append(line)
+        if line.startswith("retry: "):
+            self.retry = int(line.removeprefix("retry: "))
+        return line
+
+    async def take(self, count: int) -> list[Told]:
+        """As many events as that."""
+        return [await self.next() for _ in range(count)]
+
+    async def rest(self) -> list[Told]:
+        """All events until the stream ends."""
+        told = []
+        with suppress(StopAsyncIteration):
+            while True:
+                told.append(await self.next())
+        return told
+
+
+async def until(condition: Any) -> None:
+    """Return once it holds, asking again as other tasks go on; fail if that is long."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110  it is told by nobody
+            await asyncio.sleep(0.01)
