@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Shows an ADK agent whose sessions outlive its process, and what MongoDB holds.
 
-A small agent talks in a first process, which ends. A second process continues the
-conversation and starts another. After each, what MongoDB holds is printed. The model
-is scripted, so no API key is needed.
+A small agent talks in a first process, while a subscriber in this one is told each
+change as it is committed. A second process continues the conversation and starts
+another. After each, what MongoDB holds is printed. The model is scripted, so no API key
+is needed.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import AsyncGenerator
 from pprint import pformat
 from typing import Any
 
 APP, USER = "weather", "ada"
 FIRST, SECOND = "monday", "tuesday"
+QUESTIONS = ("I live in Lisbon.", "What is the weather?")  # in the first process
 FORECASTS = {"today": ("sun", 24), "tomorrow": ("rain", 19)}
 PATIENCE = 5  # seconds, unless the URI has less
 IN_COLOUR = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -62,7 +64,12 @@ try:
     from google.genai import types
     from pymongo.errors import PyMongoError
 
-    from mongo_session_service import MongoSessionService, MongoSessionServiceError
+    from mongo_session_service import (
+        Change,
+        MongoSessionService,
+        MongoSessionServiceError,
+        Subscription,
+    )
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")
@@ -132,8 +139,8 @@ async def first_part(service: MongoSessionService) -> None:
     """Start a conversation."""
     await service.create_session(app_name=APP, user_id=USER, session_id=FIRST)
     say(f"Session {FIRST!r}, new:")
-    await talk(service, FIRST, "I live in Lisbon.")
-    await talk(service, FIRST, "What is the weather?")
+    for question in QUESTIONS:
+        await talk(service, FIRST, question)
 
 
 async def second_part(service: MongoSessionService) -> None:
@@ -189,6 +196,16 @@ def title(text: str) -> None:
     say(f"\n== {text} ".ljust(80, "="), BOLD)
 
 
+def say_push(change: Change, delay: float) -> None:
+    """Print a change that has been pushed here."""
+    what = f"{change.kind} r{change.revision}"
+    if change.event:
+        what += f"  {change.event.author}"
+    if change.state_delta:
+        what += f" sets {', '.join(change.state_delta)}"
+    say(f"{'':9}pushed {1000 * delay:3.0f} ms  {what}", CYAN)
+
+
 def show_stored(database: Any) -> None:
     """Print which collection holds what, as a plain driver reads it."""
     title("What MongoDB now holds")
@@ -235,9 +252,10 @@ def demo(uri: str, database: str, *, keep: bool) -> None:
             client.admin.command("ping")
         say(f"Connected. Everything goes into a new database, {database}.", DIM)
         try:
-            for part in ("first", "second"):
-                run_process(uri, database, part)
-                show_stored(client[database])
+            asyncio.run(run_watched(uri, database))
+            show_stored(client[database])
+            asyncio.run(run_process(uri, database, "second"))
+            show_stored(client[database])
             title("Plain documents, so plain queries")
             show_answer(client[database].sessions, {"state.forecast.sky": "rain"})
             show_answer(client[database].events, {"event.author": AGENT.name})
@@ -248,18 +266,41 @@ def demo(uri: str, database: str, *, keep: bool) -> None:
     say(f"\nDatabase {database} is {'kept' if keep else 'dropped again'}.", DIM)
 
 
-def run_process(uri: str, database: str, part: str) -> None:
+async def run_watched(uri: str, database: str) -> None:
+    """Run the first part, and show what is pushed to a subscriber here meanwhile."""
+    async with (
+        MongoSessionService(uri, database=database) as service,
+        service.watch(APP) as changes,
+        asyncio.TaskGroup() as both,
+    ):
+        both.create_task(show_pushes(changes))
+        both.create_task(run_process(uri, database, "first"))
+
+
+async def show_pushes(changes: Subscription) -> None:
+    """Print each change as it comes, until the agent has said all it will."""
+    answers = 0
+    async for change in changes:
+        say_push(change, time.time() - change.time)
+        answers += "last_answer" in change.state_delta
+        if answers == len(QUESTIONS):
+            return
+
+
+async def run_process(uri: str, database: str, part: str) -> None:
     """Run one part in a process of its own; exits if it fails."""
-    command = [sys.executable, __file__, "--part", part, "--database", database]
-    with subprocess.Popen(
-        command,
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *(__file__, "--part", part, "--database", database),
         env=os.environ | {"MONGODB_URI": uri},  # a command line is for all to see
         start_new_session=True,  # so that Ctrl-C interrupts this process alone
-    ) as process:
-        try:
-            status = process.wait()
-        finally:
+    )
+    try:
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
             process.kill()
+            await process.wait()
     if status:
         sys.exit(1)
 

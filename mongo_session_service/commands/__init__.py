@@ -1,0 +1,1 @@
+"""What ``mongo-session-service`` can do: each command is a call of the library."""

@@ -1,0 +1,117 @@
+"""The options every command has: where MongoDB is, and whether to tell more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from mongo_session_service.service import MongoSessionService
+
+Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
+
+PATIENCE: Final = 5.0
+"""Seconds for MongoDB to answer at first, unless the URI has a time of its own."""
+
+_META: Final = "mongo-session-service"
+_NO_URI: Final = (
+    "No MongoDB URI. Set MONGODB_URI, or give --uri"
+    " 'mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'."
+)
+
+
+def _noted(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    if value is not None and value is not False:
+        context.meta[f"{_META}.{parameter.name}"] = value
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
+    # Noted where every subcommand finds it, so that it may stand before or after it.
+    return click.option(*names, expose_value=False, callback=_noted, **attributes)
+
+
+def connection_options(command: Command) -> Command:
+    """Gives a command the options that say where MongoDB is; see :class:`Place`."""
+    options = [
+        _option(
+            "--uri",
+            metavar="URI",
+            help="Where MongoDB is. Better set MONGODB_URI: others on this machine can"
+            " read a command line, and the password in it.",
+        ),
+        _option("--database", help="By default the URI's, or else adk."),
+        _option("--prefix", help="What its collections' names begin with."),
+        _option("--debug", is_flag=True, help="Show where in the code it failed."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where sessions are kept, as a command line says."""
+
+    uri: str
+    database: str | None
+    prefix: str
+
+    @classmethod
+    def of(cls, context: click.Context) -> Self:
+        """What the options say, or else the environment.
+
+        Raises:
+            UsageError: no URI is given.
+        """
+        uri = _said(context, "uri")
+        if uri is None:
+            uri = os.environ.get("MONGODB_URI")
+        if not uri:
+            raise click.UsageError(_NO_URI, context)
+        return cls(uri, _said(context, "database"), _said(context, "prefix") or "")
+
+    @asynccontextmanager
+    async def service(self) -> AsyncIterator[MongoSessionService]:
+        """A service there, once MongoDB has answered.
+
+        Raises:
+            MongoSessionServiceError: the URI is none, or MongoDB does not answer soon.
+        """
+        from mongo_session_service.service import MongoSessionService
+
+        service = MongoSessionService(
+            self.uri, database=self.database, collection_prefix=self.prefix
+        )
+        await self._knock()
+        async with service:
+            yield service
+
+    async def _knock(self) -> None:
+        """Have MongoDB answer soon; a service would rather be patient."""
+        import pymongo
+
+        from mongo_session_service.clients import open_client
+        from mongo_session_service.translation import translated
+
+        client = open_client(self.uri)
+        is_told = "serverselectiontimeoutms" in self.uri.lower()
+        with translated():
+            try:
+                with pymongo.timeout(None if is_told else PATIENCE):
+                    await client.admin.command("ping")
+            finally:
+                await client.close()
+
+
+def _said(context: click.Context, name: str) -> Any:
+    return context.meta.get(f"{_META}.{name}")
+
+
+def is_debugging(context: click.Context) -> bool:
+    """Whether --debug is given."""
+    return bool(_said(context, "debug"))

@@ -1,0 +1,272 @@
+"""The commands, as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from consuming import PATIENCE, append, create, take
+from google.adk.events import Event, EventActions
+from google.genai import types
+
+from mongo_session_service import MongoSessionService
+
+PROGRAM = str(Path(sys.executable).with_name("mongo-session-service"))
+SESSION = ("--app", "app", "--user", "user", "--session", "s")
+
+
+def environment(uri: str) -> dict[str, str]:
+    return {**os.environ, "MONGODB_URI": uri, "COLUMNS": "100"}
+
+
+def run(uri: str, database: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, "--database", database, *arguments],
+        env=environment(uri),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+class Running:
+    """A command that goes on until it is told to end."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def line(self, stream: str = "stdout") -> str:
+        """The next line it prints."""
+        reader = getattr(self.process, stream)
+        async with asyncio.timeout(PATIENCE):
+            return (await reader.readline()).decode().rstrip("\n")
+
+    async def ended(self) -> int:
+        """How it ends."""
+        async with asyncio.timeout(PATIENCE):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def running(uri: str, database: str, *arguments: str) -> AsyncIterator[Running]:
+    process = await asyncio.create_subprocess_exec(
+        PROGRAM,
+        *("--database", database, *arguments),
+        env=environment(uri),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Running(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_watch_prints_changes_as_they_come(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """A line tells who did what, when, and what it set; the session's end ends it."""
+    session = await create(service)
+    async with running(mongodb_uri, database, "watch", *SESSION) as command:
+        watching = await command.line("stderr")
+        assert watching == f"Watching session app/user/s in database {database}."
+        assert "snapshot  r0   s" in await command.line()
+        call = types.Part.from_function_call(name="get_weather", args={"city": "Turin"})
+        event = Event(
+            author="agent",
+            content=types.ModelContent(call),
+            actions=EventActions(state_delta={"user:city": "Turin"}),
+        )
+        await service.append_event(session, event)
+        line = await command.line()
+        await service.delete_session(app_name="app", user_id="user", session_id="s")
+
+        assert "appended  r1   s  agent" in line
+        assert 'get_weather(city="Turin")  user:city="Turin"' in line
+        assert "deleted" in await command.line()
+        assert await command.ended() == 0
+
+
+async def test_watch_can_print_json(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """With --json each line is a change, and Ctrl-C ends it quietly with 130."""
+    async with running(mongodb_uri, database, "watch", "--json") as command:
+        await command.line("stderr")
+        await append(service, await create(service))
+        created, appended = [json.loads(await command.line()) for _ in range(2)]
+        command.process.send_signal(signal.SIGINT)
+        assert await command.ended() == 130
+        assert await command.line("stderr") == ""
+
+    assert (created["kind"], created["session_id"]) == ("created", "s")
+    assert (appended["kind"], appended["revision"]) == ("appended", 1)
+    assert appended["event"]["actions"]["stateDelta"] == {"n": 0}
+
+
+async def test_watch_goes_on_where_it_was(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """--after-revision prints the session's later events first."""
+    await append(service, await create(service), 3)
+    arguments = ("watch", *SESSION, "--after-revision", "1", "--json")
+    async with running(mongodb_uri, database, *arguments) as command:
+        revisions = [json.loads(await command.line())["revision"] for _ in range(2)]
+
+    assert revisions == [2, 3]
+
+
+async def test_watch_ends_when_nobody_reads(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """After "| head" it does not linger, and has nothing to complain of."""
+    await create(service)
+    shell = f"'{PROGRAM}' --database {database} watch {' '.join(SESSION)} | head -1"
+    done = await asyncio.to_thread(
+        subprocess.run,
+        ["bash", "-c", f"set -o pipefail; {shell}"],
+        env=environment(mongodb_uri),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+    assert done.returncode == 141
+    assert "snapshot" in done.stdout
+    assert done.stderr.startswith("Watching")
+    assert "rror" not in done.stderr
+
+
+async def test_live_serves_the_page_to_this_machine_only(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """The page, its changes and its list are served; other sessions are not."""
+    await create(service)
+    await create(service, "other")
+    arguments = ("live", *SESSION, "--port", "0", "--no-open")
+    async with (
+        running(mongodb_uri, database, *arguments) as command,
+        httpx.AsyncClient(timeout=PATIENCE) as client,
+    ):
+        url = httpx.URL(await command.line())
+        await command.line("stderr")
+        page = await client.get(url)
+        sessions = await client.get(url.join("/sessions"))
+        async with client.stream(
+            "GET", url.join("/changes?" + url.query.decode())
+        ) as r:
+            lines = r.aiter_lines()
+            while not (line := await anext(lines)).startswith("event:"):
+                pass
+        other = await client.get(
+            url.join("/changes?app_name=app&user_id=user&session_id=other")
+        )
+        foreign = await client.get(url, headers={"Host": "example.com"})
+        command.process.send_signal(signal.SIGINT)
+        assert await command.ended() == 130
+
+    assert url.host == "127.0.0.1"
+    assert page.headers["content-type"].startswith("text/html")
+    assert [each["key"]["session_id"] for each in sessions.json()["sessions"]] == ["s"]
+    assert line == "event: snapshot"
+    assert other.status_code == 403
+    assert foreign.status_code == 400
+
+
+async def test_consumers_shows_who_is_behind(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """Names, lag, lease and dead letters are one row each, or one JSON line."""
+    await append(service, await create(service), 2)
+    async with service.consumer("billing", app_name="app") as consumer:
+        await take(consumer, 1, commit=True)
+        table = await asyncio.to_thread(run, mongodb_uri, database, "consumers")
+    text = await asyncio.to_thread(run, mongodb_uri, database, "consumers", "--json")
+
+    header, row = table.stdout.splitlines()
+    assert header.split()[:3] == ["NAME", "APP", "LAG"]
+    assert row.split()[:2] == ["billing", "app"]
+    assert row.split()[-1].count(":") == 2  # its owner
+    assert json.loads(text.stdout)["is_active"] is False
+
+
+async def test_dead_letters_are_listed(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """What a handler has failed on is shown with its error, and the change in JSON."""
+    await append(service, await create(service))
+    consumer = service.consumer("billing")
+
+    async def handler(_: object) -> None:
+        await consumer.close()
+        raise ValueError("no such account")
+
+    await consumer.run(handler, max_attempts=1)
+    arguments = ("consumers", "dead-letters", "billing")
+    table = await asyncio.to_thread(run, mongodb_uri, database, *arguments)
+    text = await asyncio.to_thread(run, mongodb_uri, database, *arguments, "--json")
+
+    assert "app/user/s" in table.stdout
+    assert "ValueError: no such account" in table.stdout
+    assert json.loads(text.stdout)["change"]["revision"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["watch", "--session", "s"], 2, "--session needs --app and --user"),
+        (["watch", "--after-revision", "1"], 2, "--after-revision needs --session"),
+        (["watch", *SESSION], 1, "not found. Check --app"),
+        (["consumers", "dead-letters", "x"], 1, "There is no consumer 'x', but: none"),
+        (["--uri", "mongodb://ada:secret@[", "consumers"], 1, "cannot be used"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_one_line(
+    mongodb_uri: str, database: str, arguments: list[str], status: int, says: str
+) -> None:
+    """Errors name the remedy, never a password, and have an exit code of their own."""
+    done = run(mongodb_uri, database, *arguments)
+
+    assert done.returncode == status
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_a_missing_uri_is_asked_for(database: str) -> None:
+    """Without a URI it says how to give one."""
+    done = run("", database, "consumers")
+
+    assert done.returncode == 2
+    assert "MONGODB_URI" in done.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["watch"], ["live"], ["consumers"]])
+def test_help_teaches(command: list[str]) -> None:
+    """Every command explains itself with an example."""
+    done = run("", "any", *command, "--help")
+
+    assert done.returncode == 0
+    assert "Example:" in done.stdout
+
+
+def test_it_is_a_module_too() -> None:
+    """``python -m mongo_session_service`` is the same program."""
+    command = [sys.executable, "-m", "mongo_session_service", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("mongo-session-service ")
