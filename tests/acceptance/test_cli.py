@@ -265,7 +265,7 @@ def test_help_teaches(command: list[str]) -> None:
 
 
 def test_it_is_a_module_too() -> None:
-    """``python -m mongo_session_service`` is the same program."""
+    """The package can be run as a module, and is the same program."""
     command = [sys.executable, "-m", "mongo_session_service", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 

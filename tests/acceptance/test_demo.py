@@ -45,6 +45,8 @@ def test_demo_shows_what_outlives_a_process(
     assert [part for part, _ in processes] == ["first", "second"]
     assert len({pid for _, pid in processes}) == 2
     before, after = result.stdout.split("== The second process")
+    pushed = re.findall(r"pushed +\d+ ms  (\w+ r\d+)", before)
+    assert pushed == ["created r0", *(f"appended r{n}" for n in range(1, 9))]
     assert "sessions     monday, revision 8, its state:\n" in before
     assert "events       monday, 8 events\n" in before
     assert "Session 'monday', read back with 8 events:\n" in after
