@@ -6,9 +6,12 @@
     ├── ConfigurationError        how the service was built, or the server it was given
     ├── InvalidInputError         an argument it will not store (also a ValueError)
     ├── SchemaVersionError        data written by a newer release
-    └── StorageError              MongoDB refused or failed
-        ├── DocumentTooLargeError       over the document limit (also a ValueError)
-        └── StorageUnavailableError     worth trying again
+    ├── StorageError              MongoDB refused or failed
+    │   ├── DocumentTooLargeError       over the document limit (also a ValueError)
+    │   └── StorageUnavailableError     worth trying again
+    └── TransferError             an import, export or verification stopped
+        ├── SourceError                 what is to be read cannot be
+        └── ConflictError               the target holds something else under an id
 
 Where ADK defines an error for the situation, ADK's own is raised instead:
 ``AlreadyExistsError``, ``SessionNotFoundError`` and ``StaleSessionError``.
@@ -51,3 +54,15 @@ class DocumentTooLargeError(StorageError, ValueError):
 
 class StorageUnavailableError(StorageError):
     """MongoDB could not be reached or did not answer in time; try again."""
+
+
+class TransferError(MongoSessionServiceError):
+    """A transfer stopped; what was moved stays, and a repeated call goes on there."""
+
+
+class SourceError(TransferError):
+    """The source, or something in it, cannot be read."""
+
+
+class ConflictError(TransferError):
+    """The target holds something else under the same id."""
