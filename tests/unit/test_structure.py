@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
-    ("version", "errors"),
+    ("version", "errors", "transfer.sources"),
     ("scopes", "values"),
     ("records",),
     ("codec", "queries", "sessions"),
@@ -24,7 +24,32 @@ LAYERS = (
     ("committer",),
     ("clients",),
     ("service",),
+    ("migrations",),
+    ("transfer.items", "transfer.unpickling"),
+    ("transfer.rows", "transfer.incoming", "transfer.sources.opening"),
+    ("transfer.lines", "transfer.planning", "transfer.verify"),
+    ("transfer.export", "transfer.handover", "transfer.target"),
+    (
+        "transfer.large",
+        "transfer.sources.engines",
+        "transfer.sources.jsonl",
+        "transfer.sources.mongodb",
+        "transfer.sources.service",
+        "transfer.sources.sqlite",
+        "transfer.sources.stored",
+    ),
+    (
+        "transfer.move",
+        "transfer.sources.adk_mongodb",
+        "transfer.sources.extra_services",
+        "transfer.sources.sql",
+    ),
+    ("transfer",),
     ("__init__",),
+    ("transfer.options",),
+    ("transfer.kinds",),
+    ("transfer.commands",),
+    ("cli",),
 )
 """From the bottom up: a module imports from layers before its own only."""
 
@@ -37,6 +62,12 @@ PURE = {
     "codec",
     "queries",
     "sessions",
+    "transfer.incoming",
+    "transfer.items",
+    "transfer.lines",
+    "transfer.planning",
+    "transfer.rows",
+    "transfer.unpickling",
 }
 STAND_ALONE = {"embedded", "embedded_guard", "embedded_mongod"}
 """For tests and demos: nothing else imports them, and they import nothing else."""
@@ -45,26 +76,41 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 
+def name_of(path: Path) -> str:
+    """A module's dotted name below the package; a subpackage's own is its name."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def file_of(name: str) -> Path:
+    return next(path for path in MODULES if name_of(path) == name)
+
+
 def imports(path: Path) -> Iterator[str]:
+    """The absolute names of what a module of the package imports."""
+    package = ["mongo_session_service", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
             names = [node.module] if node.module else [each.name for each in node.names]
-            yield from (f".{name}" for name in names)
-        elif isinstance(node, ast.ImportFrom):
-            yield str(node.module)
+            yield from (".".join([*base, name]) for name in names)
         elif isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
 
 
 def own(path: Path) -> set[str]:
-    return {name[1:] for name in imports(path) if name.startswith(".")}
+    """The modules of the package that a module imports."""
+    prefix = "mongo_session_service."
+    return {
+        name.removeprefix(prefix) for name in imports(path) if name.startswith(prefix)
+    }
 
 
 def test_every_module_has_its_place() -> None:
     """A new module is put into a layer before anything uses it."""
     placed = {name for layer in LAYERS for name in layer} | STAND_ALONE
 
-    assert {path.stem for path in MODULES} == placed
+    assert {name_of(path) for path in MODULES} == placed
 
 
 @pytest.mark.parametrize("number", range(len(LAYERS)))
@@ -73,22 +119,22 @@ def test_imports_point_one_way(number: int) -> None:
     below = {name for layer in LAYERS[:number] for name in layer}
 
     for name in LAYERS[number]:
-        assert own(PACKAGE / f"{name}.py") <= below, name
+        assert own(file_of(name)) <= below, name
 
 
 def test_the_embedded_server_stands_apart() -> None:
     """The test server imports nothing of the package it serves."""
     for name in STAND_ALONE:
-        assert own(PACKAGE / f"{name}.py") <= STAND_ALONE
+        assert own(file_of(name)) <= STAND_ALONE
 
 
 def test_pure_modules_do_no_input_or_output() -> None:
     """Pure modules know neither the driver nor the event loop."""
     for name in PURE:
-        roots = {each.partition(".")[0] for each in imports(PACKAGE / f"{name}.py")}
+        roots = {each.partition(".")[0] for each in imports(file_of(name))}
 
         assert not roots & {"pymongo", "motor", "asyncio", "threading"}, name
-        assert "await" not in (PACKAGE / f"{name}.py").read_text(), name
+        assert "await" not in file_of(name).read_text(), name
 
 
 def test_files_stay_short() -> None:
