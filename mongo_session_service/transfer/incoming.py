@@ -139,6 +139,7 @@ class Batch:
     events: int = 0
     size: int = 0
     problems: list[Problem] = field(default_factory=list)
+    keys: set[SessionKey] = field(default_factory=set)
 
     @property
     def is_full(self) -> bool:
@@ -149,6 +150,7 @@ class Batch:
     def add(self, session: Incoming) -> None:
         """Put a session in."""
         self.sessions.append(session)
+        self.keys.add(session.key)
         self.events += len(session.appends)
         self.size += session.size
 
@@ -169,17 +171,20 @@ class Gathering:
             case Event():
                 yield from self._add_event(item)
             case SessionHeader():
-                self._end_session()
+                yield from self._end_session()
+                if item.key in self._batch.keys:
+                    # Once the first is stored, the second can be compared with it.
+                    yield self._taken()
                 self._begin_session(item)
             case SharedState():
-                self._end_session()
+                yield from self._end_session()
                 self._add_state(item)
         if self._batch.is_full:
             yield self._taken()
 
     def end(self) -> Iterable[Batch]:
         """Give what is left."""
-        self._end_session()
+        yield from self._end_session()
         yield self._taken()
 
     def _taken(self) -> Batch:
@@ -202,10 +207,18 @@ class Gathering:
             new.size,
         )
 
-    def _end_session(self) -> None:
-        if self._current is not None:
-            self._batch.add(self._current)
-            self._current = None
+    def _end_session(self) -> Iterable[Batch]:
+        current, self._current = self._current, None
+        if current is not None and current.is_whole:
+            self._batch.add(current)
+        elif current is not None:
+            yield from self._alone(current)
+
+    def _alone(self, part: Incoming) -> Iterable[Batch]:
+        """All that is ready goes first, then the part by itself."""
+        yield self._taken()
+        self._batch.add(part)
+        yield self._taken()
 
     def _add_event(self, event: Event) -> Iterable[Batch]:
         current = self._current
@@ -227,12 +240,9 @@ class Gathering:
             current.began = min(append.timestamp, current.update_time)
         is_full = len(current.appends) >= MAX_EVENTS
         if current.appends and (is_full or current.size + append.size > MAX_BYTES):
-            # All that is ready goes first, then this part alone.
-            yield self._taken()
-            self._current, part = current.rest(), current
-            self._batch.add(part)
-            yield self._taken()
-            current = self._current
+            rest = current.rest()
+            yield from self._alone(current)
+            self._current = current = rest
         current.appends.append(append)
         current.size += append.size
 
@@ -252,4 +262,4 @@ class Gathering:
             self._batch.size += new.size
 
     def _refuse(self, where: str, error: Exception) -> None:
-        self._batch.problems.append(Problem(where, str(error)))
+        self._batch.problems.append(Problem(where, str(error).rstrip(".")))

@@ -207,7 +207,8 @@ class _Mover:
                 ],
             )
         for each, planned in plans:
-            written = each.revision - planned.matched
+            is_other = planned.standing is Standing.CONFLICT
+            written = each.revision - (0 if is_other else planned.matched)
             self._count(_conflict(each, planned), planned.standing, written)
         for state in states:
             self._count_state(state)

@@ -19,6 +19,7 @@ from mongo_session_service.transfer.items import (
     Selection,
     SessionHeader,
     Totals,
+    named,
 )
 from mongo_session_service.translation import translated
 
@@ -108,22 +109,17 @@ class MongoDbSource(Opened):
 
     async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
         """Sessions, each followed by its events."""
-        where = chosen(selection)
         # A short catch-up asks for the events of a few; all else passes by all once.
         events = None
         if selection.since is None:
-            events = self._sorted("events", where, self.session_field)
+            events = self._sorted("events", chosen(selection), self.session_field)
         waiting: Document | None = None
         with translated():
-            async with aclosing(self._sorted("sessions", where, "id")) as sessions:
-                async for document in sessions:
-                    header = self._header(document)
-                    if isinstance(header, Problem):
-                        yield header
-                        continue
-                    if not selection.takes(header.key, header.update_time):
-                        continue
+            async with aclosing(self._headers(selection)) as headers:
+                async for header in headers:
                     yield header
+                    if isinstance(header, Problem):
+                        continue
                     if events is None:
                         async for each in self._events_of(header.key):
                             yield self._event(each)
@@ -136,6 +132,23 @@ class MongoDbSource(Opened):
                         waiting = await anext(events, None)
             if events is not None:
                 await events.aclose()
+
+    async def _headers(
+        self, selection: Selection
+    ) -> AsyncGenerator[SessionHeader | Problem]:
+        last: SessionKey | None = None
+        found = self._sorted("sessions", chosen(selection), "id")
+        async with aclosing(found) as documents:
+            async for document in documents:
+                header = self._header(document)
+                if isinstance(header, Problem):
+                    yield header
+                elif header.key == last:
+                    # Third parties have no index that would prevent it.
+                    yield Problem(named(last), "there is a second one")
+                elif selection.takes(header.key, header.update_time):
+                    last = header.key
+                    yield header
 
     def _events_of(self, key: SessionKey) -> AsyncGenerator[Document]:
         where = dict(zip(("app_name", "user_id", self.session_field), key, strict=True))
@@ -152,6 +165,8 @@ class MongoDbSource(Opened):
         order = {"app_name": _DOWN, "user_id": _DOWN, session_field: _DOWN}
         if name == "events":
             order |= {"timestamp": _UP, self.tie_breaker: _UP}
+        else:
+            order["_id"] = _UP
         cursor = await self._collection(name).aggregate(
             [{"$match": where}, {"$sort": order}], allowDiskUse=True, batchSize=500
         )
