@@ -34,8 +34,8 @@ class HandedOver:
 
     sessions: int = 0
     events: int = 0
-    unchanged: int = 0
-    """Sessions it had already."""
+    known: int = 0
+    """Sessions it had already, of which it was given what it lacked."""
     skipped: int = 0
     """Sessions of which it has other events."""
 
@@ -45,7 +45,7 @@ async def hand_over(
     service: BaseSessionService,
     selection: Selection = EVERYTHING,
     *,
-    on_conflict: Literal["fail", "skip", "replace"] = "fail",
+    on_conflict: Literal["fail", "skip"] = "fail",
     on_problem: Callable[[Problem], None] | None = None,
 ) -> HandedOver:
     """Give another session service what is selected of an open source.
@@ -104,7 +104,7 @@ class _Taker:
         if self._session is None:
             await self._create(header.key, dict(header.state))
         else:
-            self.given.unchanged += 1
+            self.given.known += 1
         self._state = dict(header.state)
 
     async def _create(self, key: SessionKey, state: dict[str, Any]) -> None:

@@ -68,8 +68,8 @@ class _Unpickler(pickle.Unpickler):
         if full in _PLAIN:
             found: Callable[..., Any] = _PLAIN[full]
             return found
-        if module.startswith(_MODELS) and "." not in name:
-            return _Record
+        if module.startswith(_MODELS) and name.isidentifier() and name[0].isupper():
+            return type(name, (_Record,), {})
         raise UnreadableActionsError(f"its actions hold {full!r}, which is no data")
 
     def persistent_load(self, pid: Any) -> Any:
@@ -89,7 +89,8 @@ def load_actions(pickled: bytes) -> EventActions:
     except Exception:  # noqa: BLE001  a broken pickle may raise anything
         raise UnreadableActionsError("its actions are no readable pickle") from None
     fields = _plain(loaded)
-    if not isinstance(fields, dict):
+    is_other = isinstance(loaded, _Record) and type(loaded).__name__ != "EventActions"
+    if is_other or not isinstance(fields, dict):
         raise UnreadableActionsError("its pickle holds no actions")
     known = EventActions.model_fields.keys()
     if lost := {name for name, value in fields.items() if value} - known:

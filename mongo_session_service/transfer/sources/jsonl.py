@@ -98,6 +98,8 @@ class JsonLinesSource(Opened):
     def _lines(self) -> Iterator[bytes]:
         if self._file is None:
             raise SourceError("The source is not open: use it in `async with`.")
+        if self._path != STREAM:
+            self._file.seek(0)
         while line := self._file.readline(MAX_LINE_BYTES):
             yield line
 
@@ -125,7 +127,7 @@ class _Parser:
                 yield from self._counted(to_item(kind, value))
             except UnreadableError as error:
                 yield Problem(where, f"{error}{self._left_out(line)}")
-        reason = "the file ends here, without its end: is it truncated?"
+        reason = "the file ends here, without its end; it seems truncated"
         yield Problem(f"line {number}", reason)
 
     def _counted(self, item: Item) -> Iterator[Item]:
