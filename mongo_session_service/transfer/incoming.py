@@ -22,9 +22,9 @@ Document = dict[str, Any]
 Policy: TypeAlias = Literal["fail", "skip", "replace"]
 
 MAX_EVENTS: Final = 1000
-"""Documents per transaction."""
+"""Documents written together."""
 MAX_BYTES: Final = 8_000_000
-"""Of events and state per transaction; a single larger event goes alone."""
+"""Of events and state written together; a single larger event goes alone."""
 
 
 def encode_event(key: SessionKey, event: Event) -> Append:
@@ -48,7 +48,7 @@ def event_digest(event: Document) -> bytes:
 
 @dataclass(slots=True)
 class Incoming:
-    """A session, or a part of one that is too large for one transaction."""
+    """A session, or a part of one that is too large to be written at once."""
 
     key: SessionKey
     state: Document

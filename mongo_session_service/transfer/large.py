@@ -1,4 +1,4 @@
-"""A session too large for one transaction, moved part by part."""
+"""A session too large to be written at once, moved part by part."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ class LargeSession:
         elif part.is_last and planned.standing is Standing.BEHIND:
             await self._target.write([(part, planned, stored)], [])
         elif not part.is_last and after < part.revision and stored is None:
-            await self._target.store_part(part, after)
+            is_clear = planned.matched == planned.found
+            await self._target.store_part(part, after, is_clear=is_clear)
         elif not part.is_last and after < part.revision and stored is not None:
             await self._target.append_part(part, stored, after)

@@ -1,14 +1,16 @@
 """The target's side of an import: what it holds, and writing what is missing.
 
-What fits goes as one transaction: whole sessions, each with its events and its state.
-A session that does not fit is stored events first and its own document last, so that
-it does not exist for anyone before it is whole.
+New sessions are stored events first and their own documents last, so that none exists
+for anyone before it is whole. That takes no transaction: one of an import that was
+killed would keep the next from the same documents for a minute. Only what exists
+already is changed in transactions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 from pymongo import UpdateOne
 from pymongo.errors import PyMongoError
@@ -37,7 +39,7 @@ class StatePlan(NamedTuple):
 
 
 class ChangedError(Exception):
-    """What was planned for is not there any more; nothing was written."""
+    """What was planned for is not there any more."""
 
 
 class Target:
@@ -117,100 +119,129 @@ class Target:
         sessions: list[tuple[Incoming, Plan, Document | None]],
         states: list[StatePlan],
     ) -> None:
-        """Store whole sessions and shared state as one transaction.
+        """Store sessions, or the last parts of them, and shared state.
 
         Raises:
-            ChangedError: the target is not as planned for; nothing was written.
+            ChangedError: the target is not as planned for; what was written is found
+                by the next attempt.
         """
+        with _changes_told():
+            await self._write_states(states)
+            new: list[tuple[Incoming, int]] = []
+            for incoming, plan, stored in sessions:
+                after = incoming.offset + plan.matched
+                if stored is None:
+                    if plan.matched < plan.found:
+                        await self._clear(incoming.key, after)
+                    new.append((incoming, after))
+                elif plan.standing is Standing.BEHIND:
+                    await self._catch_up(incoming, stored, after)
+                else:
+                    await self._replace(incoming, stored)
+            await self._create(new)
+
+    async def _create(self, new: list[tuple[Incoming, int]]) -> None:
+        events = [each for session, after in new for each in session.documents(after)]
+        if events:
+            await self._at.events.insert_many(events, ordered=False)
+        if new:
+            created = [session.session_document() for session, _ in new]
+            try:
+                await self._at.sessions.insert_many(created, ordered=False)
+            except PyMongoError:
+                for session, _ in new:
+                    await self._withdraw(session.key)
+                raise
+
+    async def _withdraw(self, key: SessionKey) -> None:
+        """Take events back from a session that someone else has just created."""
 
         async def work(txn: Txn) -> None:
-            await self._write_states(states, txn)
-            created: list[Document] = []
-            events: list[Document] = []
-            for incoming, plan, stored in sessions:
-                if plan.standing is Standing.BEHIND and stored is not None:
-                    await self._catch_up(incoming, stored, txn)
-                else:
-                    await self._clear(incoming, plan, stored, txn)
-                    created.append(incoming.session_document())
-                events += incoming.documents(after=_kept(incoming, plan))
-            if created:
-                await self._at.sessions.insert_many(created, session=txn)
-            if events:
-                await self._at.events.insert_many(events, session=txn)
+            other = await self._at.sessions.find_one({"_id": key.id}, session=txn)
+            if other is not None:
+                where = _events_after(key, other["revision"])
+                await self._at.events.delete_many(where, session=txn)
 
-        await self._run(work)
+        await self._at.transaction(work)
 
-    async def _run(self, work: Any) -> None:
-        try:
-            await self._at.transaction(work)
-        except PyMongoError as error:
-            if is_duplicate_key(error):
-                raise ChangedError from None
-            raise
+    async def _clear(self, key: SessionKey, after: int) -> None:
+        """Remove what a broken-off import left of a session that does not exist."""
 
-    async def _clear(
-        self, incoming: Incoming, plan: Plan, stored: Document | None, txn: Txn
-    ) -> None:
-        """Make room: for what replaces a session, or after an import was broken off."""
-        if stored is not None:
-            gone = await self._at.sessions.delete_one(_as_read(stored), session=txn)
-            if gone.deleted_count == 0:
+        async def work(txn: Txn) -> None:
+            if await self._at.sessions.find_one({"_id": key.id}, session=txn):
                 raise ChangedError
-        if stored is not None or plan.matched < plan.found:
-            where = queries.all_events(incoming.key)
-            where["_id"]["$gt"] = incoming.key.event_id(_kept(incoming, plan))
+            where = _events_after(key, after)
             await self._at.events.delete_many(where, session=txn)
 
-    async def _catch_up(self, incoming: Incoming, stored: Document, txn: Txn) -> None:
+        await self._at.transaction(work)
+
+    async def _catch_up(self, incoming: Incoming, stored: Document, after: int) -> None:
         change = {
             "state": incoming.state,
             "revision": incoming.revision,
             "update_time": incoming.update_time,
         }
-        updated = await self._at.sessions.update_one(
-            _as_read(stored), {"$set": change}, session=txn
-        )
-        if updated.matched_count == 0:
-            raise ChangedError
+        await self._append(incoming, stored, after, change)
 
-    async def _write_states(self, states: list[StatePlan], txn: Txn) -> None:
+    async def _replace(self, incoming: Incoming, stored: Document) -> None:
+        async def work(txn: Txn) -> None:
+            where = queries.all_events(incoming.key)
+            await self._at.events.delete_many(where, session=txn)
+            document = incoming.session_document()
+            replaced = await self._at.sessions.replace_one(
+                _as_read(stored), document, session=txn
+            )
+            if replaced.matched_count == 0:
+                raise ChangedError
+            if incoming.appends:
+                await self._at.events.insert_many(incoming.documents(), session=txn)
+
+        await self._at.transaction(work)
+
+    async def _append(
+        self, part: Incoming, stored: Document, after: int, change: Document
+    ) -> None:
+        async def work(txn: Txn) -> None:
+            updated = await self._at.sessions.update_one(
+                _as_read(stored), {"$set": change}, session=txn
+            )
+            if updated.matched_count == 0:
+                raise ChangedError
+            if events := list(part.documents(after)):
+                await self._at.events.insert_many(events, session=txn)
+
+        await self._at.transaction(work)
+
+    async def _write_states(self, states: list[StatePlan]) -> None:
         writes: dict[str, list[UpdateOne]] = {}
+        notes = []
         for state, _, before in states:
             is_app = state.shared.user_id is None
             collection = self._at.app_states if is_app else self._at.user_states
             change = {"state": state.state, "revision": (before or 0) + 1}
             # Another revision than expected makes this insert, which then fails.
-            write = UpdateOne(
-                {"_id": state.id, "revision": before}, {"$set": change}, upsert=True
-            )
-            note = UpdateOne(
-                {"_id": {"of": state.id}},
-                {"$set": {"revision": change["revision"]}},
-                upsert=True,
-            )
+            where = {"_id": state.id, "revision": before}
+            write = UpdateOne(where, {"$set": change}, upsert=True)
             writes.setdefault(collection.name, []).append(write)
-            writes.setdefault(self._imports.name, []).append(note)
+            note = {"$set": {"revision": change["revision"]}}
+            notes.append(UpdateOne({"_id": {"of": state.id}}, note, upsert=True))
         for name, updates in writes.items():
-            await self._at.database[name].bulk_write(updates, session=txn)
+            await self._at.database[name].bulk_write(updates, ordered=False)
+        # Last: without its note, state counts as changed in the target.
+        if notes:
+            await self._imports.bulk_write(notes, ordered=False)
 
-    async def store_part(self, part: Incoming, after: int) -> None:
+    async def store_part(self, part: Incoming, after: int, *, is_clear: bool) -> None:
         """Store events of a session that does not exist yet, for nobody to see.
 
         Raises:
-            ChangedError: it exists by now.
+            ChangedError: the target is not as planned for.
         """
-        leftover = queries.all_events(part.key)
-        leftover["_id"]["$gt"] = part.key.event_id(after)
-
-        async def work(txn: Txn) -> None:
-            if await self._at.sessions.find_one({"_id": part.key.id}, session=txn):
-                raise ChangedError
-            await self._at.events.delete_many(leftover, session=txn)
-            events = list(part.documents(after=after))
-            await self._at.events.insert_many(events, session=txn)
-
-        await self._run(work)
+        with _changes_told():
+            if not is_clear:
+                await self._clear(part.key, after)
+            events = list(part.documents(after))
+            await self._at.events.insert_many(events, ordered=False)
 
     async def append_part(self, part: Incoming, stored: Document, after: int) -> None:
         """Store events of a session that exists, which is a longer one at once.
@@ -218,21 +249,9 @@ class Target:
         Raises:
             ChangedError: it is another by now.
         """
-        change = {
-            "revision": part.revision,
-            "update_time": part.appends[-1].timestamp,
-        }
-
-        async def work(txn: Txn) -> None:
-            updated = await self._at.sessions.update_one(
-                _as_read(stored), {"$set": change}, session=txn
-            )
-            if updated.matched_count == 0:
-                raise ChangedError
-            events = list(part.documents(after=after))
-            await self._at.events.insert_many(events, session=txn)
-
-        await self._run(work)
+        change = {"revision": part.revision, "update_time": part.appends[-1].timestamp}
+        with _changes_told():
+            await self._append(part, stored, after, change)
 
     async def forget(self, stored: Document) -> None:
         """Remove a session's document; its events are as of a broken-off import.
@@ -245,10 +264,22 @@ class Target:
             raise ChangedError
 
 
+@contextmanager
+def _changes_told() -> Iterator[None]:
+    """What is there against the plan was put there since."""
+    try:
+        yield
+    except PyMongoError as error:
+        if is_duplicate_key(error):
+            raise ChangedError from None
+        raise
+
+
+def _events_after(key: SessionKey, revision: int) -> Document:
+    where = queries.all_events(key)
+    where["_id"]["$gt"] = key.event_id(revision)
+    return where
+
+
 def _as_read(session: Document) -> Document:
     return {name: session[name] for name in ("_id", "revision", "create_time")}
-
-
-def _kept(incoming: Incoming, plan: Plan) -> int:
-    """The revision up to which stored events stay."""
-    return 0 if plan.standing is Standing.CONFLICT else incoming.offset + plan.matched

@@ -1,4 +1,4 @@
-"""Sessions that are too large for one transaction, and moves that are broken off."""
+"""Sessions that are too large to be written at once, and moves that are broken off."""
 
 from __future__ import annotations
 

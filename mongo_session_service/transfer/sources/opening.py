@@ -20,7 +20,11 @@ class Opened:
     """A source that may have something to open and close."""
 
     async def __aenter__(self) -> Self:
-        await self._open()
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
         return self
 
     async def __aexit__(
