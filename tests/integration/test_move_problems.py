@@ -10,7 +10,7 @@ import pytest
 from google.adk.events import Event
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
-from moving import IDS, NAMED, differences, moved
+from moving import IDS, NAMED, SKIP, differences, moved
 from pymongo import MongoClient
 from stores import Place, adk_extras, adk_mongodb, sql_sqlite, sqlite
 
@@ -23,6 +23,7 @@ from mongo_session_service.transfer import (
     move,
     verify,
 )
+from mongo_session_service.transfer.target import Target
 
 
 def damage_text(path: Path) -> None:
@@ -158,3 +159,31 @@ async def test_differences_are_told_without_values(
         "session 's2' of user 'ada' in app 'weather': the target does not have it",
         "state of app 'bank': state key 'count' is missing in the target",
     ]
+
+
+async def test_a_session_created_meanwhile_is_a_conflict(
+    old: InMemorySessionService,
+    service: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An id taken between a look and a write keeps its session, without our events."""
+    look = Target.sessions
+    looks = 0
+
+    async def sessions(target: Target, keys: Any) -> Any:
+        nonlocal looks
+        found = await look(target, keys)
+        looks += 1
+        if looks == 1:
+            await service.create_session(**IDS, state={"mine": True})
+        return found
+
+    monkeypatch.setattr(Target, "sessions", sessions)
+    result, problems = await moved(old, service, SKIP)
+
+    session = await service.get_session(**IDS)
+    assert session is not None
+    assert session.events == []
+    assert session.state["mine"] is True
+    assert (result.skipped, result.new + result.unchanged) == (1, 4)
+    assert "created apart" in problems[-1]
