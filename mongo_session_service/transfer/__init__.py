@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from mongo_session_service.errors import ConflictError, SourceError, TransferError
+
 from .export import Exported, export
 from .handover import HandedOver, hand_over
 from .items import EVERYTHING, Problem, Selection, Source
@@ -25,6 +27,7 @@ from .verify import Verified, verify
 __all__ = [
     "EVERYTHING",
     "AdkMongoDbSource",
+    "ConflictError",
     "Exported",
     "ExtraServicesSource",
     "HandedOver",
@@ -35,9 +38,11 @@ __all__ = [
     "Selection",
     "ServiceSource",
     "Source",
+    "SourceError",
     "SqlSource",
     "SqliteSource",
     "StoreSource",
+    "TransferError",
     "Verified",
     "export",
     "hand_over",

@@ -15,7 +15,7 @@ from filling import fill
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from pymongo import MongoClient
 
-SESSIONS = 12
+SESSIONS = 8
 EVENTS = 1_500
 """Of each session: more than are written at once."""
 
@@ -71,7 +71,7 @@ def test_a_killed_import_goes_on(
     """Killed again and again, it ends with every event once, and none in part."""
     command = ["sqlite", str(large), mongodb_uri, "--database", database]
 
-    for after in (1, 1_001, 2_500, 5_000):
+    for after in (1, 1_001, 2_500):
         process = start("import", *command)
         interrupt(process, admin, database, after, signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL
