@@ -142,16 +142,16 @@ class Target:
 
     async def _create(self, new: list[tuple[Incoming, int]]) -> None:
         events = [each for session, after in new for each in session.documents(after)]
-        if events:
-            await self._at.events.insert_many(events, ordered=False)
-        if new:
-            created = [session.session_document() for session, _ in new]
-            try:
+        created = [session.session_document() for session, _ in new]
+        try:
+            if events:
+                await self._at.events.insert_many(events, ordered=False)
+            if created:
                 await self._at.sessions.insert_many(created, ordered=False)
-            except PyMongoError:
-                for session, _ in new:
-                    await self._withdraw(session.key)
-                raise
+        except PyMongoError:
+            for session, _ in new:
+                await self._withdraw(session.key)
+            raise
 
     async def _withdraw(self, key: SessionKey) -> None:
         """Take events back from a session that someone else has just created."""
@@ -241,7 +241,11 @@ class Target:
             if not is_clear:
                 await self._clear(part.key, after)
             events = list(part.documents(after))
-            await self._at.events.insert_many(events, ordered=False)
+            try:
+                await self._at.events.insert_many(events, ordered=False)
+            except PyMongoError:
+                await self._withdraw(part.key)
+                raise
 
     async def append_part(self, part: Incoming, stored: Document, after: int) -> None:
         """Store events of a session that exists, which is a longer one at once.

@@ -161,10 +161,12 @@ async def test_differences_are_told_without_values(
     ]
 
 
+@pytest.mark.parametrize("events", [0, 2])
 async def test_a_session_created_meanwhile_is_a_conflict(
     old: InMemorySessionService,
     service: MongoSessionService,
     monkeypatch: pytest.MonkeyPatch,
+    events: int,
 ) -> None:
     """An id taken between a look and a write keeps its session, without our events."""
     look = Target.sessions
@@ -175,7 +177,9 @@ async def test_a_session_created_meanwhile_is_a_conflict(
         found = await look(target, keys)
         looks += 1
         if looks == 1:
-            await service.create_session(**IDS, state={"mine": True})
+            session = await service.create_session(**IDS, state={"mine": True})
+            for number in range(events):
+                await service.append_event(session, Event(id=f"{number}", author="x"))
         return found
 
     monkeypatch.setattr(Target, "sessions", sessions)
@@ -183,7 +187,7 @@ async def test_a_session_created_meanwhile_is_a_conflict(
 
     session = await service.get_session(**IDS)
     assert session is not None
-    assert session.events == []
+    assert [each.id for each in session.events] == ["0", "1"][:events]
     assert session.state["mine"] is True
     assert (result.skipped, result.new + result.unchanged) == (1, 4)
-    assert "created apart" in problems[-1]
+    assert NAMED.format("s1", "ada") in problems[-1]
