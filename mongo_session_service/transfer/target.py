@@ -166,14 +166,15 @@ class Target:
 
     async def _clear(self, key: SessionKey, after: int) -> None:
         """Remove what a broken-off import left of a session that does not exist."""
+        where = _events_after(key, after)
 
         async def work(txn: Txn) -> None:
             if await self._at.sessions.find_one({"_id": key.id}, session=txn):
                 raise ChangedError
-            where = _events_after(key, after)
             await self._at.events.delete_many(where, session=txn)
 
-        await self._at.transaction(work)
+        if await self._at.events.find_one(where, {"_id": 1}):
+            await self._at.transaction(work)
 
     async def _catch_up(self, incoming: Incoming, stored: Document, after: int) -> None:
         change = {
