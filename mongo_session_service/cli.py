@@ -15,6 +15,7 @@ from .commands.consumers import consumers
 from .commands.live import live
 from .commands.program import Program
 from .commands.watch import watch
+from .transfer.commands import COMMANDS
 from .version import __version__
 
 _EXIT_CODES: Final = """\b
@@ -22,6 +23,7 @@ Exit codes:
   0    it did what it was asked to
   1    it failed; one line on stderr says why and what to do
   2    the arguments make no sense
+  3    it came to its end, but something was left out or differs
   130  it was interrupted
   141  nobody reads its output any more, as after "| head"
 """
@@ -35,7 +37,7 @@ Exit codes:
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @connection_options
 def main() -> None:
-    """Looks into ADK sessions that are kept in MongoDB.
+    """Looks after ADK sessions that are kept in MongoDB.
 
     \b
     Example:
@@ -47,5 +49,5 @@ def main() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-for command in (watch, live, consumers):
+for command in (watch, live, consumers, *COMMANDS):
     main.add_command(command)

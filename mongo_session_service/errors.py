@@ -9,9 +9,12 @@
     ├── SlowSubscriberError       a subscription was read too slowly
     ├── HistoryLostError          changes were missed that cannot be had again
     ├── LeaseLostError            another process has taken a consumer's name over
-    └── StorageError              MongoDB refused or failed
-        ├── DocumentTooLargeError       over the document limit (also a ValueError)
-        └── StorageUnavailableError     worth trying again
+    ├── StorageError              MongoDB refused or failed
+    │   ├── DocumentTooLargeError       over the document limit (also a ValueError)
+    │   └── StorageUnavailableError     worth trying again
+    └── TransferError             an import, export or verification stopped
+        ├── SourceError                 what is to be read cannot be
+        └── ConflictError               the target holds something else under an id
 
 Where ADK defines an error for the situation, ADK's own is raised instead:
 ``AlreadyExistsError``, ``SessionNotFoundError`` and ``StaleSessionError``.
@@ -82,3 +85,15 @@ class DocumentTooLargeError(StorageError, ValueError):
 
 class StorageUnavailableError(StorageError):
     """MongoDB could not be reached or did not answer in time; try again."""
+
+
+class TransferError(MongoSessionServiceError):
+    """A transfer stopped; what was moved stays, and a repeated call goes on there."""
+
+
+class SourceError(TransferError):
+    """The source, or something in it, cannot be read."""
+
+
+class ConflictError(TransferError):
+    """The target holds something else under the same id."""

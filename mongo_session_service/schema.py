@@ -19,6 +19,8 @@ _MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
 _WORKS_WITHOUT: Final = {
     13: "the user lacks the privilege",
     11000: "the data holds an event twice",
+    85: "another index of the same keys is there, which is left as it is",
+    86: "another index of that name is there, which is left as it is",
 }
 _NAMESPACE_EXISTS: Final = 48
 
@@ -65,8 +67,7 @@ async def set_up(connection: Connection) -> bool:
         check_server(hello, transactions=connection.has_transactions)
     await _check_version(connection)
     try:
-        await _create_collections(connection)
-        await _create_indexes(connection)
+        await create_layout(connection)
     except OperationFailure as error:
         if error.code not in _WORKS_WITHOUT:
             raise
@@ -107,6 +108,12 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
             " transactions=False."
         )
         raise ConfigurationError(message)
+
+
+async def create_layout(connection: Connection) -> None:
+    """Create what is missing; what is there is never dropped, nor built again."""
+    await _create_collections(connection)
+    await _create_indexes(connection)
 
 
 async def _create_collections(connection: Connection) -> None:

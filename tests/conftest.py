@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
+from stores import Place, PostgreSql, postgresql_server
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
@@ -47,3 +50,21 @@ async def service(
     """A service on the test's own database."""
     async with MongoSessionService(mongodb_uri, database=database) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSql]:
+    """A real PostgreSQL for the whole run."""
+    with postgresql_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def place(
+    tmp_path: Path, mongodb_uri: str, postgresql: PostgreSql, admin: MongoClient
+) -> AsyncIterator[Place]:
+    """Where a test may put another service's store; MongoDB's is dropped after it."""
+    name = f"test_source_{uuid.uuid4().hex}"
+    async with AsyncExitStack() as closing:
+        yield Place(tmp_path, mongodb_uri, name, postgresql, closing)
+    admin.drop_database(name)

@@ -25,14 +25,20 @@ _NO_URI: Final = (
 )
 
 
-def _noted(context: click.Context, parameter: click.Parameter, value: object) -> None:
+def noted(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Keep an option where every subcommand finds it, before or after whose name."""
     if value is not None and value is not False:
         context.meta[f"{_META}.{parameter.name}"] = value
+    return said(context, str(parameter.name))
+
+
+def said(context: click.Context, name: str) -> Any:
+    """What an option says, wherever it stands."""
+    return context.meta.get(f"{_META}.{name}")
 
 
 def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
-    # Noted where every subcommand finds it, so that it may stand before or after it.
-    return click.option(*names, expose_value=False, callback=_noted, **attributes)
+    return click.option(*names, expose_value=False, callback=noted, **attributes)
 
 
 def connection_options(command: Command) -> Command:
@@ -68,12 +74,9 @@ class Place:
         Raises:
             UsageError: no URI is given.
         """
-        uri = _said(context, "uri")
-        if uri is None:
-            uri = os.environ.get("MONGODB_URI")
-        if not uri:
-            raise click.UsageError(_NO_URI, context)
-        return cls(uri, _said(context, "database"), _said(context, "prefix") or "")
+        return cls(
+            uri_of(context), said(context, "database"), said(context, "prefix") or ""
+        )
 
     @asynccontextmanager
     async def service(self) -> AsyncIterator[MongoSessionService]:
@@ -108,10 +111,18 @@ class Place:
                 await client.close()
 
 
-def _said(context: click.Context, name: str) -> Any:
-    return context.meta.get(f"{_META}.{name}")
+def uri_of(context: click.Context) -> str:
+    """Where MongoDB is, as the options or else the environment say.
+
+    Raises:
+        UsageError: they say nothing.
+    """
+    uri: str | None = said(context, "uri") or os.environ.get("MONGODB_URI")
+    if not uri:
+        raise click.UsageError(_NO_URI, context)
+    return uri
 
 
 def is_debugging(context: click.Context) -> bool:
     """Whether --debug is given."""
-    return bool(_said(context, "debug"))
+    return bool(said(context, "debug"))

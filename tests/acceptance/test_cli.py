@@ -119,7 +119,7 @@ async def test_watch_can_print_json(
 async def test_watch_goes_on_where_it_was(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
-    """--after-revision prints the session's later events first."""
+    """Given --after-revision, it prints the session's later events first."""
     await append(service, await create(service), 3)
     arguments = ("watch", *SESSION, "--after-revision", "1", "--json")
     async with running(mongodb_uri, database, *arguments) as command:

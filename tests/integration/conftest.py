@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from faults import victim_uri
+from filling import fill
+from google.adk.sessions import InMemorySessionService
 
 from mongo_session_service import MongoSessionService
 
@@ -14,3 +16,11 @@ async def victim(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionS
     uri = victim_uri(mongodb_uri)
     async with MongoSessionService(uri, database=database) as service:
         yield service
+
+
+@pytest.fixture
+async def old() -> InMemorySessionService:
+    """An old service, which is filled and may be written to."""
+    service = InMemorySessionService()
+    await fill(service)
+    return service

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
-    ("version", "errors", "cancellation", "changes"),
+    ("version", "errors", "cancellation", "changes", "transfer.sources"),
     ("events", "scopes", "values"),
     ("records",),
     ("codec", "queries", "sessions"),
@@ -50,7 +50,32 @@ LAYERS = (
     ("changes.sse", "commands", "commands.output", "commands.connection"),
     ("commands.screen", "commands.program", "commands.watched"),
     ("commands.watch", "commands.live", "commands.consumers"),
-    ("__init__", "cli"),
+    ("migrations",),
+    ("transfer.items", "transfer.unpickling"),
+    ("transfer.rows", "transfer.incoming", "transfer.sources.opening"),
+    ("transfer.lines", "transfer.planning", "transfer.verify"),
+    ("transfer.export", "transfer.handover", "transfer.target"),
+    (
+        "transfer.large",
+        "transfer.sources.engines",
+        "transfer.sources.jsonl",
+        "transfer.sources.mongodb",
+        "transfer.sources.service",
+        "transfer.sources.sqlite",
+        "transfer.sources.stored",
+    ),
+    (
+        "transfer.move",
+        "transfer.sources.adk_mongodb",
+        "transfer.sources.extra_services",
+        "transfer.sources.sql",
+    ),
+    ("transfer",),
+    ("__init__",),
+    ("transfer.options",),
+    ("transfer.kinds",),
+    ("transfer.commands",),
+    ("cli",),
     ("__main__",),
 )
 """From the bottom up: a module imports from layers before its own only."""
@@ -71,6 +96,12 @@ PURE = {
     "changes.router",
     "changes.checkpoints",
     "commands.output",
+    "transfer.incoming",
+    "transfer.items",
+    "transfer.lines",
+    "transfer.planning",
+    "transfer.rows",
+    "transfer.unpickling",
 }
 STAND_ALONE = {"embedded", "embedded_guard", "embedded_mongod"}
 """For tests and demos: nothing else imports them, and they import nothing else."""

@@ -1,0 +1,113 @@
+"""The way out: to JSON Lines, and to any other session service."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from google.adk.events.event import Event
+
+from mongo_session_service.errors import (
+    DocumentTooLargeError,
+    InvalidInputError,
+    TransferError,
+)
+
+from . import lines
+from .items import EVERYTHING, Problem, Selection, SessionHeader, SharedState, Source
+
+STREAM: Final = "-"
+
+
+@dataclass(slots=True)
+class Exported:
+    """What an export wrote."""
+
+    sessions: int = 0
+    events: int = 0
+    states: int = 0
+    problems: int = 0
+    """What could not be read, and was left out."""
+
+
+async def export(
+    source: Source,
+    path: str | Path,
+    selection: Selection = EVERYTHING,
+    *,
+    on_problem: Callable[[Problem], None] | None = None,
+    on_progress: Callable[[Exported], None] = lambda _: None,
+) -> Exported:
+    """Write what is selected of an open source as JSON Lines, sorted as it is read.
+
+    Args:
+        source: What to write.
+        path: Where to; ``-`` is standard output, and ``.gz`` is packed. The file
+            appears when it is complete.
+        selection: Which sessions.
+        on_problem: Told of what is left out; by default that is an error.
+        on_progress: Told after each session.
+
+    Raises:
+        TransferError: something cannot be read, or the file not be written.
+    """
+    exported = Exported()
+    with _written(str(path)) as file:
+        file.write(lines.as_text(lines.HEADER).encode() + b"\n")
+        async with aclosing(source.read(selection)) as items:
+            async for item in items:
+                if not isinstance(item, Problem):
+                    try:
+                        line = lines.to_line(item)
+                    except (InvalidInputError, DocumentTooLargeError) as error:
+                        item = Problem("an item", str(error))  # noqa: PLW2901
+                if isinstance(item, Problem):
+                    if on_problem is None:
+                        message = f"Cannot be exported: {item}. Nothing was written."
+                        raise TransferError(message)
+                    exported.problems += 1
+                    on_problem(item)
+                    continue
+                file.write(line.encode() + b"\n")
+                match item:
+                    case Event():
+                        exported.events += 1
+                    case SessionHeader():
+                        exported.sessions += 1
+                        on_progress(exported)
+                    case SharedState():
+                        exported.states += 1
+        end = lines.end_line(exported.sessions, exported.events)
+        file.write(end.encode() + b"\n")
+    return exported
+
+
+@contextmanager
+def _written(path: str) -> Iterator[BinaryIO]:
+    """A file that takes its place once it is complete."""
+    if path == STREAM:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    partial = Path(f"{path}.partial")
+    try:
+        with partial.open("wb") as plain:
+            if path.endswith(".gz"):
+                # Without a name and time, equal content gives equal bytes.
+                with gzip.GzipFile("", "wb", fileobj=plain, mtime=0) as packed:
+                    yield cast("BinaryIO", packed)
+            else:
+                yield plain
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        message = f"{path!r} cannot be written: {error.strerror or error}."
+        raise TransferError(message) from None
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,229 @@
+"""The JSON Lines form of sessions, version 1.
+
+The first line names the form; then each line is an object with one field::
+
+    {"format": "mongo-session-service", "version": 1}
+    {"app_state": {"app_name": ..., "state": {...}}}
+    {"user_state": {"app_name": ..., "user_id": ..., "state": {...}}}
+    {"session": {"app_name": ..., "user_id": ..., "session_id": ...,
+                 "create_time": ..., "update_time": ..., "state": {...}}}
+    {"event": {...}}
+    {"end": {"sessions": 1, "events": 1}}
+
+Events have ADK's field names and belong to the session above them, oldest first; keys
+of state have no prefix and are sorted; times are seconds since 1970. What JSON cannot
+hold is an object of one field: ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``,
+``{"%text": "<base64>"}`` for a string with a lone surrogate, and ``{"%object": [[key,
+value], ...]}`` for an object that has such a key or looks like one of these four.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from google.adk.events.event import Event
+
+from mongo_session_service.codec import encode_append
+from mongo_session_service.errors import SourceError
+from mongo_session_service.records import SessionKey
+from mongo_session_service.values import decode_value, json_form
+
+from .items import Item, SessionHeader, SharedState
+from .rows import UnreadableError, validated
+
+FORMAT: Final = "mongo-session-service"
+VERSION: Final = 1
+HEADER: Final = {"format": FORMAT, "version": VERSION}
+
+_TAGS: Final = ("%bytes", "%float", "%text", "%object")
+_NOBODY: Final = SessionKey("-", "-", "-")
+
+
+def to_line(item: SharedState | SessionHeader | Event) -> str:
+    """An item as its line, without the line's end.
+
+    Raises:
+        InvalidInputError: the event or state cannot be stored, here or anywhere.
+    """
+    if isinstance(item, Event):
+        return as_text({"event": to_fields(item)})
+    state = {key: json_form(item.state[key]) for key in sorted(item.state)}
+    if isinstance(item, SessionHeader):
+        times = {"create_time": item.create_time, "update_time": item.update_time}
+        return as_text({"session": {**item.key.id, **times, "state": state}})
+    if item.user_id is None:
+        return as_text({"app_state": {"app_name": item.app_name, "state": state}})
+    owner = {"app_name": item.app_name, "user_id": item.user_id}
+    return as_text({"user_state": {**owner, "state": state}})
+
+
+def to_fields(event: Event) -> dict[str, Any]:
+    """An event's fields as they are stored; sets in order, so that equals are equal."""
+    fields: dict[str, Any] = decode_value(encode_append(_NOBODY, event).event)
+    if ids := fields.get("long_running_tool_ids"):
+        fields["long_running_tool_ids"] = sorted(ids)
+    return fields
+
+
+def end_line(sessions: int, events: int) -> str:
+    """The line that tells a whole file from a truncated one."""
+    return as_text({"end": {"sessions": sessions, "events": events}})
+
+
+def as_text(value: Mapping[str, Any]) -> str:
+    """A value as JSON on one line, what JSON cannot hold tagged."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError):
+        return _tagged_text(value)
+    return _tagged_text(value) if '"%' in text else text
+
+
+def _tagged_text(value: Any) -> str:
+    return json.dumps(_tagged(value), ensure_ascii=False, allow_nan=False)
+
+
+def _tagged(value: Any) -> Any:
+    match value:
+        case bytes():
+            return {"%bytes": base64.b64encode(value).decode()}
+        case float() if not math.isfinite(value):
+            return {"%float": repr(value)}
+        case str() if not _is_unicode(value):
+            text = value.encode("utf-8", "surrogatepass")
+            return {"%text": base64.b64encode(text).decode()}
+        case dict() if _is_odd(value):
+            items = [[_tagged(key), _tagged(each)] for key, each in value.items()]
+            return {"%object": items}
+        case dict():
+            return {key: _tagged(each) for key, each in value.items()}
+        case list() | tuple():
+            return list(map(_tagged, value))
+        case _:
+            return value
+
+
+def _is_odd(value: dict[str, Any]) -> bool:
+    is_tag = len(value) == 1 and next(iter(value)) in _TAGS
+    return is_tag or not all(map(_is_unicode, value))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def parse(line: bytes) -> tuple[str, Any]:
+    """A line's one field, and its value with tags taken off.
+
+    Raises:
+        UnreadableError: it is not a JSON object of one field.
+    """
+    try:
+        value = json.loads(line, parse_constant=_no_constant)
+        if b'"%' in line:
+            value = _untagged(value)
+    except (ValueError, TypeError, RecursionError):
+        raise UnreadableError("it is not valid JSON") from None
+    if not isinstance(value, dict) or len(value) != 1:
+        raise UnreadableError("it is not an object of one field")
+    return next(iter(value.items()))
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _untagged(value: Any) -> Any:
+    match value:
+        case {"%bytes": str(text)} if len(value) == 1:
+            return base64.b64decode(text, validate=True)
+        case {"%float": ("nan" | "inf" | "-inf") as text} if len(value) == 1:
+            return float(text)
+        case {"%text": str(text)} if len(value) == 1:
+            return base64.b64decode(text).decode("utf-8", "surrogatepass")
+        case {"%object": list(items)} if len(value) == 1:
+            return {_untagged(key): _untagged(each) for key, each in items}
+        case dict():
+            return {key: _untagged(each) for key, each in value.items()}
+        case list():
+            return list(map(_untagged, value))
+        case _:
+            return value
+
+
+def check_header(line: bytes) -> None:
+    """Refuse what is not of this form, from its first line.
+
+    Raises:
+        SourceError: it is something else, or of a newer version.
+    """
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        message = (
+            "Line 1: these are no exported sessions; the first line would be"
+            f" {json.dumps(HEADER)}."
+        )
+        raise SourceError(message)
+    if header.get("version") != VERSION:
+        message = (
+            f"Line 1: the file is of version {header.get('version')!r} of its form;"
+            f" this release reads {VERSION}. Upgrade mongo-session-service."
+        )
+        raise SourceError(message)
+
+
+def to_item(kind: str, value: Any) -> Item:
+    """The item a line holds.
+
+    Raises:
+        UnreadableError: it holds none, or not all of it.
+    """
+    if kind not in {"app_state", "user_state", "session", "event"}:
+        raise UnreadableError(f"it begins with {kind[:40]!r}, which has no meaning")
+    if not isinstance(value, dict):
+        raise UnreadableError(f"its {kind} is no object")
+    if kind == "event":
+        return validated(value)
+    state = value.get("state")
+    if not isinstance(state, dict):
+        raise UnreadableError(f"its {kind} has no state")
+    if kind == "app_state":
+        return SharedState(_text(value, "app_name"), None, state)
+    if kind == "user_state":
+        app_name, user_id = _text(value, "app_name"), _text(value, "user_id")
+        return SharedState(app_name, user_id, state)
+    key = SessionKey(*(_text(value, name) for name in SessionKey._fields))
+    create_time = value.get("create_time")
+    return SessionHeader(
+        key,
+        state,
+        update_time=_time(value.get("update_time")),
+        create_time=None if create_time is None else _time(create_time),
+    )
+
+
+def _text(value: dict[str, Any], name: str) -> str:
+    text = value.get(name)
+    if not isinstance(text, str) or not text or not _is_unicode(text):
+        raise UnreadableError(f"its {name} is no text")
+    return text
+
+
+def _time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnreadableError("its update_time or create_time is no number")
+    if not math.isfinite(value):
+        raise UnreadableError("one of its times is not finite")
+    return float(value)

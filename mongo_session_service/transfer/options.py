@@ -1,0 +1,174 @@
+"""What the commands have in common: options, progress, errors and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import click
+
+from mongo_session_service.commands.connection import noted, said, uri_of
+from mongo_session_service.errors import MongoSessionServiceError
+from mongo_session_service.transfer.items import Selection, Totals
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FAILED: Final = 1
+"""Exit code: it stopped, and says why and how to go on. Wrong usage is click's 2."""
+INCOMPLETE: Final = 3
+"""Exit code: it came to its end, but something was left out or differs."""
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C."""
+
+
+class Since(click.ParamType[float]):
+    """A moment: ISO 8601, in UTC unless it says otherwise, or seconds since 1970."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read it."""
+        try:
+            return float(value)
+        except ValueError:
+            pass
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no time like 2026-11-21T04:00:00Z.", param, ctx)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Decorators as one, shown by --help in their order."""
+
+    def apply(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return apply
+
+
+def _target(context: click.Context, _: click.Parameter, uri: str | None) -> str:
+    return uri or uri_of(context)
+
+
+def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    return value or said(context, str(parameter.name).removeprefix("target_"))
+
+
+target_options = several(
+    click.argument("uri", required=False, callback=_target),
+    click.option(
+        "--database",
+        "target_database",
+        callback=_noted,
+        help="By default the URI's, or else adk.",
+    ),
+    click.option(
+        "--prefix",
+        "target_prefix",
+        default="",
+        callback=lambda *given: _noted(*given) or "",
+        help="Before the collections' names.",
+    ),
+    click.option(
+        "--ask-password",
+        is_flag=True,
+        help="Ask for the password of the user in URI; or set $MONGODB_PASSWORD.",
+    ),
+)
+selection_options = several(
+    click.option("--app", "apps", multiple=True, help="Only this app; repeatable."),
+    click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
+    click.option(
+        "--since", type=Since(), help="Only sessions updated since, as ISO 8601."
+    ),
+)
+debug_option = click.option(
+    "--debug", is_flag=True, callback=noted, help="Show errors in full."
+)
+
+
+def help_of(what: str, example: str) -> str:
+    """A command's help, with an example that is not wrapped."""
+    return f"{what}\n\n\b\nExample:\n  mongo-session-service {example}"
+
+
+def selection(options: dict[str, Any]) -> Selection:
+    """What the options select, which are taken out."""
+    apps, users = frozenset(options.pop("apps")), frozenset(options.pop("users"))
+    return Selection(apps, users, options.pop("since"))
+
+
+def with_password(url: str, password: str | None) -> str:
+    """A URL with a password for the user in it."""
+    if password is None:
+        return url
+    parts = re.fullmatch(r"([\w+.-]+://)([^/@:]+)(?::[^/@]*)?@(.*)", url, re.DOTALL)
+    if parts is None:
+        raise click.UsageError(
+            "A password needs a user in the URL: scheme://user@host."
+        )
+    return f"{parts[1]}{parts[2]}:{quote(password, safe='')}@{parts[3]}"
+
+
+def run(work: Coroutine[Any, Any, int], *, is_debug: bool, how_to_go_on: str) -> None:
+    """Run a command's work, and exit as it ends."""
+    try:
+        code = asyncio.run(work)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(f"\nInterrupted. {how_to_go_on}", err=True)
+        code = INTERRUPTED
+    except MongoSessionServiceError as error:
+        if is_debug:
+            raise
+        click.echo(f"Error: {error}", err=True)
+        code = FAILED
+    except click.ClickException:
+        raise
+    except BrokenPipeError:
+        # Whoever read the output has enough of it; nor can it be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    except Exception as error:
+        if is_debug:
+            raise
+        kind = type(error).__name__
+        message = f"Error: an unexpected {kind}. {how_to_go_on} --debug shows more."
+        click.echo(message, err=True)
+        code = FAILED
+    sys.exit(code)
+
+
+@contextmanager
+def progress(label: str, totals: Totals | None) -> Iterator[Callable[[int], None]]:
+    """A bar with rate and remaining time, told how many events are done by now."""
+    started = time.monotonic()
+
+    def rate(done: int | None) -> str:
+        elapsed = max(time.monotonic() - started, 1e-6)
+        return f"{(done or 0) / elapsed:,.0f} events/s"
+
+    if totals is None or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(
+        length=max(totals.events, 1),
+        label=label,
+        file=sys.stderr,
+        show_pos=True,
+        item_show_func=rate,
+    ) as bar:
+        yield lambda done: bar.update(done - bar.pos, done)

@@ -1,0 +1,1 @@
+"""Where sessions can be read from, a module for each layout."""

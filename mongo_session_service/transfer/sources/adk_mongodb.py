@@ -1,0 +1,100 @@
+"""ADK's ``MongoDbSessionService``, as of 2.13 and in its earlier layout.
+
+Earlier its ids were texts, ``app/user/session/event``; now they are documents. Both
+name app, user and session in fields of their own, except in the state of users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Final
+
+from typing_extensions import override
+
+from mongo_session_service.transfer.items import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+)
+from mongo_session_service.transfer.rows import (
+    header_of,
+    shared_state_of,
+    whole_event_of,
+)
+from mongo_session_service.translation import translated
+
+from .mongodb import Document, MongoDbSource
+
+_SLASH: Final = "/"
+
+
+class AdkMongoDbSource(MongoDbSource):
+    """The sessions of ADK's own MongoDB service, in either of its layouts."""
+
+    layout = "sessions of ADK's MongoDbSessionService"
+    session_field = "session_id"
+    tie_breaker = "revision"
+
+    @override
+    def _is_of_layout(self, session: Document) -> bool:
+        if isinstance(session["_id"], str):
+            # These events have no revision, nor an index that could serve the order.
+            self.tie_breaker = "_id"
+        return "id" in session and "revision" in session
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions, each with its events."""
+        with translated():
+            async for document in self._collection("app_states").find():
+                if selection.takes_app(document["_id"]):
+                    yield _shared(SharedState(document["_id"], None, {}), document)
+            async for document in self._collection("user_states").find():
+                async for app_name, user_id in self._owners(document["_id"]):
+                    if selection.takes_user(app_name, user_id):
+                        yield _shared(SharedState(app_name, user_id, {}), document)
+        async with aclosing(self._sessions(selection)) as sessions:
+            async for item in sessions:
+                yield item
+
+    async def _owners(self, id_: str | Document) -> AsyncGenerator[tuple[str, str]]:
+        """Whose state a document is.
+
+        In the earlier layout several users may share one, as they did there: 'a/b' of
+        app 'c' was the same as 'b' of app 'a' before it.
+        """
+        if not isinstance(id_, str):
+            yield id_["app_name"], id_["user_id"]
+            return
+        pairs = list(_pairs(id_))
+        if len(pairs) == 1:
+            yield pairs[0]
+            return
+        for app_name, user_id in pairs:
+            owner = {"app_name": app_name, "user_id": user_id}
+            if await self._collection("sessions").find_one(owner, {"_id": 1}):
+                yield app_name, user_id
+
+    @override
+    def _header(self, document: Document) -> SessionHeader | Problem:
+        return header_of(document)
+
+    @override
+    def _event(self, document: Document) -> Item:
+        where = f"event {document['_id']!r}"
+        return whole_event_of(where, document.get("event_data"))
+
+
+def _shared(shared: SharedState, document: Document) -> Item:
+    owner = {"app_name": shared.app_name, "user_id": shared.user_id}
+    return shared_state_of({**owner, "state": document.get("state") or {}})
+
+
+def _pairs(id_: str) -> Iterator[tuple[str, str]]:
+    """The apps and users that a text may name."""
+    parts = id_.split(_SLASH)
+    for cut in range(1, len(parts)):
+        yield _SLASH.join(parts[:cut]), _SLASH.join(parts[cut:])

@@ -1,0 +1,69 @@
+"""SQLAlchemy, for those who have it: engines, and its errors in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from mongo_session_service.errors import SourceError
+
+_DRIVERS: Final = {
+    "sqlite": "aiosqlite",
+    "postgresql": "asyncpg",
+    "mysql": "aiomysql",
+    "mariadb": "aiomysql",
+}
+_EXTRA: Final = "pip install 'mongo-session-service[sql]'"
+
+
+def open_engine(url: str) -> tuple[Any, Any]:
+    """SQLAlchemy itself, and an engine of it; nothing is connected yet.
+
+    Raises:
+        SourceError: it is no URL, or its driver or SQLAlchemy is not installed.
+    """
+    with _drivers(url):
+        # Only who reads SQL databases needs to have it installed.
+        import sqlalchemy  # noqa: PLC0415
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
+
+        parsed = sqlalchemy.make_url(url)
+        if "+" not in parsed.drivername and parsed.drivername in _DRIVERS:
+            driver = _DRIVERS[parsed.drivername]
+            parsed = parsed.set(drivername=f"{parsed.drivername}+{driver}")
+        return sqlalchemy, create_async_engine(parsed, hide_parameters=True)
+
+
+@contextmanager
+def _drivers(url: str) -> Iterator[None]:
+    """Say what is missing or wrong before anything is connected to."""
+    try:
+        yield
+    except ImportError as error:
+        is_ours = error.name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
+        remedy = _EXTRA if is_ours else f"pip install {error.name}"
+        message = f"This database needs the package {error.name!r}: {remedy}."
+        raise SourceError(message) from None
+    except Exception as error:  # noqa: BLE001  any of them may quote the password
+        scheme = url.partition(":")[0]
+        message = (
+            f"The database URL cannot be used ({type(error).__name__}, scheme"
+            f" {scheme!r}). Expected postgresql://user@host/database or"
+            " sqlite:///path/to/file.db, as for ADK's DatabaseSessionService."
+        )
+        raise SourceError(message) from None
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Raise a database's errors in one line; what they say of rows stays out."""
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError  # noqa: PLC0415  as above
+
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+        message = f"The SQL database cannot be read: {reason}"
+        raise SourceError(message) from None

@@ -1,0 +1,189 @@
+"""What sources in MongoDB share: a client, and two sorted streams read as one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from pymongo import AsyncMongoClient
+from pymongo.errors import ConfigurationError as DriverConfigurationError
+from typing_extensions import override
+
+from mongo_session_service.clients import open_client
+from mongo_session_service.errors import SourceError
+from mongo_session_service.records import SessionKey
+from mongo_session_service.transfer.items import (
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    Totals,
+    named,
+)
+from mongo_session_service.translation import translated
+
+from .opening import Opened
+
+Document = dict[str, Any]
+
+_DOWN: Final = -1
+_UP: Final = 1
+
+
+class MongoDbSource(Opened):
+    """Sessions and events in two collections that name app, user and session.
+
+    Both are read sorted by session, and so need no query per session. The descending
+    order is the one that the index of ADK's own service serves, read backwards.
+    """
+
+    layout: str
+    """Whose documents these are, for people."""
+    session_field: str
+    """What the documents of events call their session's id."""
+    tie_breaker: str
+    """Orders the events of a session that have the same time."""
+
+    def __init__(
+        self, uri: str, *, database: str | None = None, prefix: str = ""
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            uri: Where the sessions are.
+            database: The database's name; by default the URI's.
+            prefix: Before the names of its collections.
+
+        Raises:
+            ConfigurationError: the URI cannot be used.
+            SourceError: no database is named.
+        """
+        self._client: AsyncMongoClient[Any] = open_client(uri)
+        try:
+            self._database = self._client.get_default_database()
+        except DriverConfigurationError:
+            if not database:
+                message = "Name the source's database: in its URI, or apart."
+                raise SourceError(message) from None
+        if database:
+            self._database = self._client[database]
+        self._prefix = prefix
+
+    @property
+    def name(self) -> str:
+        """The database, without its server."""
+        return f"{self.layout} in database {self._database.name!r}"
+
+    def _collection(self, name: str) -> Any:
+        return self._database[self._prefix + name]
+
+    @override
+    async def _open(self) -> None:
+        with translated():
+            session = await self._collection("sessions").find_one()
+        if session is not None and not self._is_of_layout(session):
+            message = (
+                f"Collection {self._prefix + 'sessions'!r} of database"
+                f" {self._database.name!r} does not hold {self.layout}."
+            )
+            raise SourceError(message)
+
+    def _is_of_layout(self, session: Document) -> bool:
+        raise NotImplementedError
+
+    def _header(self, document: Document) -> SessionHeader | Problem:
+        raise NotImplementedError
+
+    def _event(self, document: Document) -> Item:
+        raise NotImplementedError
+
+    @override
+    async def totals(self, selection: Selection) -> Totals:
+        query = chosen(selection)
+        with translated():
+            return Totals(
+                await self._collection("sessions").count_documents(query),
+                await self._collection("events").count_documents(query),
+            )
+
+    async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
+        """Sessions, each followed by its events."""
+        # A short catch-up asks for the events of a few; all else passes by all once.
+        events = None
+        if selection.since is None:
+            events = self._sorted("events", chosen(selection), self.session_field)
+        waiting: Document | None = None
+        with translated():
+            async with aclosing(self._headers(selection)) as headers:
+                async for header in headers:
+                    yield header
+                    if isinstance(header, Problem):
+                        continue
+                    if events is None:
+                        async for each in self._events_of(header.key):
+                            yield self._event(each)
+                        continue
+                    waiting = waiting or await anext(events, None)
+                    # What sorts before it belongs to sessions that were deleted.
+                    while waiting and self._key_of(waiting) >= header.key:
+                        if self._key_of(waiting) == header.key:
+                            yield self._event(waiting)
+                        waiting = await anext(events, None)
+            if events is not None:
+                await events.aclose()
+
+    async def _headers(
+        self, selection: Selection
+    ) -> AsyncGenerator[SessionHeader | Problem]:
+        last: SessionKey | None = None
+        found = self._sorted("sessions", chosen(selection), "id")
+        async with aclosing(found) as documents:
+            async for document in documents:
+                header = self._header(document)
+                if isinstance(header, Problem):
+                    yield header
+                elif header.key == last:
+                    # Third parties have no index that would prevent it.
+                    yield Problem(named(last), "there is a second one")
+                elif selection.takes(header.key, header.update_time):
+                    last = header.key
+                    yield header
+
+    def _events_of(self, key: SessionKey) -> AsyncGenerator[Document]:
+        where = dict(zip(("app_name", "user_id", self.session_field), key, strict=True))
+        return self._sorted("events", where, self.session_field)
+
+    def _key_of(self, event: Document) -> SessionKey:
+        return SessionKey(
+            event["app_name"], event["user_id"], event[self.session_field]
+        )
+
+    async def _sorted(
+        self, name: str, where: Document, session_field: str
+    ) -> AsyncGenerator[Document]:
+        order = {"app_name": _DOWN, "user_id": _DOWN, session_field: _DOWN}
+        if name == "events":
+            order |= {"timestamp": _UP, self.tie_breaker: _UP}
+        else:
+            order["_id"] = _UP
+        cursor = await self._collection(name).aggregate(
+            [{"$match": where}, {"$sort": order}], allowDiskUse=True, batchSize=500
+        )
+        async with cursor:
+            async for document in cursor:
+                yield document
+
+    @override
+    async def _close(self) -> None:
+        await self._client.close()
+
+
+def chosen(selection: Selection, *, with_user: bool = True) -> Document:
+    """The filter for the apps and users selected."""
+    where: Document = {}
+    if selection.apps:
+        where["app_name"] = {"$in": sorted(selection.apps)}
+    if selection.users and with_user:
+        where["user_id"] = {"$in": sorted(selection.users)}
+    return where

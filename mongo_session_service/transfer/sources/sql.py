@@ -1,0 +1,259 @@
+"""ADK's ``DatabaseSessionService``, in schema version 1 and in 0 of google-adk 1.x."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, tzinfo
+from pathlib import Path
+from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from typing_extensions import override
+
+from mongo_session_service.errors import SourceError
+from mongo_session_service.records import SessionKey
+from mongo_session_service.transfer.items import (
+    EVERYTHING,
+    Item,
+    Selection,
+    SessionHeader,
+    Totals,
+)
+from mongo_session_service.transfer.rows import (
+    Row,
+    event_of,
+    header_of,
+    key_of,
+    pickled_event_of,
+    shared_state_of,
+)
+
+from .engines import failures, open_engine
+from .opening import Opened
+
+_SESSIONS_TOGETHER: Final = 250
+_ROWS_TOGETHER: Final = 500
+_KEY: Final = ("app_name", "user_id", "id")
+_EVENT_KEY: Final = ("app_name", "user_id", "session_id")
+
+
+class SqlSource(Opened):
+    """The sessions of a SQL database, read a page of sessions at a time.
+
+    Each page is one short read-only transaction (repeatable reads where the database
+    has them), so the old service can go on writing.
+    """
+
+    def __init__(self, url: str, *, timezone: str | None = None) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            url: As for ``DatabaseSessionService``; without a driver, one is chosen.
+            timezone: Where google-adk 1.x ran, such as ``Europe/Rome``: schema version
+                0 holds its local times. By default this machine's zone.
+
+        Raises:
+            SourceError: it is no URL, or its driver or SQLAlchemy is not installed.
+        """
+        self._sql, self._engine = open_engine(url)
+        self._url = self._engine.url
+        self._zone = _zone(timezone)
+        self._columns: dict[str, list[str]] = {}
+
+    @property
+    def name(self) -> str:
+        """The database, without its password and options."""
+        shown = self._url.set(query={}).render_as_string(hide_password=True)
+        return f"ADK's SQL sessions in {shown}"
+
+    @override
+    async def _open(self) -> None:
+        self._check_path()
+        with failures():
+            async with self._engine.connect() as connection:
+                self._columns = await connection.run_sync(self._inspected)
+                await self._check_version(connection)
+
+    def _check_path(self) -> None:
+        # Connecting would make an empty one.
+        path = self._url.database
+        if self._url.get_backend_name() == "sqlite" and not Path(path or "").is_file():
+            raise SourceError(f"There is no SQLite database at {path!r}.")
+
+    def _inspected(self, connection: Any) -> dict[str, list[str]]:
+        inspector = self._sql.inspect(connection)
+        found = {}
+        for table in {"sessions", "events", "app_states", "user_states"}.intersection(
+            inspector.get_table_names()
+        ):
+            columns = inspector.get_columns(table)
+            found[table] = [column["name"] for column in columns]
+            if table == "sessions" and any(
+                isinstance(column["type"], self._sql.REAL) for column in columns
+            ):
+                message = (
+                    "This database was written by ADK's SqliteSessionService: use"
+                    " `import sqlite` (SqliteSource) with its path."
+                )
+                raise SourceError(message)
+        if "adk_internal_metadata" in inspector.get_table_names():
+            found["adk_internal_metadata"] = ["key", "value"]
+        return found
+
+    async def _check_version(self, connection: Any) -> None:
+        if missing := {"sessions", "events"} - self._columns.keys():
+            tables = " and ".join(sorted(missing))
+            message = (
+                f"The database holds no ADK sessions: it has no table {tables}. Is it"
+                " the right database?"
+            )
+            raise SourceError(message)
+        if "adk_internal_metadata" in self._columns:
+            table = self._table("adk_internal_metadata")
+            query = self._sql.select(table.c.value).where(
+                table.c.key == "schema_version"
+            )
+            version = (await connection.execute(query)).scalar()
+        else:
+            version = "0" if "actions" in self._columns["events"] else None
+        wanted = {"0": "actions", "1": "event_data"}.get(version or "")
+        if wanted not in self._columns["events"]:
+            message = (
+                f"The database has ADK's schema version {version or 'unknown'}, which"
+                " this release cannot read; it reads 0 and 1."
+            )
+            raise SourceError(message)
+
+    def _table(self, name: str) -> Any:
+        columns = [self._sql.column(each) for each in self._columns[name]]
+        return self._sql.table(name, *columns)
+
+    @override
+    async def totals(self, selection: Selection) -> Totals:
+        counts = []
+        with failures():
+            async with self._engine.connect() as connection:
+                for name in ("sessions", "events"):
+                    query = self._chosen(self._table(name), name, selection)
+                    counting = self._sql.select(self._sql.func.count()).select_from(
+                        query.subquery()
+                    )
+                    counts.append((await connection.execute(counting)).scalar_one())
+        return Totals(*counts)
+
+    def _chosen(self, table: Any, name: str, selection: Selection) -> Any:
+        query = self._sql.select(table)
+        if selection.apps:
+            query = query.where(table.c.app_name.in_(selection.apps))
+        if selection.users and name != "app_states":
+            query = query.where(table.c.user_id.in_(selection.users))
+        return query
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions by key, each with its events."""
+        with failures():
+            for name in ("app_states", "user_states"):
+                if name in self._columns:
+                    query = self._chosen(self._table(name), name, selection)
+                    async with (
+                        self._engine.connect() as connection,
+                        aclosing(self._rows(connection, query)) as found,
+                    ):
+                        async for row in found:
+                            yield shared_state_of(row)
+            after: tuple[str, ...] | None = ()
+            while after is not None:
+                async with self._snapshot() as connection:
+                    page = await self._page(connection, selection, after)
+                    after = tuple(page[-1][name] for name in _KEY) if page else None
+                    sessions = self._sessions(connection, page, selection)
+                    async with aclosing(sessions) as found:
+                        async for item in found:
+                            yield item
+
+    def _snapshot(self) -> Any:
+        # Header and events of a session are of one moment, if the database can.
+        if self._url.get_backend_name() == "sqlite":
+            return self._engine.connect()
+        return self._engine.execution_options(
+            isolation_level="REPEATABLE READ"
+        ).connect()
+
+    async def _rows(self, connection: Any, query: Any) -> AsyncGenerator[Row]:
+        streaming = query.execution_options(yield_per=_ROWS_TOGETHER)
+        async with connection.stream(streaming) as result:
+            async for some in result.mappings().partitions():
+                for row in some:
+                    yield row
+
+    async def _page(
+        self, connection: Any, selection: Selection, after: tuple[str, ...]
+    ) -> list[Row]:
+        table = self._table("sessions")
+        key = [table.c[name] for name in _KEY]
+        query = self._chosen(table, "sessions", selection)
+        if after:
+            query = query.where(self._sql.tuple_(*key) > after)
+        query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
+        return list((await connection.execute(query)).mappings().all())
+
+    async def _sessions(
+        self, connection: Any, page: list[Row], selection: Selection
+    ) -> AsyncGenerator[Item]:
+        wanted: dict[SessionKey, SessionHeader] = {}
+        for row in page:
+            header = header_of(row, self._session_zone)
+            if not isinstance(header, SessionHeader):
+                yield header
+            elif selection.takes(header.key, header.update_time):
+                wanted[header.key] = header
+        current: SessionKey | None = None
+        if wanted:
+            query = self._events(list(wanted))
+            async with aclosing(self._rows(connection, query)) as found:
+                async for row in found:
+                    key = key_of(row, "session_id")
+                    if key != current:
+                        current = key
+                        yield wanted.pop(key)
+                    yield self._event(row)
+        for header in wanted.values():
+            yield header
+
+    def _event(self, row: Row) -> Item:
+        if "event_data" in row:
+            return event_of(row)
+        return pickled_event_of(row, self._zone)
+
+    def _events(self, keys: list[SessionKey]) -> Any:
+        table = self._table("events")
+        key = [table.c[name] for name in _EVENT_KEY]
+        return (
+            self._sql.select(table)
+            .where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))
+            .order_by(*key, table.c.timestamp, table.c.id)
+        )
+
+    @property
+    def _session_zone(self) -> tzinfo | None:
+        """1.x wrote sessions' times by the database's clock, UTC in SQLite."""
+        is_local = (
+            "actions" in self._columns["events"]
+            and self._url.get_backend_name() != "sqlite"
+        )
+        return self._zone if is_local else UTC
+
+    @override
+    async def _close(self) -> None:
+        await self._engine.dispose()
+
+
+def _zone(name: str | None) -> tzinfo | None:
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        message = f"There is no time zone {name!r}; expected one like 'Europe/Rome'."
+        raise SourceError(message) from None

@@ -1,0 +1,168 @@
+"""ADK's ``SqliteSessionService``."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from typing_extensions import override
+
+from mongo_session_service.errors import SourceError
+from mongo_session_service.transfer.items import (
+    EVERYTHING,
+    Item,
+    Selection,
+    SessionHeader,
+    Totals,
+)
+from mongo_session_service.transfer.rows import (
+    event_of,
+    header_of,
+    key_of,
+    shared_state_of,
+)
+
+from .opening import Opened, drawn
+
+_SESSIONS_TOGETHER: Final = 250
+
+
+class SqliteSource(Opened):
+    """The sessions of an SQLite file, which is opened for reading only."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Opens nothing yet; ``path`` may be a ``sqlite:///`` URL as well."""
+        text = str(path)
+        for scheme in ("sqlite+aiosqlite:///", "sqlite:///"):
+            text = text.removeprefix(scheme)
+        self._path = Path(text.partition("?")[0])
+        self._file: sqlite3.Connection | None = None
+
+    @property
+    def name(self) -> str:
+        """The file."""
+        return f"ADK's SQLite sessions in {self._path}"
+
+    @override
+    async def _open(self) -> None:
+        if not self._path.is_file():
+            raise SourceError(f"There is no SQLite database at {str(self._path)!r}.")
+        with _failures():
+            # Threads take turns with it, and never share it at a time.
+            self._file = sqlite3.connect(
+                f"file:{quote(str(self._path.absolute()))}?mode=ro",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+            self._file.row_factory = sqlite3.Row
+            self._check_layout()
+
+    def _check_layout(self) -> None:
+        columns = [each["name"] for each in self._query("PRAGMA table_info(events)")]
+        tables = [
+            each["name"]
+            for each in self._query("SELECT name FROM sqlite_master WHERE type='table'")
+        ]
+        if "adk_internal_metadata" in tables or "actions" in columns:
+            message = (
+                "This database was written by ADK's DatabaseSessionService: use"
+                " `import sql` (SqlSource) with sqlite:///its/path."
+            )
+            raise SourceError(message)
+        if "sessions" not in tables or "event_data" not in columns:
+            message = (
+                f"{str(self._path)!r} holds no sessions of ADK's SqliteSessionService."
+            )
+            raise SourceError(message)
+
+    def _query(self, query: str, *parameters: Any) -> sqlite3.Cursor:
+        if self._file is None:
+            raise SourceError("The source is not open: use it in `async with`.")
+        return self._file.execute(query, parameters)
+
+    @override
+    async def totals(self, selection: Selection) -> Totals:
+        with _failures():
+            return await asyncio.to_thread(self._count, selection)
+
+    def _count(self, selection: Selection) -> Totals:
+        where, values = _chosen(selection, with_user=True)
+        counts = [
+            self._query(f"SELECT count(*) FROM {table}{where}", *values).fetchone()[0]
+            for table in ("sessions", "events")
+        ]
+        return Totals(*counts)
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions by key, each with its events."""
+        with _failures():
+            async with aclosing(drawn(self._items(selection))) as items:
+                async for item in items:
+                    yield item
+
+    def _items(self, selection: Selection) -> Iterator[Item]:
+        for table in ("app_states", "user_states"):
+            where, values = _chosen(selection, with_user=table == "user_states")
+            for row in self._query(f"SELECT * FROM {table}{where}", *values):
+                yield shared_state_of(dict(row))
+        after = ("", "", "")
+        while page := self._page(selection, after):
+            for row in map(dict, page):
+                after = key_of(row)
+                header = header_of(row)
+                if not isinstance(header, SessionHeader):
+                    yield header
+                elif selection.takes(header.key, header.update_time):
+                    yield header
+                    yield from self._events(header)
+
+    def _page(
+        self, selection: Selection, after: tuple[str, str, str]
+    ) -> list[sqlite3.Row]:
+        where, values = _chosen(selection, with_user=True)
+        return self._query(
+            f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
+            f" ORDER BY app_name, user_id, id LIMIT {_SESSIONS_TOGETHER}",
+            *values,
+            *after,
+        ).fetchall()
+
+    def _events(self, header: SessionHeader) -> Iterator[Item]:
+        found = self._query(
+            "SELECT * FROM events WHERE app_name = ? AND user_id = ?"
+            " AND session_id = ? ORDER BY timestamp, rowid",
+            *header.key,
+        )
+        for row in found:
+            yield event_of(dict(row))
+
+    @override
+    async def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _chosen(selection: Selection, *, with_user: bool) -> tuple[str, list[str]]:
+    where, values = " WHERE true", []
+    chosen = [("app_name", selection.apps)]
+    if with_user:
+        chosen.append(("user_id", selection.users))
+    for column, names in chosen:
+        if names:
+            where += f" AND {column} IN ({', '.join('?' * len(names))})"
+            values += sorted(names)
+    return where, values
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise SourceError(f"The SQLite database cannot be read: {error}.") from None

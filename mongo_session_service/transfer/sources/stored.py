@@ -1,0 +1,160 @@
+"""This package's own store, for export, verification and moves elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from typing_extensions import override
+
+from mongo_session_service import queries
+from mongo_session_service.codec import decode_event, decode_state
+from mongo_session_service.errors import StorageError
+from mongo_session_service.records import SessionKey
+from mongo_session_service.service import MongoSessionService
+from mongo_session_service.transfer.items import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Totals,
+    named,
+)
+from mongo_session_service.translation import translated
+
+from .opening import Opened
+
+Document = dict[str, Any]
+
+_SESSIONS_TOGETHER: Final = 100
+
+
+class StoreSource(Opened):
+    """The sessions of a ``MongoSessionService``, which stays open.
+
+    Each session is read up to the revision its state is of, so what is appended
+    meanwhile neither tears it nor has to wait.
+    """
+
+    def __init__(self, service: MongoSessionService) -> None:
+        """Reads nothing yet."""
+        self._service = service
+        self._until = AsyncExitStack()
+
+    @property
+    def name(self) -> str:
+        """The database."""
+        return f"sessions in database {self._at.database.name!r}"
+
+    @override
+    async def _open(self) -> None:
+        opening = self._service._opened()  # noqa: SLF001  of the same package
+        self._at = (await self._until.enter_async_context(opening)).connection
+
+    @override
+    async def _close(self) -> None:
+        await self._until.aclose()
+
+    @override
+    async def totals(self, selection: Selection) -> Totals:
+        with translated():
+            sessions = await self._at.sessions.count_documents(_chosen(selection))
+            only_ids = Selection(selection.apps, selection.users)
+            events = await self._at.events.count_documents(_chosen(only_ids))
+        return Totals(sessions, events)
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions, each with its events; all by id."""
+        with translated():
+            async for document in self._at.app_states.find().sort("_id"):
+                if selection.takes_app(document["_id"]):
+                    yield _shared(document["_id"], None, document)
+            async for document in self._at.user_states.find().sort("_id"):
+                owner = document["_id"]["app_name"], document["_id"]["user_id"]
+                if selection.takes_user(*owner):
+                    yield _shared(*owner, document)
+            where = _chosen(selection)
+            while page := await self._page(where):
+                where["_id"] = {"$gt": page[-1]["_id"]}
+                for document in page:
+                    header = to_header(document)
+                    yield header
+                    async for item in self.events(header.key, document["revision"]):
+                        yield item
+
+    async def _page(self, where: Document) -> list[Document]:
+        cursor = self._at.sessions.find(where).sort("_id").limit(_SESSIONS_TOGETHER)
+        page: list[Document] = await cursor.to_list(None)
+        return page
+
+    async def events(self, key: SessionKey, revision: int) -> AsyncGenerator[Item]:
+        """The events of a session up to a revision, in order."""
+        found = 0
+        if revision:
+            where = queries.all_events(key)
+            where["_id"]["$lt"] = key.event_id(revision + 1)
+            async for document in self._at.events.find(where).sort("_id"):
+                found += 1
+                try:
+                    yield decode_event(document)
+                except StorageError as error:
+                    yield Problem(f"event {found} of {named(key)}", str(error))
+        if found < revision:
+            reason = f"it has {found} of {revision} events; was it deleted just now?"
+            yield Problem(named(key), reason)
+
+    async def find(
+        self, key: SessionKey
+    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+        """One session and its events; None if it is not stored."""
+        with translated():
+            document = await self._at.sessions.find_one({"_id": key.id})
+        if document is None:
+            return None
+        return to_header(document), self.events(key, document["revision"])
+
+    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+        """Which sessions there are."""
+        with translated():
+            async for each in self._at.sessions.find(_chosen(selection), {"_id": 1}):
+                yield SessionKey(**each["_id"])
+
+    async def find_shared(self, app_name: str, user_id: str | None) -> Document:
+        """The state of an app, or of one of its users; empty if it has none."""
+        with translated():
+            document = await (
+                self._at.app_states.find_one({"_id": app_name})
+                if user_id is None
+                else self._at.user_states.find_one(
+                    {"_id": queries.user_state_id(app_name, user_id)}
+                )
+            )
+        return decode_state(document["state"]) if document else {}
+
+
+def to_header(document: Document) -> SessionHeader:
+    """A stored session."""
+    return SessionHeader(
+        SessionKey(**document["_id"]),
+        decode_state(document["state"]),
+        update_time=document["update_time"],
+        create_time=document["create_time"],
+    )
+
+
+def _shared(app_name: str, user_id: str | None, document: Document) -> SharedState:
+    return SharedState(app_name, user_id, decode_state(document["state"]))
+
+
+def _chosen(selection: Selection) -> Document:
+    where: Document = {}
+    if selection.apps:
+        where["_id.app_name"] = {"$in": sorted(selection.apps)}
+    if selection.users:
+        where["_id.user_id"] = {"$in": sorted(selection.users)}
+    if selection.since is not None:
+        where["update_time"] = {"$gte": selection.since}
+    return where

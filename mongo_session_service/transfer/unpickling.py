@@ -1,0 +1,130 @@
+"""Actions of events as google-adk 1.x pickled them, read without running any of it.
+
+A pickle names classes to call. Here a name resolves to plain data of the standard
+library or to a stand-in that only remembers what it was given: not one class of the
+pickle is ever looked up, and a name outside the lists is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import decimal
+import io
+import pickle
+import uuid
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from google.adk.events.event_actions import EventActions
+
+_PLAIN: Final[Mapping[str, Any]] = {
+    "builtins.bytearray": bytearray,
+    "builtins.complex": complex,
+    "builtins.frozenset": frozenset,
+    "builtins.set": set,
+    "collections.OrderedDict": collections.OrderedDict,
+    "datetime.date": dt.date,
+    "datetime.datetime": dt.datetime,
+    "datetime.time": dt.time,
+    "datetime.timedelta": dt.timedelta,
+    "datetime.timezone": dt.timezone,
+    "decimal.Decimal": decimal.Decimal,
+    "uuid.UUID": uuid.UUID,
+}
+_MODELS: Final = ("google.adk.", "google.genai.types", "fastapi.openapi.models")
+"""Where the models and enumerations that actions can hold are defined."""
+
+_ALIASES: Final = {"type_": "type", "in_": "in"}
+"""Fields of security schemes, which are read back by their aliases only."""
+
+
+class UnreadableActionsError(ValueError):
+    """A pickle holds something that actions of events cannot."""
+
+
+class _Record:
+    """Stands in for a model, or for a member of an enumeration."""
+
+    args: tuple[Any, ...] = ()
+    fields: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, dict):
+            raise UnreadableActionsError("a model in it has no fields")
+        self.fields = {
+            **(state.get("__pydantic_extra__") or {}),
+            **state.get("__dict__", {}),
+        }
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        full = f"{module}.{name}"
+        if full in _PLAIN:
+            found: Callable[..., Any] = _PLAIN[full]
+            return found
+        if module.startswith(_MODELS) and name.isidentifier() and name[0].isupper():
+            return type(name, (_Record,), {})
+        raise UnreadableActionsError(f"its actions hold {full!r}, which is no data")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise UnreadableActionsError(f"its actions refer to {type(pid).__name__}")
+
+
+def load_actions(pickled: bytes) -> EventActions:
+    """The actions in a pickle.
+
+    Raises:
+        UnreadableActionsError: it is no pickle of actions, or holds anything but data.
+    """
+    try:
+        loaded = _Unpickler(io.BytesIO(pickled)).load()
+    except UnreadableActionsError:
+        raise
+    except Exception:  # noqa: BLE001  a broken pickle may raise anything
+        raise UnreadableActionsError("its actions are no readable pickle") from None
+    fields = _plain(loaded)
+    is_other = isinstance(loaded, _Record) and type(loaded).__name__ != "EventActions"
+    if is_other or not isinstance(fields, dict):
+        raise UnreadableActionsError("its pickle holds no actions")
+    known = EventActions.model_fields.keys()
+    if lost := {name for name, value in fields.items() if value} - known:
+        names = ", ".join(sorted(map(repr, lost)))
+        raise UnreadableActionsError(f"this ADK has no actions {names}")
+    configs = fields.get("requested_auth_configs")
+    if configs:
+        fields["requested_auth_configs"] = _with_aliases(configs)
+    try:
+        return EventActions.model_validate(
+            {name: fields[name] for name in fields.keys() & known}
+        )
+    except ValueError:
+        raise UnreadableActionsError("this ADK cannot read its actions") from None
+
+
+def _plain(value: Any) -> Any:
+    """A value with models as dicts and members of enumerations as their values."""
+    if isinstance(value, _Record):
+        if value.args:
+            return value.args[0]
+        return {name: _plain(item) for name, item in value.fields.items()}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(map(_plain, value))
+    return value
+
+
+def _with_aliases(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            _ALIASES.get(key, key): _with_aliases(each) for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return list(map(_with_aliases, value))
+    return value

@@ -1,0 +1,64 @@
+"""The real programs, run as people run them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(sys.executable).parent / "mongo-session-service"
+ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "200"}
+PATIENCE = 60  # seconds
+
+
+def run(
+    *arguments: str, program: Path = PROGRAM, stdin: bytes = b"", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    done = subprocess.run(
+        [sys.executable, program, *arguments],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE,
+        env=ENVIRONMENT | environment,
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start a command, to be interrupted."""
+    return subprocess.Popen(
+        [PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+
+
+def on_a_terminal(*arguments: str, answer: str) -> tuple[int, str]:
+    """Run a command on a terminal, answering when it asks for a password."""
+    ours, theirs = pty.openpty()
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with subprocess.Popen(
+        [PROGRAM, *arguments], env=ENVIRONMENT, start_new_session=True, **streams
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while select.select([ours], [], [], PATIENCE)[0]:
+            try:
+                chunk = os.read(ours, 4096)
+            except OSError:  # how a terminal ends
+                break
+            shown += chunk
+            if chunk.endswith(b"Password: "):
+                os.write(ours, answer.encode() + b"\n")
+        else:
+            process.kill()
+    os.close(ours)
+    return process.returncode, shown.decode()

@@ -1,0 +1,246 @@
+"""Import, verify, export and migrate, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from commands import on_a_terminal, run
+from filling import fill
+from pymongo import MongoClient
+from stores import (
+    Place,
+    adk_extras,
+    adk_mongodb_text_ids,
+    sql_postgresql,
+    sql_v0_postgresql,
+    sqlite,
+)
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.cli import main
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+COMMANDS = [
+    *([group, kind] for group in ("import", "verify") for kind in ("sql", "sqlite")),
+    *([group, "adk-mongodb"] for group in ("import", "verify")),
+    *([group, "extra-services"] for group in ("import", "verify")),
+    *([group, "jsonl"] for group in ("import", "verify")),
+    ["export"],
+    ["migrate"],
+]
+
+
+@pytest.mark.parametrize(
+    "make", [sql_v0_postgresql, sqlite, adk_mongodb_text_ids, adk_extras]
+)
+async def test_every_kind_of_store_is_imported_and_verified(
+    make: Any, place: Place, mongodb_uri: str, database: str
+) -> None:
+    """Import says what it moved, verify finds no difference, and both exit with 0."""
+    store = await make(place)
+    target = [mongodb_uri, "--database", database]
+
+    imported = run("import", *store.command, *target)
+    verified = run("verify", *store.command, *target, "--exact")
+
+    assert (imported.returncode, imported.stderr) == (0, "")
+    assert "Moved 24 events" in imported.stdout
+    assert "5 new" in imported.stdout
+    assert "--since 20" in imported.stdout
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert "Compared 5 sessions with 24 events" in verified.stdout
+    assert "no differences" in verified.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
+    """Help ends well, and shows one line to start from."""
+    done = CliRunner().invoke(main, [*command, "--help"])
+
+    assert done.exit_code == 0
+    assert f"  mongo-session-service {' '.join(command)} " in done.output
+
+
+async def test_verify_tells_differences_with_an_exit_code(
+    place: Place, mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """What is missing is named, and the exit code is 3."""
+    store = await sqlite(place)
+    target = [mongodb_uri, "--database", database]
+    run("import", *store.command, *target)
+    admin[database].sessions.delete_one({"_id.session_id": "s2"})
+
+    done = run("verify", *store.command, *target)
+
+    assert done.returncode == 3
+    assert "session 's2' of user 'ada' in app 'weather'" in done.stderr
+    assert "1 differences" in done.stdout
+
+
+async def test_a_dry_run_only_tells(
+    place: Place, mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """What would move is counted, and the database stays empty."""
+    store = await sqlite(place)
+
+    done = run(
+        "import", *store.command, mongodb_uri, "--database", database, "--dry-run"
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Would move 24 events" in done.stdout
+    assert admin[database].list_collection_names() == []
+
+
+async def test_an_export_goes_through_a_pipe_and_back(
+    service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """What an export prints is what it writes, and what an import reads."""
+    await fill(service)
+    path = tmp_path / "sessions.jsonl"
+
+    piped = run("export", mongodb_uri, "--database", database)
+    filed = run("export", mongodb_uri, "--database", database, "--to", str(path))
+    other = [mongodb_uri, "--database", database, "--prefix", "copy_"]
+    imported = run("import", "jsonl", "-", *other, stdin=piped.stdout.encode())
+    verified = run("verify", "jsonl", str(path), *other)
+
+    assert (piped.returncode, filed.returncode) == (0, 0)
+    assert path.read_text() == piped.stdout
+    assert "Exported 5 sessions with 24 events" in piped.stderr
+    assert "5 new" in imported.stdout
+    assert (verified.returncode, imported.stderr) == (0, "")
+
+
+def test_migrate_plans_and_applies(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """Planning only shows what is pending; without it, it is done."""
+    target = [mongodb_uri, "--database", database]
+
+    planned = run("migrate", *target, "--plan")
+    untouched = admin[database].list_collection_names()
+    done = run("migrate", *target)
+    again = run("migrate", *target)
+
+    assert (planned.returncode, done.returncode, again.returncode) == (0, 0, 0)
+    assert "pending: 1, create the collections" in planned.stdout
+    assert untouched == []
+    assert "done: 1" in done.stdout
+    assert "Nothing is pending; the schema version is 1." in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["sql", "no url"], "cannot be used"),
+        (["sql", "postgresql://u:secret@127.0.0.1:1/x"], "cannot be read"),
+        (["sql", "mysql://u:secret@127.0.0.1/x"], "pip install aiomysql"),
+        (["sql", "sqlite:////nowhere.db"], "no SQLite database at"),
+        (["sqlite", "/nowhere.db"], "no SQLite database at"),
+        (["adk-mongodb", "secret"], "MongoDB URI cannot be used"),
+        (["jsonl", "/nowhere.jsonl"], "No such file"),
+        (["jsonl", __file__], "Line 1: these are no exported sessions"),
+        (["sqlite", "{empty}"], "holds no sessions"),
+        (["sql", "sqlite:///{empty}"], "holds no ADK sessions"),
+    ],
+)
+def test_errors_are_one_line_with_a_remedy(
+    mongodb_uri: str, tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    """A source that cannot be used ends in one line, without secrets, and code 1."""
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    arguments = [each.format(empty=empty) for each in arguments]
+
+    command = ["import", *arguments, mongodb_uri, "--database", "never_made"]
+
+    done = CliRunner().invoke(main, command)
+    in_full = CliRunner().invoke(main, [*command, "--debug"])
+
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert done.output.count("\n") == 1
+    assert told in done.output
+    assert "secret" not in done.output
+    assert "Traceback" in in_full.output
+
+
+async def test_an_empty_source_is_told(
+    place: Place, mongodb_uri: str, database: str
+) -> None:
+    """Nothing to move, be it the wrong app, is not taken for a success."""
+    store = await sqlite(place)
+
+    done = run(
+        "import", *store.command, mongodb_uri, "--database", database, "--app", "typo"
+    )
+
+    assert done.returncode == 3
+    assert "holds no such session" in done.stderr
+
+
+def test_what_is_missing_is_told() -> None:
+    """Without a place to move to, the usage is shown."""
+    done = run("import", "sqlite", "x.db", MONGODB_URI="")
+
+    assert done.returncode == 2
+    assert "No MongoDB URI. Set MONGODB_URI" in done.stderr
+
+
+async def test_secrets_come_from_the_environment(
+    place: Place, mongodb_uri: str, database: str
+) -> None:
+    """URLs and passwords need not be on the command line, nor are they shown."""
+    store = await sql_postgresql(place)
+    url = store.command[1].replace("postgres:@", "postgres@")
+    hidden = {
+        "SOURCE_URL": url,
+        "SOURCE_PASSWORD": "s3cr3t",
+        "MONGODB_URI": mongodb_uri,
+    }
+
+    done = run("import", "sql", "--database", database, **hidden)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "5 new" in done.stdout
+    assert "s3cr3t" not in done.stdout
+
+
+async def test_a_terminal_shows_rate_and_remaining_time(
+    place: Place, mongodb_uri: str, database: str
+) -> None:
+    """A terminal is asked for the password, and shows how far and how fast it goes."""
+    store = await sql_postgresql(place)
+    url = store.command[1].replace("postgres:@", "postgres@")
+    target = [mongodb_uri, "--database", database, "--ask-source-password"]
+
+    code, shown = on_a_terminal("import", "sql", url, *target, answer="pa55word")
+
+    assert code == 0, shown
+    assert "24/24" in shown
+    assert "events/s" in shown
+    assert "Moved 24 events" in shown
+    assert "pa55word" not in shown
+
+
+async def test_the_scripts_move_in_and_out(
+    place: Place, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """The two scripts that show the library do what they say, in under 60 lines."""
+    store = await sql_postgresql(place)
+    uri = mongodb_uri.replace("/?", f"/{database}?")
+    files = [str(tmp_path / "o.jsonl.gz"), str(tmp_path / "o")]
+
+    moved = run(store.command[1], uri, program=SCRIPTS / "move_in.py")
+    left = run(uri, *files, program=SCRIPTS / "move_out.py")
+
+    assert (moved.returncode, moved.stderr) == (0, "")
+    assert "24 events compared; 0 differences." in moved.stdout
+    assert (left.returncode, left.stderr) == (0, "")
+    assert f"{tmp_path}/o: 5 sessions, 24 events." in left.stdout
+    for name in ("move_in.py", "move_out.py"):
+        assert len((SCRIPTS / name).read_text().splitlines()) < 60
