@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bson.codec_options import CodecOptions
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.database import Connection, Txn
@@ -95,14 +96,14 @@ class Lease:
         found = None
         while found is None:
             found = await persistently(
-                lambda: connection.leases.find_one_and_update(
+                lambda: _plain(connection.leases).find_one_and_update(
                     {"_id": name, **_IS_FREE}, [{"$set": taken}]
                 )
             )
             if found is None:
                 await asyncio.sleep(_RETRY)
         checkpoint: Document = await persistently(
-            lambda: connection.checkpoints.find_one_and_update(
+            lambda: _plain(connection.checkpoints).find_one_and_update(
                 {"_id": name}, {"$inc": {"epoch": 1}}, return_document=True
             )
         )
@@ -136,7 +137,7 @@ class Lease:
         self.check()
         self._saves = None  # until it is known that this was one
         saved: Document | None = await persistently(
-            lambda: self._claim.connection.checkpoints.find_one_and_update(
+            lambda: _plain(self._claim.connection.checkpoints).find_one_and_update(
                 self._mine,
                 [{"$set": _saved(position, log)}],
                 projection={"saves": 1},
@@ -208,6 +209,15 @@ async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
     if held is None:
         with suppress(PyMongoError):
             await claim.give_up()
+
+
+def _plain(collection: Any) -> Any:
+    """A collection whose documents are read without decoders of this package's.
+
+    With them the driver cannot make an error of a ``writeConcernError`` in the reply of
+    a ``findAndModify``, which comes when a primary steps down.
+    """
+    return collection.with_options(codec_options=CodecOptions())
 
 
 async def _add(collection: Any, name: str, fields: Document) -> None:
