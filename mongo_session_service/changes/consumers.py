@@ -19,7 +19,7 @@ from .dead_letters import DeadLetter, all_dead_letters, bury, dead_letter, exhum
 from .deliveries import Delivery
 from .handling import Handler, HandlerFailedError, handling, in_transaction
 from .reader import Opener
-from .tenure import OnHistoryLost, Start, Tenure
+from .tenure import OnHistoryLost, Start, Tenure, begin_now
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,9 @@ class Consumer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
+        if self._start == "now":
+            async with self._opener() as opened:
+                await begin_now(opened.connection, self.name, self._app_name)
         return self
 
     async def __aexit__(

@@ -89,8 +89,7 @@ class Lease:
         """
         owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         await _add(connection.leases, name, {"owner": None, "expires_at": None})
-        nothing = {"epoch": 0, "saves": 0, "log": None, "position": None}
-        await _add(connection.checkpoints, name, {"app_name": app_name, **nothing})
+        await add_checkpoint(connection, name, app_name, None, None)
         await _check_app(connection, name, app_name)
         taken = {"owner": owner, "expires_at": _expiry()}
         found = None
@@ -218,6 +217,24 @@ def _plain(collection: Any) -> Any:
     a ``findAndModify``, which comes when a primary steps down.
     """
     return collection.with_options(codec_options=CodecOptions())
+
+
+async def add_checkpoint(
+    connection: Connection,
+    name: str,
+    app_name: str | None,
+    log: object,
+    position: Position | None,
+) -> None:
+    """Store a new name's checkpoint; nothing happens if it has one."""
+    new = {
+        "app_name": app_name,
+        "epoch": 0,
+        "saves": 0,
+        "log": log,
+        "position": position and encode_position(position),
+    }
+    await _add(connection.checkpoints, name, new)
 
 
 async def _add(collection: Any, name: str, fields: Document) -> None:

@@ -150,7 +150,7 @@ class Reader:
                 start = await persistently(lambda: history.now(connection))
                 stream = Stream(connection, names, items.pipeline(names), start)
                 self._position = start
-                self._counters.is_running = True
+                self._counters.opened()
                 self._admit()
                 try:
                     await self._follow(connection, stream, names)

@@ -47,7 +47,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "Changes over HTTP need sse-starlette 3 or later:"
-        " pip install 'mongo-session-service[sse]'"
+        " install the extra 'sse', as in pip install '.[sse]'"
     ) from error
 
 __all__ = ["Authorize", "changes_route", "live_app", "live_page_route"]

@@ -53,6 +53,11 @@ class Counters:
     lag: float = 0.0
     heard_at: float = 0.0
 
+    def opened(self) -> None:
+        """Note that there is a stream to hear from."""
+        self.is_running = True
+        self.heard_at = time.monotonic()
+
     def heard(self, change: dict[str, Any] | None) -> None:
         """Note that the stream has answered."""
         self.heard_at = time.monotonic()

@@ -14,7 +14,7 @@ from .checkpoints import Position
 from .deliveries import Deliveries, Delivery
 from .handling import Work, in_transaction
 from .items import Names
-from .leases import Lease, log_id
+from .leases import Lease, add_checkpoint, log_id
 from .patience import persistently
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,14 @@ IDLE_SAVE: Final = 15.0
 
 OnHistoryLost = Literal["raise", "replay", "skip"]
 Start = Literal["beginning", "now"]
+
+
+async def begin_now(connection: Connection, name: str, app_name: str | None) -> None:
+    """Have a new name begin with what happens from now on, whoever is to read it."""
+    history.check(connection)
+    log = await log_id(connection)
+    now = await persistently(lambda: history.now(connection))
+    await add_checkpoint(connection, name, app_name, log, Position.at_end(now))
 
 
 class Tenure:

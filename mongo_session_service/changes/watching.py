@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,7 +116,8 @@ class Watching(Lifecycle):
         Raises:
             TimeoutError: it has not come so far in time.
             SessionNotFoundError: the session is not stored, or is deleted meanwhile.
-            InvalidInputError: neither a revision nor a predicate is given.
+            InvalidInputError: neither a revision nor a predicate is given, or the
+                predicate is a coroutine function.
         """
         _check_revision(revision, "revision")
         if revision is None and predicate is None:
@@ -130,7 +132,7 @@ class Watching(Lifecycle):
                 reached = changes.last_revision
                 if revision is not None and reached is not None and reached >= revision:
                     return state
-                if predicate is not None and predicate(state):
+                if predicate is not None and _holds(predicate, state):
                     return state
         if change is None or change.kind != "deleted":
             raise MongoSessionServiceError("The service was closed meanwhile.")
@@ -193,6 +195,15 @@ class Watching(Lifecycle):
                 await each.close()
         await self._feed.close()
         await super().close()
+
+
+def _holds(predicate: Callable[[State], object], state: State) -> bool:
+    result = predicate(state)
+    if inspect.iscoroutine(result):
+        result.close()
+        message = "predicate must be a plain function: a coroutine is always true."
+        raise InvalidInputError(message)
+    return bool(result)
 
 
 def _check_revision(revision: object, name: str) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import random
 from collections import Counter
 
+import pytest
 from consuming import PATIENCE, create
 from consuming_process import consume
 from google.adk.events import Event
@@ -35,7 +36,7 @@ def read(uri: str, database: str, count: int, keys: set[str]) -> None:
     there.close()
     try:
         while count and len(keys) < EVENTS:
-            assert here.poll(PATIENCE)
+            assert here.poll(3 * PATIENCE)
             keys.add(here.recv())
             count -= 1
     finally:
@@ -44,6 +45,7 @@ def read(uri: str, database: str, count: int, keys: set[str]) -> None:
         here.close()
 
 
+@pytest.mark.xdist_group("heavy")
 async def test_no_event_is_lost_or_told_again_after_its_commit(
     mongodb_uri: str, service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:

@@ -44,7 +44,6 @@ NO_HOST = "mongodb://ada:hunter2@127.0.0.1:1/?serverSelectionTimeoutMS=200"
         ({"uri": "mongodb://h", "collection_prefix": "$"}, "prefix"),
         ({"uri": "mongodb://h", "on_conflict": "overwrite"}, "on_conflict"),
     ],
-    ids=str,
 )
 def test_arguments_that_do_not_fit_are_refused(
     arguments: dict[str, Any], says: str

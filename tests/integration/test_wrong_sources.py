@@ -37,7 +37,7 @@ def test_a_missing_driver_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)
 
     with pytest.raises(
-        SourceError, match=r"pip install 'mongo-session-service\[sql\]'"
+        SourceError, match=r"pip install '.\[sql\]'"
     ):
         SqlSource(url)
 

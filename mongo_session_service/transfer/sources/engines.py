@@ -14,7 +14,7 @@ _DRIVERS: Final = {
     "mysql": "aiomysql",
     "mariadb": "aiomysql",
 }
-_EXTRA: Final = "pip install 'mongo-session-service[sql]'"
+_EXTRA: Final = "install the extra 'sql', as in pip install '.[sql]'"
 
 
 def open_engine(url: str) -> tuple[Any, Any]:
