@@ -7,15 +7,23 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
 
 from mongo_session_service.database import Txn
-from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.errors import InvalidInputError, LeaseLostError
 from mongo_session_service.translation import translated
 
 from .change import Change
-from .dead_letters import DeadLetter, all_dead_letters, bury, dead_letter, exhuming
+from .dead_letters import (
+    DeadLetter,
+    ExhumedError,
+    all_dead_letters,
+    bury,
+    dead_letter,
+    exhuming,
+)
 from .deliveries import Delivery
 from .handling import Handler, HandlerFailedError, handling, in_transaction
 from .reader import Opener
@@ -25,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE: Final = 0.1  # seconds
 _LONGEST_PAUSE: Final = 30.0  # seconds
+
+_handling: ContextVar[object] = ContextVar("_handling", default=None)
+"""The consumer whose handler is running, for whatever that calls."""
 
 
 class Consumer:
@@ -69,7 +80,11 @@ class Consumer:
         self._start = start
         self._on_history_lost = on_history_lost
         self._tenure: Tenure | None = None
-        self._is_running = False
+        self._is_free = asyncio.Event()
+        """Set unless run() is at a change."""
+        self._is_free.set()
+        self._beginning: asyncio.Task[None] | None = None
+        self._has_uncommitted = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -91,14 +106,24 @@ class Consumer:
 
         ``run()`` ends, and lets go, once the change at hand is handled and committed.
         """
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.wait([self._beginning])
         if self._tenure is not None:
             self._tenure.stop()
-            if not self._is_running:
+            if self._is_free.is_set():
                 await self._let_go()
+
+    async def end(self) -> None:
+        """Close, and wait until the change at hand is handled; not from its handler."""
+        await self.close()
+        if _handling.get() is not self:
+            await self._is_free.wait()
 
     async def _let_go(self) -> None:
         tenure, self._tenure = self._tenure, None
         if tenure is not None:
+            self._has_uncommitted = tenure.has_uncommitted
             await tenure.close()
 
     @property
@@ -117,7 +142,10 @@ class Consumer:
 
     async def __anext__(self) -> Change:
         with translated():
-            delivery = await (await self._begun()).next()
+            tenure = await self._begun()
+            if tenure is None:
+                raise StopAsyncIteration
+            delivery = await tenure.next()
             return delivery.item.change()
 
     async def commit(self) -> None:
@@ -130,6 +158,9 @@ class Consumer:
         if self._tenure is not None:
             with translated():
                 await self._tenure.commit()
+        elif self._has_uncommitted:
+            message = f"Consumer {self.name!r} was closed; this was not committed."
+            raise LeaseLostError(message)
 
     async def run(
         self, handler: Handler, *, max_attempts: int = 5, transactional: bool = False
@@ -151,21 +182,26 @@ class Consumer:
         """
         if max_attempts < 1:
             raise InvalidInputError("max_attempts must be 1 or more.")
-        self._is_running = True
+        token = _handling.set(self)
         try:
             with translated():
-                while True:
-                    tenure = await self._begun()
+                while (tenure := await self._begun()) is not None:
                     try:
                         delivery = await tenure.next()
                     except StopAsyncIteration:
                         return
+                    self._is_free.clear()
                     await self._handle(
                         tenure, delivery, handler, max_attempts, transactional
                     )
+                    if not tenure.is_over:
+                        self._is_free.set()
         finally:
-            self._is_running = False
-            await self._let_go()
+            _handling.reset(token)
+            try:
+                await self._let_go()
+            finally:
+                self._is_free.set()
 
     async def _handle(
         self,
@@ -232,22 +268,41 @@ class Consumer:
                         await work(None)
                         await remove(None)
                     handled += 1
+                except ExhumedError:
+                    pass  # and nothing is done twice
                 except HandlerFailedError as failed:
                     await bury(at, letter.failed_again(failed.error))
         return handled
 
-    async def _begun(self) -> Tenure:
+    async def _begun(self) -> Tenure | None:
+        """The tenure under way, or a new one; None if it is closed before it has it."""
         if self._tenure is None:
             self._loop = asyncio.get_running_loop()
-            async with self._opener() as opened:
-                self._tenure = await Tenure.begin(
-                    opened.connection,
-                    self.name,
-                    self._app_name,
-                    self._start,
-                    self._on_history_lost,
-                )
+            beginning = self._beginning = asyncio.create_task(self._begin())
+            try:
+                await asyncio.wait([beginning])
+            except asyncio.CancelledError:
+                beginning.cancel()
+                await asyncio.wait([beginning])
+                if not beginning.cancelled():
+                    beginning.exception()  # of no interest to who was cancelled
+                raise
+            finally:
+                self._beginning = None
+            if not beginning.cancelled():
+                beginning.result()
         return self._tenure
+
+    async def _begin(self) -> None:
+        self._has_uncommitted = False
+        async with self._opener() as opened:
+            self._tenure = await Tenure.begin(
+                opened.connection,
+                self.name,
+                self._app_name,
+                self._start,
+                self._on_history_lost,
+            )
 
 
 def _pause(attempt: int) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
+
+import bson
 
 from mongo_session_service.codec import decode_state, encode_state
 from mongo_session_service.database import Connection, Txn
@@ -53,8 +56,17 @@ def dead_letter(
     consumer: str, item: Happening, error: Exception, attempts: int
 ) -> DeadLetter:
     """A change that is given up now."""
-    text = f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
-    return DeadLetter(consumer, item, text, attempts, time.time())
+    return DeadLetter(consumer, item, _text(error), attempts, time.time())
+
+
+def _text(error: Exception) -> str:
+    """An exception's type and text, as far as it can be stored."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  a handler's own code may raise anything
+        text = type(error).__name__
+    # Lone surrogates, which events may hold, have no place in UTF-8.
+    return text[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
 
 
 async def bury(connection: Connection, letter: DeadLetter, txn: Txn = None) -> None:
@@ -70,11 +82,23 @@ async def bury(connection: Connection, letter: DeadLetter, txn: Txn = None) -> N
     )
 
 
+class ExhumedError(Exception):
+    """Somebody else has handled and removed the dead letter meanwhile."""
+
+
 def exhuming(connection: Connection, letter: DeadLetter) -> Work:
-    """Removing a dead letter."""
+    """Removing a dead letter.
+
+    The work raises:
+        ExhumedError: in a transaction, if it is not there any more.
+    """
 
     async def work(txn: Txn) -> None:
-        await connection.dead_letters.delete_one({"_id": letter.id}, session=txn)
+        removed = await connection.dead_letters.delete_one(
+            {"_id": letter.id}, session=txn
+        )
+        if txn is not None and not removed.deleted_count:
+            raise ExhumedError
 
     return work
 
@@ -102,13 +126,19 @@ def _id(consumer: str, item: Happening) -> Document:
     id_: Document = {"consumer": consumer, "kind": _KINDS[type(item)]}
     match item:
         case Appended(key, document):
-            return {**id_, **key.id, "revision": document["_id"]["revision"]}
+            # The event's own id, too: a session may be created again under its name.
+            event = document["event"].get("id")
+            revision = document["_id"]["revision"]
+            return {**id_, **key.id, "revision": revision, "event": event}
         case Created(key, document):
             return {**id_, **key.id, "time": document["create_time"]}
         case Deleted(key, at):
             return {**id_, **key.id, "time": at}
-        case StateSet(app_name, user_id, _, at):
-            return {**id_, "app_name": app_name, "user_id": user_id, "time": at}
+        case StateSet(app_name, user_id, delta, at):
+            # Many may be set in one millisecond, which is what the time tells.
+            digest = hashlib.sha256(bson.encode(encode_state(delta))).hexdigest()
+            of = {"app_name": app_name, "user_id": user_id}
+            return {**id_, **of, "time": at, "digest": digest}
 
 
 _KINDS: Final[dict[type, str]] = {

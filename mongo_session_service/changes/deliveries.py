@@ -15,7 +15,6 @@ from pymongo.errors import OperationFailure
 from mongo_session_service import history, queries
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import HistoryLostError
-from mongo_session_service.records import SessionKey
 
 from . import items
 from .checkpoints import Position
@@ -114,8 +113,8 @@ class Deliveries:
         document = self._page.popleft()
         id_ = document["_id"]
         self.position = self.position.after_replayed(id_)
-        key = SessionKey(id_["app_name"], id_["user_id"], id_["session_id"])
-        return Delivery(Appended(key, document), self.position)
+        item = items.appended(id_, document)  # None of what others wrote
+        return Delivery(item, self.position) if item else None
 
     async def _load_page(self) -> bool:
         """Read more of the log, as it was when this part of the replay began."""

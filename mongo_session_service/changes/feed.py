@@ -128,8 +128,9 @@ class Feed:
     def _current_reader(self) -> Reader:
         with self._lock:
             if self._reader is None or self._reader.has_ended:
-                self._reader = Reader(self._opener, self.counters)
-                self._start(self._reader)
+                reader = Reader(self._opener, self.counters)
+                self._start(reader)
+                self._reader = reader
             return self._reader
 
     def _start(self, reader: Reader) -> None:
@@ -159,4 +160,5 @@ def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
     try:
         asyncio.run(run())
     finally:
+        reader.give_up()
         reader.ended.set()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from typing import Final
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.database import Connection, Txn
 
@@ -18,6 +19,11 @@ Handler = Callable[..., Awaitable[object] | object]
 
 Work = Callable[[Txn], Awaitable[None]]
 """Something that is done in a transaction; None is for without one."""
+
+
+_NO_SUCH_TRANSACTION: Final = 251
+_MOST_ABORTED: Final = 3
+"""How often a transaction may be gone after its work, before that is to blame."""
 
 
 class HandlerFailedError(Exception):
@@ -56,17 +62,28 @@ async def in_transaction(connection: Connection, work: Work, finish: Work) -> No
 
     Cancelled, it interrupts the work but not the commit, whose outcome would else be
     unknown.
+
+    Raises:
+        HandlerFailedError: the work did, or has gone on after an error of the server,
+            which had then aborted the transaction.
     """
     is_working = False
+    aborted = 0
 
     async def both(txn: Txn) -> None:
-        nonlocal is_working
+        nonlocal is_working, aborted
         is_working = True
         try:
             await work(txn)
         finally:
             is_working = False
-        await finish(txn)
+        try:
+            await finish(txn)
+        except OperationFailure as error:
+            aborted += error.code == _NO_SUCH_TRANSACTION
+            if aborted < _MOST_ABORTED:
+                raise
+            raise HandlerFailedError(error) from error
 
     task = asyncio.ensure_future(persistently(lambda: connection.transaction(both)))
     cancelled: asyncio.CancelledError | None = None

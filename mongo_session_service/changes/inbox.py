@@ -7,6 +7,7 @@ objects cross over, and one call into a loop wakes all its readers.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,6 +88,11 @@ class Inbox:
         """Whether nobody can read it any more: its loop is closed."""
         return self._doorbell.is_broken
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended for no other reason than that the feed was closed."""
+        return self._has_ended and self._end is None
+
     def put(self, notice: Notice) -> bool:
         """Leave something; False if there is no room left for it.
 
@@ -127,7 +133,8 @@ class Inbox:
                 return self._notices.popleft()
             if has_ended:
                 if self._end is not None:
-                    raise self._end
+                    # One each: it collects the traceback of whoever raises it.
+                    raise copy.copy(self._end)
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()

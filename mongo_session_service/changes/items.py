@@ -23,6 +23,7 @@ from .happenings import Appended, Created, Deleted, Document, Happening, StateSe
 _ENDINGS: Final = ("drop", "rename", "dropDatabase", "invalidate")
 _WRITES: Final = ("insert", "update", "replace")
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
+_OF_SESSION: Final = {"state": dict, "revision": int, "create_time": float}
 _TRANSACTION: Final = ("lsid", "txnNumber")
 
 
@@ -115,7 +116,7 @@ def interpret(change: Document, names: Names) -> Item | None:
         return _ending(change, names)
     collection, id_ = change["ns"]["coll"], change["documentKey"]["_id"]
     if collection == names.events:
-        return _appended(id_, change.get("fullDocument"))
+        return appended(id_, change.get("fullDocument"))
     if collection == names.sessions:
         key = _session_key(id_, SessionKey._fields)
         if key is None or kind == "delete":
@@ -124,17 +125,19 @@ def interpret(change: Document, names: Names) -> Item | None:
     return _state_set(id_, change)
 
 
-def _appended(id_: Any, document: Document | None) -> Appended | None:
+def appended(id_: Any, document: Document | None) -> Appended | None:
+    """What a document of the events collection means, if it is one of ours."""
     key = _session_key(id_, (*SessionKey._fields, "revision"))
-    if key is None or not document:
+    if key is None or not document or not isinstance(id_["revision"], int):
         return None  # too large to be told, and deleted before it could be read
     return Appended(key, document) if isinstance(document.get("event"), dict) else None
 
 
 def _created(key: SessionKey, document: Document | None) -> Created | None:
-    if document and document.keys() >= {"state", "revision", "create_time"}:
-        return Created(key, document)
-    return None
+    is_ours = document is not None and all(
+        isinstance(document.get(name), kind) for name, kind in _OF_SESSION.items()
+    )
+    return Created(key, document) if document and is_ours else None
 
 
 def _state_set(id_: Any, change: Document) -> StateSet | None:
@@ -152,8 +155,10 @@ def _state_set(id_: Any, change: Document) -> StateSet | None:
 
 def _session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
     """The key in an ``_id`` of ours; what others wrote must not stop the stream."""
-    is_ours = isinstance(id_, dict) and tuple(id_) == fields
-    return SessionKey(*(id_[name] for name in SessionKey._fields)) if is_ours else None
+    if not isinstance(id_, dict) or tuple(id_) != fields:
+        return None
+    key = SessionKey(*(id_[name] for name in SessionKey._fields))
+    return key if all(isinstance(each, str) for each in key) else None
 
 
 def committed_at(change: Document) -> float:
@@ -166,8 +171,11 @@ def committed_at(change: Document) -> float:
 
 def _ending(change: Document, names: Names) -> Dropped | None:
     kind, collection = change["operationType"], change.get("ns", {}).get("coll")
+    target = change.get("to", {}).get("coll")  # what another was renamed to is gone
     if kind in {"dropDatabase", "invalidate"}:
         return Dropped("The database was dropped")
+    if target in names.all:
+        return Dropped(f"The collection {target!r} was replaced")
     if collection in names.all:
         done = "dropped" if kind == "drop" else "renamed"
         return Dropped(f"The collection {collection!r} was {done}")
@@ -198,8 +206,8 @@ def _is_in_place(description: Document) -> bool:
 def _delta(change: Document) -> Document:
     """What a write set in a state document: all it holds, if that cannot be told."""
     if "fullDocument" in change:
-        document = change["fullDocument"]
-        return decode_state(document.get("state", {})) if document else {}
+        state = (change["fullDocument"] or {}).get("state")
+        return decode_state(state) if isinstance(state, dict) else {}
     description = change["updateDescription"]
     paths = {
         path.removeprefix("state."): value

@@ -7,6 +7,7 @@ It lives in one event loop. Whoever comes from another thread leaves itself in
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 import time
@@ -30,7 +31,7 @@ from mongo_session_service.errors import (
 
 from . import items
 from .happenings import Document
-from .inbox import MISSED, Notice
+from .inbox import CAPACITY, MISSED, Notice
 from .items import Dropped, Names
 from .patience import persistently
 from .router import Router
@@ -46,6 +47,9 @@ LINGER: Final = 10.0
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _OPLOG_PATIENCE: Final = 2.0  # seconds
 _SWEPT_EVERY: Final = 1.0  # seconds
+_TURN: Final = CAPACITY // 4
+"""Changes in a row, after which their readers have a turn."""
+_REST: Final = 0.001  # seconds
 
 Opener = Callable[[], AbstractAsyncContextManager[Opened]]
 
@@ -106,6 +110,11 @@ class Reader:
             self._has_ended = True
             if self._task is not None:
                 self._post(self._task.cancel)
+
+    def give_up(self) -> None:
+        """Tell who waits, if it could not even begin; in any thread."""
+        if not self._has_ended:
+            self._end(None)
 
     def _post(self, callback: Callable[..., object], *arguments: Any) -> bool:
         if self._loop is None:
@@ -174,6 +183,10 @@ class Reader:
             if change is not None:
                 self._hand_out(change, names)
                 self._position = items.cluster_time(change)
+                if self._counters.delivered % _TURN == 0:
+                    # The driver may have thousands at hand. A pause of 0 would do in a
+                    # shared loop, but starve readers in other threads of the GIL.
+                    await asyncio.sleep(_REST)
             if time.monotonic() - swept_at > _SWEPT_EVERY:
                 swept_at = time.monotonic()
                 self._sweep()
@@ -260,7 +273,7 @@ class Reader:
             arrivals, self._arrivals = self._arrivals, []
         for _, future in arrivals:
             if future.set_running_or_notify_cancel():
-                future.set_exception(error or _closed())
+                future.set_exception(copy.copy(error) if error else _closed())
         for each in self._router:
             self._dismiss(each, error)
         self._counters.is_running = False
@@ -271,8 +284,9 @@ async def _oplog_window(connection: Connection) -> float | None:
     oplog = connection.client["local"]["oplog.rs"]
     with suppress(PyMongoError, TimeoutError):
         async with asyncio.timeout(_OPLOG_PATIENCE):
-            [oldest] = await oplog.find().sort("$natural", 1).limit(1).to_list(1)
-            return float((await history.now(connection)).time - oldest["ts"].time)
+            found = await oplog.find().sort("$natural", 1).limit(1).to_list(1)
+            now = await history.now(connection)
+            return float(now.time - found[0]["ts"].time) if found else None
     return None
 
 

@@ -169,7 +169,7 @@ def _unknown(item: StateSet, writes: dict[str, _Write], scope: Scope) -> Documen
 def _is_known(write: _Write | None, value: Any, scope: Scope) -> bool:
     if write is None or not scope.covers(write.key):
         return False
-    return (type(write.value), write.value) == (type(value), value)
+    return repr(write.value) == repr(value)  # type for type, and NaN is NaN
 
 
 def _topics(scope: Scope) -> list[Hashable]:

@@ -100,6 +100,7 @@ class Subscription:
             raise
         if self._is_closed:
             self._source.detach(self)
+            self._inbox.end(None)
         return self
 
     async def __aexit__(
@@ -178,6 +179,8 @@ class SessionSubscription(Subscription):
             if self._is_gone:
                 break
             if not self._is_following:
+                if self.inbox.is_closed:
+                    break  # by the service: it is not to be opened again
                 with translated():
                     await self._catch_up()
                 continue

@@ -88,7 +88,7 @@ class Tenure:
         position = self._lease.position
         if position is None:
             await self._begin_at(start)
-        elif self._lease.log != self._log:
+        elif self._lease.log not in (None, self._log):
             message = (
                 "The events collection is not the one the checkpoint was saved for: it"
                 " was dropped, or restored from a backup."
@@ -115,6 +115,8 @@ class Tenure:
             raise error
         logger.warning("%s on_history_lost: %s.", error, self._on_history_lost)
         await self._close_deliveries()
+        # Another one by now, or none until the next append makes it.
+        self._log = await log_id(self.connection)
         await self._begin_at("now" if self._on_history_lost == "skip" else "beginning")
 
     async def next(self) -> Delivery:
@@ -191,6 +193,16 @@ class Tenure:
         self.saved_at = time.monotonic()
         if self._uncommitted is position:
             self._uncommitted = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is delivered."""
+        return self._is_over
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether something was delivered that is not saved."""
+        return self._uncommitted is not None
 
     def stop(self) -> None:
         """Deliver nothing more."""

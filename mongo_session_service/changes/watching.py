@@ -180,7 +180,7 @@ class Watching(Lifecycle):
 
     def feed_stats(self) -> FeedStats:
         """How the change feed is doing; cheap enough to ask every second."""
-        ages = {each.name: each.checkpoint_age for each in self._consumers}
+        ages = {each.name: each.checkpoint_age for each in list(self._consumers)}
         reading = {name: age for name, age in ages.items() if age is not None}
         return replace(self._feed.stats(), checkpoint_ages=reading)
 
@@ -190,9 +190,8 @@ class Watching(Lifecycle):
 
         A later call opens new ones.
         """
-        for each in self._consumers:
-            if each.is_here:
-                await each.close()
+        here = [each for each in list(self._consumers) if each.is_here]
+        await asyncio.gather(*(each.end() for each in here))
         await self._feed.close()
         await super().close()
 
