@@ -28,7 +28,7 @@ _PAGE: Final = 500  # events
 _FRESH: Final = 60
 """Seconds a replay reads the log as it was at one time; MongoDB remembers for 300."""
 
-_SNAPSHOT_TOO_OLD: Final = 239
+_NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 
 
 class Delivery(NamedTuple):
@@ -121,13 +121,7 @@ class Deliveries:
         now = await persistently(lambda: history.now(self._connection))
         if now.time - self.position.reading_at.time > _FRESH:
             self.position = self.position.reading_later(now)
-        try:
-            page = await persistently(self._read_page)
-        except OperationFailure as error:
-            if error.code != _SNAPSHOT_TOO_OLD:
-                raise
-            self.position = self.position.reading_later(now)
-            page = await persistently(self._read_page)
+        page = await persistently(self._read_page)
         self._page.extend(page.documents)
         return bool(page.documents)
 
@@ -138,9 +132,15 @@ class Deliveries:
             {"$sort": {"_id": 1}},
             {"$limit": _PAGE},
         ]
-        return await history.snapshot_at(
-            at, at.events, stages, at=position.reading_at, whole=False
-        )
+        try:
+            return await history.snapshot_at(
+                at, at.events, stages, at=position.reading_at, whole=False
+            )
+        except OperationFailure as error:
+            if error.code in _NOT_READABLE:
+                # Long past, or before the collection was made anew: a later time is.
+                self.position = position.reading_later(await history.now(at))
+            raise
 
     async def close(self) -> None:
         """End the server's cursor."""

@@ -46,6 +46,7 @@ _PASSING: Final = {
     134,  # ReadConcernMajorityNotAvailableYet
     189,  # PrimarySteppedDown
     237,  # CursorKilled
+    239,  # SnapshotTooOld
     246,  # SnapshotUnavailable
     262,  # ExceededTimeLimit
     9001,  # SocketException

@@ -209,29 +209,6 @@ async def test_a_replay_passes_over_what_others_wrote(
         assert told(await take(consumer, 1)) == [("s", 1)]
 
 
-STRANGE: list[tuple[str, dict[str, Any]]] = [
-    ("app_states", {"_id": "x", "state": 5}),
-    (
-        "sessions",
-        {
-            "_id": {**SESSION, "session_id": "x"},
-            "state": {},
-            "revision": "x",
-            "create_time": "x",
-        },
-    ),
-    (
-        "sessions",
-        {
-            "_id": {"app_name": 5, "user_id": 6, "session_id": 7},
-            "state": {},
-            "revision": 0,
-            "create_time": 1.0,
-        },
-    ),
-]
-
-
 async def test_consumers_may_be_made_while_the_service_closes(
     service: MongoSessionService,
 ) -> None:

@@ -58,6 +58,29 @@ async def test_closing_the_service_ends_who_is_catching_up(
     assert not service.feed_stats().is_running
 
 
+STRANGE: list[tuple[str, dict[str, Any]]] = [
+    ("app_states", {"_id": "x", "state": 5}),
+    (
+        "sessions",
+        {
+            "_id": {**SESSION, "session_id": "x"},
+            "state": {},
+            "revision": "x",
+            "create_time": "x",
+        },
+    ),
+    (
+        "sessions",
+        {
+            "_id": {"app_name": 5, "user_id": 6, "session_id": 7},
+            "state": {},
+            "revision": 0,
+            "create_time": 1.0,
+        },
+    ),
+]
+
+
 @pytest.mark.parametrize(("collection", "document"), STRANGE)
 async def test_what_others_wrote_does_not_end_the_feed(
     collection: str,
