@@ -29,8 +29,8 @@ class Change(BaseModel):
     """None for a change of an app's or a user's state."""
     revision: int | None = None
     """The session's, once this has happened; together with the session's key it names
-    an ``appended`` change for good. None for what belongs to no session, and for a
-    ``deleted`` session whose revision is not known."""
+    an ``appended`` change, as long as the session is not deleted and made anew. None
+    for what belongs to no session, and for one that was ``deleted``."""
     event: Event | None = None
     """What was appended."""
     state_delta: dict[str, Any] = {}

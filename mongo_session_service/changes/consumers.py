@@ -16,16 +16,9 @@ from mongo_session_service.errors import InvalidInputError, LeaseLostError
 from mongo_session_service.translation import translated
 
 from .change import Change
-from .dead_letters import (
-    DeadLetter,
-    ExhumedError,
-    all_dead_letters,
-    bury,
-    dead_letter,
-    exhuming,
-)
+from .dead_letters import DeadLetter, all_dead_letters, bury, dead_letter, replay
 from .deliveries import Delivery
-from .handling import Handler, HandlerFailedError, handling, in_transaction
+from .handling import Handler, HandlerFailedError, handling
 from .reader import Opener
 from .tenure import OnHistoryLost, Start, Tenure, begin_now
 
@@ -256,23 +249,10 @@ class Consumer:
             handler: As for :meth:`run`.
             transactional: As for :meth:`run`, together with the letter's removal.
         """
-        handled = 0
         async with self._opener() as opened:
-            at = opened.connection
-            async for letter in all_dead_letters(at, self.name):
-                work, remove = handling(handler, letter.item), exhuming(at, letter)
-                try:
-                    if transactional:
-                        await in_transaction(at, work, remove)
-                    else:
-                        await work(None)
-                        await remove(None)
-                    handled += 1
-                except ExhumedError:
-                    pass  # and nothing is done twice
-                except HandlerFailedError as failed:
-                    await bury(at, letter.failed_again(failed.error))
-        return handled
+            return await replay(
+                opened.connection, self.name, handler, transactional=transactional
+            )
 
     async def _begun(self) -> Tenure | None:
         """The tenure under way, or a new one; None if it is closed before it has it."""

@@ -15,7 +15,7 @@ from mongo_session_service.database import Connection, Txn
 from mongo_session_service.records import SessionKey
 
 from .change import Change
-from .handling import Work
+from .handling import Handler, HandlerFailedError, Work, handling, in_transaction
 from .happenings import Appended, Created, Deleted, Document, Happening, StateSet
 
 _LONGEST_MESSAGE: Final = 2000  # characters
@@ -119,6 +119,27 @@ async def all_dead_letters(
                 attempts=document["attempts"],
                 time=document["time"],
             )
+
+
+async def replay(
+    connection: Connection, consumer: str, handler: Handler, *, transactional: bool
+) -> int:
+    """Call a handler once on each dead letter; how many it handled, which are gone."""
+    handled = 0
+    async for letter in all_dead_letters(connection, consumer):
+        work, remove = handling(handler, letter.item), exhuming(connection, letter)
+        try:
+            if transactional:
+                await in_transaction(connection, work, remove)
+            else:
+                await work(None)
+                await remove(None)
+            handled += 1
+        except ExhumedError:
+            pass  # and nothing is done twice
+        except HandlerFailedError as failed:
+            await bury(connection, letter.failed_again(failed.error))
+    return handled
 
 
 def _id(consumer: str, item: Happening) -> Document:

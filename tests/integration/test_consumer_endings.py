@@ -10,7 +10,7 @@ import pytest
 from consuming import APP, PATIENCE, USER, append, begun, create, take, told
 from pymongo import MongoClient, UpdateOne
 from pymongo.errors import DuplicateKeyError
-from watching import SESSION, until
+from watching import SESSION, change_streams, until
 
 from mongo_session_service import (
     Change,
@@ -187,7 +187,7 @@ async def test_a_replay_after_a_drop_is_of_the_new_log(
     async with service.consumer("c", on_history_lost="replay") as consumer:
         await take(consumer, 1, commit=True)
         reading = asyncio.create_task(take(consumer, 1))
-        await asyncio.sleep(0.1)
+        await until(lambda: change_streams(admin, database))  # the replay is over
         admin[database].events.drop()
         await append(service, session)
         await reading

@@ -104,6 +104,7 @@ def test_loops_that_die_harm_nobody(shared: MongoSessionService) -> None:
             async with Follower(shared.watch()) as broad:
                 await shared.append_event(session, new_event())
                 await broad.until(lambda: broad.told)
+            await follower.reached(21)  # told after the other, maybe
             assert follower.revisions == {"app/user/s": list(range(1, 21 + 1))}
             assert shared.feed_stats().drops == 0
             async with asyncio.timeout(PATIENCE):
