@@ -24,6 +24,9 @@ Result = TypeVar("Result")
 PATIENCE: Final = 60.0
 """Seconds of failing before it is given up; an election takes up to 12."""
 
+PAUSE_AFTER_LOSS: Final = 0.5
+"""Seconds before a stream begins anew that lost its history, lest it spin."""
+
 _FIRST_PAUSE: Final = 0.02  # seconds
 _LONGEST_PAUSE: Final = 2.0  # seconds
 

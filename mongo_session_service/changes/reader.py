@@ -33,7 +33,7 @@ from . import items
 from .happenings import Document
 from .inbox import CAPACITY, MISSED, Notice
 from .items import Dropped, Names
-from .patience import persistently
+from .patience import PAUSE_AFTER_LOSS, persistently
 from .router import Router
 from .stats import Counters
 from .stream import Stream
@@ -176,6 +176,7 @@ class Reader:
                 change = await stream.next()
             except HistoryLostError as error:
                 self._resynchronise(error)
+                await asyncio.sleep(PAUSE_AFTER_LOSS)
                 return
             self._counters.heard(change)
             self._counters.reconnects += stream.reopened - reopened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Final, Literal, Self
@@ -15,7 +16,7 @@ from .deliveries import Deliveries, Delivery
 from .handling import Work, in_transaction
 from .items import Names
 from .leases import Lease, add_checkpoint, log_id
-from .patience import persistently
+from .patience import PAUSE_AFTER_LOSS, persistently
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class Tenure:
             raise error
         logger.warning("%s on_history_lost: %s.", error, self._on_history_lost)
         await self._close_deliveries()
+        await asyncio.sleep(PAUSE_AFTER_LOSS)
         # Another one by now, or none until the next append makes it.
         self._log = await log_id(self.connection)
         await self._begin_at("now" if self._on_history_lost == "skip" else "beginning")
