@@ -18,6 +18,24 @@ from .records import Append, Marker, NewSession, SessionKey
 Document = dict[str, Any]
 
 
+def visible(now: float) -> Document:
+    """What is a session: it has a revision, and its time, if any, has not come.
+
+    A remnant of one, which is being removed, has none; nor has one being forked.
+    """
+    return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
+
+
+def expired(now: float) -> Document:
+    """What is no session any more, and may be removed."""
+    return {"expire_time": {"$lte": now}}
+
+
+def announcement_id(id_: Document) -> Document:
+    """The ``_id`` by which the change feed knows that no session is removed."""
+    return {**id_, "removed": True}
+
+
 def all_sessions(app_name: str, user_id: str | None) -> Document:
     """Every session of an app, or of one of its users."""
     if user_id is None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any, Literal
 
+from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.platform import uuid as platform_uuid
@@ -18,12 +19,12 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from .changes.watching import Watching
-from .clients import Target
+from .clients import Opened, Target
 from .codec import decode_new_state, encode_append, encode_new_session
 from .committer import Caller
-from .database import uninterrupted
+from .deletions import remove_expired, remove_session
 from .errors import ConfigurationError
-from .records import Marker, StoredSession, check_id, session_key
+from .records import Marker, NewSession, StoredSession, check_id, session_key
 from .sessions import mark, marker_of, to_session
 
 logger = logging.getLogger(__name__)
@@ -119,8 +120,7 @@ class MongoSessionService(Watching, BaseSessionService):
         new = encode_new_session(key, {} if state is None else state, now)
         async with self._opened() as opened:
             _, shared = await asyncio.gather(
-                opened.committer.commit(Caller.creating(new)),
-                opened.store.load_shared_state(key),
+                _create(opened, new), opened.store.load_shared_state(key)
             )
         stored = StoredSession(key, Marker(0, now), now, decode_new_state(new, shared))
         return to_session(stored)
@@ -216,11 +216,27 @@ class MongoSessionService(Watching, BaseSessionService):
     async def delete_session(
         self, *, app_name: str, user_id: str, session_id: str
     ) -> None:
-        """Deletes a session and its events; app and user state stay."""
+        """Deletes a session and its events; app and user state stay.
+
+        The session is gone at once, and its events when this returns. If that is
+        interrupted, the next delete or :meth:`prune` goes on with it, and so does a
+        ``create_session`` of the same id.
+        """
         key = session_key(app_name, user_id, session_id)
         async with self._opened() as opened:
-            await uninterrupted(opened.store.delete_session(key))
+            await remove_session(opened.connection, key)
 
     @override
     async def flush(self) -> None:
         """Does nothing: every append is committed before it returns."""
+
+
+async def _create(opened: Opened, new: NewSession) -> None:
+    """Store a session, in the place of an expired one perhaps."""
+    while True:
+        try:
+            return await opened.committer.commit(Caller.creating(new))
+        except AlreadyExistsError:
+            now = platform_time.get_time()
+            if not await remove_expired(opened.connection, new.key, now):
+                raise

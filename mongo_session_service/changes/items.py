@@ -141,10 +141,17 @@ class Dropped:
     what: str
 
 
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What the same transaction deletes next was no session any more."""
+
+    key: SessionKey
+
+
 Happening = Appended | Created | Deleted | StateSet
 """What someone may want to be told."""
 
-Item = Happening | Dropped
+Item = Happening | Dropped | Removed
 
 
 def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
@@ -210,16 +217,24 @@ def interpret(change: Document, names: Names) -> Item | None:
             SessionKey(id_["app_name"], id_["user_id"], id_["session_id"]), document
         )
     if collection == names.sessions:
-        if kind == "delete":
-            return Deleted(SessionKey(**id_), committed_at(change))
-        document = change.get("fullDocument")
-        return Created(SessionKey(**id_), document) if document else None
+        return _of_session(change, committed_at(change))
     prefix = State.APP_PREFIX if isinstance(id_, str) else State.USER_PREFIX
     delta = {prefix + key: value for key, value in _delta(change).items()}
     app_name, user_id = (
         (id_, None) if isinstance(id_, str) else (id_["app_name"], id_["user_id"])
     )
     return StateSet(app_name, user_id, delta, committed_at(change))
+
+
+def _of_session(change: Document, at: float) -> Item | None:
+    kind, id_ = change["operationType"], change["documentKey"]["_id"]
+    key = SessionKey(id_["app_name"], id_["user_id"], id_["session_id"])
+    if "removed" in id_:
+        return Removed(key) if kind == "insert" else None
+    if kind == "delete":
+        return Deleted(key, at)
+    document = change.get("fullDocument")
+    return Created(key, document) if document and "revision" in document else None
 
 
 def committed_at(change: Document) -> float:

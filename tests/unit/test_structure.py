@@ -20,7 +20,7 @@ LAYERS = (
     ("records",),
     ("codec", "queries", "sessions"),
     ("database", "translation"),
-    ("schema", "store", "history"),
+    ("schema", "store", "history", "deletions"),
     ("committer",),
     ("clients",),
     ("lifecycle", "changes.change"),
