@@ -18,7 +18,6 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
-from .changes.watching import Watching
 from .clients import Opened, Target
 from .codec import decode_new_state, encode_append, encode_new_session
 from .committer import Caller
@@ -26,11 +25,12 @@ from .deletions import remove_expired, remove_session
 from .errors import ConfigurationError
 from .records import Marker, NewSession, StoredSession, check_id, session_key
 from .sessions import mark, marker_of, to_session
+from .upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
 
-class MongoSessionService(Watching, BaseSessionService):
+class MongoSessionService(Upkeep, BaseSessionService):
     """Keeps ADK sessions in MongoDB.
 
     ::

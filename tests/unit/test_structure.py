@@ -45,6 +45,7 @@ LAYERS = (
     ("changes.reader", "changes.tenure"),
     ("changes.feed", "changes.consumers"),
     ("changes.watching",),
+    ("upkeep",),
     ("service",),
     ("__init__",),
 )
