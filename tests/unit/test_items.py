@@ -15,6 +15,7 @@ from mongo_session_service.changes.items import (
     Deleted,
     Dropped,
     Names,
+    Removed,
     StateSet,
 )
 from mongo_session_service.records import SessionKey
@@ -48,6 +49,8 @@ def update(collection: str, id_: Any, **description: Any) -> dict[str, Any]:
 
 TIME = WALL_TIME.replace(tzinfo=dt.UTC).timestamp()
 EVENT = {"_id": KEY.event_id(3), "event": {}}
+REST = {"_id": KEY.id, "expire_time": 0.0}
+SILENT = {"_id": {**KEY.id, "removed": True}}
 SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
 
 
@@ -68,6 +71,17 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
             change("delete", "sessions", documentKey={"_id": KEY.id}),
             Deleted(KEY, TIME),
         ),
+        (
+            change(
+                "insert", "sessions", documentKey={"_id": KEY.id}, fullDocument=REST
+            ),
+            None,
+        ),
+        (
+            change("insert", "sessions", documentKey=SILENT, fullDocument=SILENT),
+            Removed(KEY),
+        ),
+        (change("delete", "sessions", documentKey=SILENT), None),
         (
             update("app_states", "a", updatedFields={"state.x%2Ey": 1, "revision": 2}),
             StateSet("a", None, {"app:x.y": 1}, TIME),
