@@ -21,6 +21,7 @@ from .errors import (
     StorageUnavailableError,
 )
 from .service import MongoSessionService
+from .upkeep import Pruned
 from .version import __version__
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "LeaseLostError",
     "MongoSessionService",
     "MongoSessionServiceError",
+    "Pruned",
     "SchemaVersionError",
     "SlowSubscriberError",
     "StorageError",

@@ -9,13 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from .records import Append, Marker, NewSession, SessionKey
 
 Document = dict[str, Any]
+
+ANNOUNCEMENT: Final = "removed"
+"""What the ``_id`` has beyond a session's that says: what is removed is none."""
+
+
+def visible(now: float) -> Document:
+    """What is a session: it has a revision, and its time, if any, has not come.
+
+    A remnant of one, which is being removed, has none; nor has one being forked.
+    """
+    return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
+
+
+def expired(now: float) -> Document:
+    """What is no session any more, and may be removed."""
+    return {"expire_time": {"$lte": now}}
+
+
+def announcement_id(id_: Document) -> Document:
+    """The ``_id`` by which the change feed knows that no session is removed."""
+    return {**id_, ANNOUNCEMENT: True}
 
 
 def all_sessions(app_name: str, user_id: str | None) -> Document:

@@ -34,6 +34,7 @@ class Index:
     keys: tuple[tuple[str, int], ...]
     unique: bool
     serves: str
+    sparse: bool = False
 
 
 INDEXES: Final = (
@@ -48,6 +49,14 @@ INDEXES: Final = (
         ),
         unique=True,
         serves="an event appended twice is stored once, and found by its id",
+    ),
+    Index(
+        collection="sessions",
+        name="expire_time",
+        keys=(("expire_time", 1),),
+        unique=False,
+        sparse=True,
+        serves="what has to be removed is found among any number of sessions",
     ),
 )
 
@@ -145,7 +154,10 @@ async def _create_indexes(connection: Connection) -> None:
     for index in INDEXES:
         collection = getattr(connection, index.collection)
         await collection.create_index(
-            list(index.keys), name=index.name, unique=index.unique
+            list(index.keys),
+            name=index.name,
+            unique=index.unique,
+            sparse=index.sparse,
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any, Literal
 
+from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.platform import uuid as platform_uuid
@@ -17,19 +18,19 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
-from .cancellation import uninterrupted
-from .changes.watching import Watching
-from .clients import Target
+from .clients import Opened, Target
 from .codec import decode_new_session, encode_append, encode_new_session
 from .committer import Caller
+from .deletions import remove_expired, remove_session
 from .errors import ConfigurationError
-from .records import Marker, check_id, session_key
+from .records import Marker, NewSession, check_id, session_key
 from .sessions import mark, marker_of, to_session
+from .upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
 
-class MongoSessionService(Watching, BaseSessionService):
+class MongoSessionService(Upkeep, BaseSessionService):
     """Keeps ADK sessions in MongoDB.
 
     ::
@@ -119,7 +120,7 @@ class MongoSessionService(Watching, BaseSessionService):
         new = encode_new_session(key, {} if state is None else state, now)
         async with self._opened() as opened:
             reading = opened.store.reading_shared_state(key)
-            await opened.committer.commit(Caller.creating(new))
+            await _create(opened, new)
             shared = await asyncio.shield(reading)
         return to_session(decode_new_session(new, shared))
 
@@ -214,11 +215,27 @@ class MongoSessionService(Watching, BaseSessionService):
     async def delete_session(
         self, *, app_name: str, user_id: str, session_id: str
     ) -> None:
-        """Deletes a session and its events; app and user state stay."""
+        """Deletes a session and its events; app and user state stay.
+
+        The session is gone at once, and its events when this returns. If that is
+        interrupted, the next delete or :meth:`prune` goes on with it, and so does a
+        ``create_session`` of the same id.
+        """
         key = session_key(app_name, user_id, session_id)
         async with self._opened() as opened:
-            await uninterrupted(opened.store.delete_session(key))
+            await remove_session(opened.connection, key)
 
     @override
     async def flush(self) -> None:
         """Does nothing: every append is committed before it returns."""
+
+
+async def _create(opened: Opened, new: NewSession) -> None:
+    """Store a session, in the place of an expired one perhaps."""
+    while True:
+        try:
+            return await opened.committer.commit(Caller.creating(new))
+        except AlreadyExistsError:
+            now = platform_time.get_time()
+            if not await remove_expired(opened.connection, new.key, now):
+                raise

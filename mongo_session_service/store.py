@@ -10,6 +10,7 @@ from typing import Any, Final
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import PyMongoError
 
@@ -44,6 +45,10 @@ class RefusedError(Exception):
     """Something about a batch of appends is not as expected; nothing was written."""
 
 
+def _visible() -> queries.Document:
+    return queries.visible(platform_time.get_time())
+
+
 def _is_one_document(planned: list[Planned]) -> bool:
     """Whether a write is atomic by itself, and needs no transaction."""
     return [
@@ -65,7 +70,7 @@ class SessionStore:
     ) -> StoredSession | None:
         """A session with the events asked for, all from one point in time."""
         documents = await self._read(
-            queries.Wanted("sessions", {"_id": key.id}),
+            queries.Wanted("sessions", {"_id": key.id, **_visible()}),
             *queries.shared_state(key.app_name, key.user_id),
             *queries.events(key, config),
         )
@@ -79,7 +84,9 @@ class SessionStore:
         The longest untouched comes first, ties by user and then session id.
         """
         documents = await self._read(
-            queries.Wanted("sessions", queries.all_sessions(app_name, user_id)),
+            queries.Wanted(
+                "sessions", {**queries.all_sessions(app_name, user_id), **_visible()}
+            ),
             *queries.shared_state(app_name, user_id),
         )
         return decode_sessions(documents)
@@ -259,16 +266,6 @@ class SessionStore:
         revision: int = stored["_id"]["revision"]
         return revision
 
-    async def delete_session(self, key: SessionKey) -> None:
-        """Remove a session and its events; nothing happens if it is not stored."""
-
-        async def delete(txn: Txn) -> None:
-            await self._connection.sessions.delete_one({"_id": key.id}, session=txn)
-            events = queries.all_events(key)
-            await self._connection.events.delete_many(events, session=txn)
-
-        await self._connection.transaction(delete)
-
     async def _refuse_known_events(self, planned: list[Planned]) -> None:
         for write, _ in planned:
             if isinstance(write, Append) and await self._find_event(write) is not None:
@@ -281,7 +278,7 @@ class SessionStore:
 
     async def _find_session(self, key: SessionKey) -> queries.Document:
         stored: queries.Document | None = await self._connection.sessions.find_one(
-            {"_id": key.id}, {"state": 0}
+            {"_id": key.id, **_visible()}, {"state": 0}
         )
         if stored is None:
             raise SessionNotFoundError(f"Session {key.session_id!r} not found.")

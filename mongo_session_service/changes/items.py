@@ -14,6 +14,7 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
 
+from mongo_session_service import queries
 from mongo_session_service.codec import decode_state
 from mongo_session_service.records import SessionKey
 from mongo_session_service.values import unescape_key
@@ -59,7 +60,14 @@ class Dropped:
     what: str
 
 
-Item = Happening | Dropped
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What the same transaction deletes next was no session any more."""
+
+    key: SessionKey
+
+
+Item = Happening | Dropped | Removed
 
 
 def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
@@ -118,10 +126,7 @@ def interpret(change: Document, names: Names) -> Item | None:
     if collection == names.events:
         return appended(id_, change.get("fullDocument"))
     if collection == names.sessions:
-        key = _session_key(id_, SessionKey._fields)
-        if key is None or kind == "delete":
-            return key and Deleted(key, committed_at(change))
-        return _created(key, change.get("fullDocument"))
+        return _of_session(change)
     return _state_set(id_, change)
 
 
@@ -131,6 +136,17 @@ def appended(id_: Any, document: Document | None) -> Appended | None:
     if key is None or not document or not isinstance(id_["revision"], int):
         return None  # too large to be told, and deleted before it could be read
     return Appended(key, document) if isinstance(document.get("event"), dict) else None
+
+
+def _of_session(change: Document) -> Created | Deleted | Removed | None:
+    kind, id_ = change["operationType"], change["documentKey"]["_id"]
+    announced = _session_key(id_, (*SessionKey._fields, queries.ANNOUNCEMENT))
+    if announced is not None:
+        return Removed(announced) if kind == "insert" else None
+    key = _session_key(id_, SessionKey._fields)
+    if key is None or kind == "delete":
+        return key and Deleted(key, committed_at(change))
+    return _created(key, change.get("fullDocument"))
 
 
 def _created(key: SessionKey, document: Document | None) -> Created | None:

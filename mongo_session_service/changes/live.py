@@ -10,9 +10,12 @@ import re
 from importlib.resources import files
 from typing import Any, Final
 
+from google.adk.platform import time as platform_time
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+
+from mongo_session_service import queries
 
 from .watching import Watching
 
@@ -83,6 +86,7 @@ async def latest_sessions(service: Watching) -> list[dict[str, Any]]:
     """
     shown = {"_id": 0, "key": "$_id", "revision": 1, "update_time": 1}
     stages: list[dict[str, Any]] = [
+        {"$match": queries.visible(platform_time.get_time())},
         {"$sort": {"update_time": -1}},
         {"$limit": _LATEST},
         {"$project": shown},

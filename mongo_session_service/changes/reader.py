@@ -203,6 +203,8 @@ class Reader:
             raise HistoryLostError(f"{item.what}: there is nothing left to watch.")
         at = items.cluster_time(change)
         self._router.note(item, items.transaction_of(change))
+        if self._router.is_silent(item):
+            return
         notice = None
         try:
             for each, told in self._router.deliveries(item):

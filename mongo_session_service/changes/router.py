@@ -13,7 +13,7 @@ from mongo_session_service.records import SessionKey
 
 from .change import Change
 from .happenings import Appended, Created, Deleted, Document, StateSet
-from .items import Dropped, Item
+from .items import Dropped, Item, Removed
 
 
 class Scope(NamedTuple):
@@ -54,6 +54,7 @@ class Router(Generic[_Subscriber]):
         self._all: set[_Subscriber] = set()
         self._transaction: object = None
         self._writes: dict[Hashable, dict[str, _Write]] = {}
+        self._removed: set[SessionKey] = set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -91,8 +92,17 @@ class Router(Generic[_Subscriber]):
         if transaction is None or transaction != self._transaction:
             self._transaction = transaction
             self._writes = {}
+            self._removed = set()
+        if isinstance(item, Removed):
+            self._removed.add(item.key)
         if isinstance(item, Appended) and transaction is not None:
             self._remember(item)
+
+    def is_silent(self, item: Item) -> bool:
+        """Whether nobody is to be told, because it has been told before."""
+        return isinstance(item, Removed) or (
+            isinstance(item, Deleted) and item.key in self._removed
+        )
 
     def deliveries(self, item: Item) -> Iterator[tuple[_Subscriber, Change]]:
         """Who is to be told what: the same object, where it is the same.
@@ -103,7 +113,7 @@ class Router(Generic[_Subscriber]):
         recipients = self.recipients(item)
         if isinstance(item, StateSet):
             yield from self._of_state(item, recipients)
-        elif recipients and not isinstance(item, Dropped):
+        elif recipients and not isinstance(item, Dropped | Removed):
             change = item.change()
             yield from ((each, change) for each in recipients)
 

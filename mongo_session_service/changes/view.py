@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
+from google.adk.platform import time as platform_time
 
 from mongo_session_service import history, queries, scopes
 from mongo_session_service.codec import decode_shared_state, decode_state
@@ -81,7 +82,7 @@ async def load_view(
         for each in queries.shared_state(key.app_name, key.user_id)
     ]
     stages: list[dict[str, Any]] = [
-        {"$match": {"_id": key.id}},
+        {"$match": {"_id": key.id, **queries.visible(platform_time.get_time())}},
         *({"$unionWith": each} for each in unions),
     ]
     while True:

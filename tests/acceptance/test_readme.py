@@ -12,7 +12,7 @@ from google.adk.events import Event
 from google.genai import types
 from pymongo import MongoClient
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, Pruned
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 LOCAL = "mongodb://127.0.0.1:27017/"
@@ -66,6 +66,16 @@ async def test_the_queries_find_what_they_name(
     for collection, path, value in shown:
         query: dict[str, Any] = {path: value}
         assert admin[database][collection].count_documents(query) == 1, query
+
+
+async def test_the_prune_runs(service: MongoSessionService) -> None:
+    """The line that prunes does what its comment shows, and returns it."""
+    (line,) = [code for code in blocks("python") if "service.prune(" in code]
+    prune: dict[str, Any] = {}
+    code = f"async def run(service):\n    {line}    return pruned"
+    exec(code, prune)  # noqa: S102  it is the project's own
+
+    assert await prune["run"](service) == Pruned()
 
 
 def test_what_the_guarantees_name_exists() -> None:

@@ -15,7 +15,7 @@ from mongo_session_service.changes.happenings import (
     Deleted,
     StateSet,
 )
-from mongo_session_service.changes.items import Dropped, Names
+from mongo_session_service.changes.items import Dropped, Names, Removed
 from mongo_session_service.records import SessionKey
 
 NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states")
@@ -47,6 +47,8 @@ def update(collection: str, id_: Any, **description: Any) -> dict[str, Any]:
 
 TIME = WALL_TIME.replace(tzinfo=dt.UTC).timestamp()
 EVENT = {"_id": KEY.event_id(3), "event": {}}
+REST = {"_id": KEY.id, "expire_time": 0.0}
+SILENT = {"_id": {**KEY.id, "removed": True}}
 SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
 
 
@@ -67,6 +69,17 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
             change("delete", "sessions", documentKey={"_id": KEY.id}),
             Deleted(KEY, TIME),
         ),
+        (
+            change(
+                "insert", "sessions", documentKey={"_id": KEY.id}, fullDocument=REST
+            ),
+            None,
+        ),
+        (
+            change("insert", "sessions", documentKey=SILENT, fullDocument=SILENT),
+            Removed(KEY),
+        ),
+        (change("delete", "sessions", documentKey=SILENT), None),
         (
             update("app_states", "a", updatedFields={"state.x%2Ey": 1, "revision": 2}),
             StateSet("a", None, {"app:x.y": 1}, TIME),

@@ -15,6 +15,7 @@ from mongo_session_service.changes.happenings import (
     Deleted,
     StateSet,
 )
+from mongo_session_service.changes.items import Removed
 from mongo_session_service.changes.router import Router, Scope
 from mongo_session_service.records import SessionKey
 
@@ -153,3 +154,19 @@ def test_a_change_that_cannot_be_read_is_an_error(router: Router[Reader]) -> Non
     with pytest.raises(StorageError):
         told(router, item)
     assert told(router, Deleted(KEY, 1.0))
+
+
+def test_what_was_announced_is_silent_in_its_transaction(
+    router: Router[Reader],
+) -> None:
+    """The delete an announcement is about is told to nobody, and no other."""
+    announcement = Removed(KEY)
+
+    router.note(announcement, ("t", 1))
+    assert router.is_silent(announcement)
+    router.note(Deleted(KEY, 1.0), ("t", 1))
+    assert router.is_silent(Deleted(KEY, 1.0))
+    assert not router.is_silent(Deleted(OTHER, 1.0))
+
+    router.note(Deleted(KEY, 2.0), ("t", 2))
+    assert not router.is_silent(Deleted(KEY, 2.0))

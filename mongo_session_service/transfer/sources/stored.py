@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+from google.adk.platform import time as platform_time
 from typing_extensions import override
 
 from mongo_session_service import queries
@@ -62,8 +63,7 @@ class StoreSource(Opened):
     async def totals(self, selection: Selection) -> Totals:
         with translated():
             sessions = await self._at.sessions.count_documents(_chosen(selection))
-            only_ids = Selection(selection.apps, selection.users)
-            events = await self._at.events.count_documents(_chosen(only_ids))
+            events = await self._at.events.count_documents(_owned(selection))
         return Totals(sessions, events)
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
@@ -111,7 +111,9 @@ class StoreSource(Opened):
     ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
         """One session and its events; None if it is not stored."""
         with translated():
-            document = await self._at.sessions.find_one({"_id": key.id})
+            document = await self._at.sessions.find_one(
+                {"_id": key.id, **queries.visible(platform_time.get_time())}
+            )
         if document is None:
             return None
         return to_header(document), self.events(key, document["revision"])
@@ -150,11 +152,16 @@ def _shared(app_name: str, user_id: str | None, document: Document) -> SharedSta
 
 
 def _chosen(selection: Selection) -> Document:
+    where = {**_owned(selection), **queries.visible(platform_time.get_time())}
+    if selection.since is not None:
+        where["update_time"] = {"$gte": selection.since}
+    return where
+
+
+def _owned(selection: Selection) -> Document:
     where: Document = {}
     if selection.apps:
         where["_id.app_name"] = {"$in": sorted(selection.apps)}
     if selection.users:
         where["_id.user_id"] = {"$in": sorted(selection.users)}
-    if selection.since is not None:
-        where["update_time"] = {"$gte": selection.since}
     return where

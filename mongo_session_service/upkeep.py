@@ -1,0 +1,47 @@
+"""The service's methods that keep its database small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.adk.platform import time as platform_time
+
+from . import deletions, queries
+from .changes.watching import Watching
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What :meth:`MongoSessionService.prune` has removed."""
+
+    sessions: int = 0
+    """Those whose removal began here."""
+    events: int = 0
+
+
+class Upkeep(Watching):
+    """What is done to a service's database now and then."""
+
+    async def prune(self, progress: Callable[[Pruned], object] | None = None) -> Pruned:
+        """Removes what nobody is shown any more: what interrupted deletes have left.
+
+        It goes in small steps, each a transaction of its own: it may be interrupted,
+        repeated, and run by any number of processes at the same time.
+
+        Args:
+            progress: Called after each step, with what was removed so far.
+        """
+        pruned = Pruned()
+        is_over = False
+        while not is_over:
+            wanted = queries.expired(platform_time.get_time())
+            async with self._opened() as opened:
+                step = await deletions.remove_some(opened.connection, wanted)
+            pruned = Pruned(
+                pruned.sessions + step.sessions, pruned.events + step.events
+            )
+            is_over = step.is_last
+            if progress is not None:
+                progress(pruned)
+        return pruned
