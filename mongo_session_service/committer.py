@@ -22,6 +22,7 @@ from .cancellation import uninterrupted
 from .errors import StorageUnavailableError
 from .records import Append, Marker, NewSession, Planned
 from .store import RefusedError, SessionStore
+from .telemetry import note_batch
 from .translation import translated
 
 MAX_WRITES: Final = 128
@@ -53,6 +54,8 @@ class Caller:
     is_done: asyncio.Event = field(default_factory=asyncio.Event)
     error: BaseException | None = None
     """Why it was not stored, once it is done."""
+    together: int = 1
+    """How many writes were committed with it, itself included."""
 
     def __post_init__(self) -> None:
         app_name, user_id, _ = self.write.key
@@ -156,6 +159,7 @@ class Committer:
                 raise
             if caller.error is not None:
                 raise caller.error
+            note_batch(caller.together)
 
     def _start_soon(self) -> None:
         """Start a batch once all who are about to come have come."""
@@ -221,6 +225,7 @@ class Committer:
                 _fail(batch, error)
         else:
             for caller, each in zip(batch, planned, strict=True):
+                caller.together = len(batch)
                 await _tell(caller, each.expected.next())
 
     async def _explain(self, caller: Caller, planned: Planned) -> None:

@@ -29,6 +29,7 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from .errors import ConfigurationError
+from .telemetry import count_conflict, count_retry
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ ONE_BATCH: Final = 1_000_000
 """Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
 
 _DUPLICATE_KEY: Final = 11000
+_WRITE_CONFLICT: Final = 112
 _SNAPSHOT_UNAVAILABLE: Final = 246
 _SNAPSHOT_PAUSES: Final = (0.01, 0.05, 0.2)  # seconds
 
@@ -144,12 +146,19 @@ class Connection:
         """
         if not self.has_transactions:
             return await work(None)
-        is_committing = False
+        is_committing, runs = False, 0
 
         async def tracked(txn: Txn) -> Result:
-            nonlocal is_committing
-            is_committing = False
-            result = await work(txn)
+            nonlocal is_committing, runs
+            is_committing, runs = False, runs + 1
+            if runs > 1:
+                count_retry(self.database.name)
+            try:
+                result = await work(txn)
+            except OperationFailure as error:
+                if error.code == _WRITE_CONFLICT:
+                    count_conflict(self.database.name)
+                raise
             is_committing = True
             return result
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from .cancellation import heeding_cancellation
 from .clients import Clients, Opened, Target
 from .schema import set_up
+from .telemetry import traced
 from .translation import translated
 
 
@@ -20,7 +21,9 @@ class Lifecycle:
         self._clients = Clients(uri, client, target)
         self._is_set_up = False
         self._has_indexes = True
+        self.database_name = target.database
 
+    @traced
     async def setup(self) -> None:
         """Creates collections and indexes, and checks the server.
 

@@ -25,6 +25,7 @@ from .deletions import remove_expired, remove_session
 from .errors import ConfigurationError
 from .records import Marker, NewSession, check_id, session_key
 from .sessions import mark, marker_of, to_session
+from .telemetry import traced
 from .upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
         super().__init__(uri, client, target)
 
     @override
+    @traced
     async def create_session(
         self,
         *,
@@ -125,6 +127,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
         return to_session(decode_new_session(new, shared))
 
     @override
+    @traced
     async def get_session(
         self,
         *,
@@ -148,6 +151,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
         return to_session(stored) if stored else None
 
     @override
+    @traced
     async def list_sessions(
         self, *, app_name: str, user_id: str | None = None
     ) -> ListSessionsResponse:
@@ -163,6 +167,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
         return ListSessionsResponse(sessions=[to_session(each) for each in stored])
 
     @override
+    @traced
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Returns a user's state, keys without ``user:``; empty if there is none."""
         check_id("app_name", app_name)
@@ -171,6 +176,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
             return await opened.store.load_user_state(app_name, user_id)
 
     @override
+    @traced
     async def append_event(self, session: Session, event: Event) -> Event:
         """Stores an event and its effect on state, as one transaction.
 
@@ -212,6 +218,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
         await super().append_event(session, event)
 
     @override
+    @traced
     async def delete_session(
         self, *, app_name: str, user_id: str, session_id: str
     ) -> None:

@@ -30,6 +30,7 @@ from .records import (
     SessionKey,
     StoredSession,
 )
+from .telemetry import count_commit, count_stale
 from .translation import is_duplicate_key
 
 _STALE: Final = (
@@ -182,6 +183,7 @@ class SessionStore:
             if is_duplicate_key(error):
                 raise RefusedError from None
             raise
+        count_commit(self._connection.database.name, len(planned))
 
     async def _write(self, planned: list[Planned], txn: Txn) -> None:
         created = [write for write, _ in planned if isinstance(write, NewSession)]
@@ -259,6 +261,7 @@ class SessionStore:
         await self._find_session(write.key)
         stored = await self._find_event(write)
         if stored is None:
+            count_stale(self._connection.database.name)
             raise StaleSessionError(_STALE)
         if not is_same_event(write, stored["event"]):
             message = f"Another event with id {write.event['id']!r} already exists."

@@ -9,6 +9,7 @@ from google.adk.platform import time as platform_time
 
 from . import deletions, queries
 from .changes.watching import Watching
+from .telemetry import traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Pruned:
 class Upkeep(Watching):
     """What is done to a service's database now and then."""
 
+    @traced
     async def prune(self, progress: Callable[[Pruned], object] | None = None) -> Pruned:
         """Removes what nobody is shown any more: what interrupted deletes have left.
 

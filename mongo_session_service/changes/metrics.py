@@ -10,14 +10,13 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-from opentelemetry.metrics import CallbackOptions, Observation, get_meter
+from opentelemetry.metrics import CallbackOptions, Observation
 
-from mongo_session_service.version import __version__
+from mongo_session_service.telemetry import DATABASE, NAME, meter
 
 from .stats import FeedStats
 
-_PREFIX: Final = "mongo_session_service.feed"
-_DATABASE: Final = "db.namespace"
+_PREFIX: Final = f"{NAME}.feed"
 _CONSUMER: Final = "messaging.consumer.group.name"
 
 
@@ -47,7 +46,7 @@ def _reporting(
         for service in list(_observed):
             value = figure(service.feed_stats())
             if value is not None:
-                yield Observation(value, {_DATABASE: service.database_name})
+                yield Observation(value, {DATABASE: service.database_name})
 
     return report
 
@@ -55,11 +54,9 @@ def _reporting(
 def _report_checkpoints(_: CallbackOptions) -> Iterable[Observation]:
     for service in list(_observed):
         for name, age in service.feed_stats().checkpoint_ages.items():
-            labels = {_DATABASE: service.database_name, _CONSUMER: name}
+            labels = {DATABASE: service.database_name, _CONSUMER: name}
             yield Observation(age, labels)
 
-
-_meter = get_meter("mongo_session_service", __version__)
 
 for _name, _unit, _figure, _description in (
     ("lag", "s", lambda it: it.lag_seconds, "Age of the latest change when read"),
@@ -77,7 +74,7 @@ for _name, _unit, _figure, _description in (
         "Live subscriptions",
     ),
 ):
-    _meter.create_observable_gauge(
+    meter.create_observable_gauge(
         f"{_PREFIX}.{_name}", [_reporting(_figure)], _unit, _description
     )
 
@@ -87,12 +84,12 @@ for _name, _unit, _figure, _description in (
     ("resyncs", "{resync}", lambda it: it.resyncs, "Streams begun anew after a gap"),
     ("drops", "{subscription}", lambda it: it.drops, "Subscriptions read too slowly"),
 ):
-    _meter.create_observable_counter(
+    meter.create_observable_counter(
         f"{_PREFIX}.{_name}", [_reporting(_figure)], _unit, _description
     )
 
-_meter.create_observable_gauge(
-    "mongo_session_service.consumer.checkpoint_age",
+meter.create_observable_gauge(
+    f"{NAME}.consumer.checkpoint_age",
     [_report_checkpoints],
     "s",
     "Time since the consumer's checkpoint was saved",

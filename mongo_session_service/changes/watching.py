@@ -16,6 +16,7 @@ from mongo_session_service.clients import Target
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
 from mongo_session_service.lifecycle import Lifecycle
 from mongo_session_service.records import check_id, session_key
+from mongo_session_service.telemetry import traced
 
 from .consumers import Consumer
 from .feed import Feed
@@ -37,7 +38,6 @@ class Watching(Lifecycle):
         closer = None if uri is None else self._clients.close_here
         self._feed = Feed(self._opened, closer)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-        self.database_name = target.database
         observe(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -92,6 +92,7 @@ class Watching(Lifecycle):
             check_id("app_name", app_name)
         return Subscription(self._feed, Scope(app_name, user_id))
 
+    @traced
     async def wait_for(
         self,
         *,
@@ -173,6 +174,7 @@ class Watching(Lifecycle):
         self._consumers.add(consumer)
         return consumer
 
+    @traced
     async def consumers(self) -> list[ConsumerStatus]:
         """Returns how every consumer is doing, by name, wherever it runs."""
         async with self._opened() as opened:

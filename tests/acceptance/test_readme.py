@@ -23,9 +23,17 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def run(example: str, uri: str) -> str:
+def example(about: str) -> str:
+    """The one complete example that mentions something."""
+    (code,) = (
+        each for each in blocks("python") if "asyncio.run" in each and about in each
+    )
+    return code
+
+
+def run(code: str, uri: str) -> str:
     """What a complete example prints, given a server."""
-    code = re.sub(re.escape(LOCAL) + r"[^\"]*", uri, example)
+    code = re.sub(re.escape(LOCAL) + r"[^\"]*", uri, code)
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60
@@ -37,14 +45,16 @@ def run(example: str, uri: str) -> str:
 def test_the_examples_run(mongodb_uri: str, database: str, admin: MongoClient) -> None:
     """The complete examples, given a server, store what they say and print it."""
     uri = mongodb_uri.replace("/?", f"/{database}?")
-    first, watching = (code for code in blocks("python") if "asyncio.run" in code)
 
-    assert "'user:city': 'Turin'" in run(first, uri)
+    assert "'user:city': 'Turin'" in run(example("list_sessions"), uri)
     assert admin[database].sessions.count_documents({"state.topic": "weather"}) == 1
 
     admin.drop_database(database)
     expected = next(text for text in blocks("text") if text.startswith("snapshot"))
-    assert run(watching, uri) == expected
+    assert run(example("wait_for"), uri) == expected
+    (span,) = [text for text in blocks("text") if text.startswith("{'db.system")]
+    printed = run(example("opentelemetry"), uri).replace(database, "adk")
+    assert span.splitlines() == printed.splitlines()[-1:]
 
 
 async def test_the_queries_find_what_they_name(

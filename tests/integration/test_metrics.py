@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-PROGRAM = """
-import asyncio, os, sys
-from opentelemetry import metrics
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from google.adk.events import Event
+from recording import recording
+
 from mongo_session_service import MongoSessionService
 
-reader = InMemoryMetricReader()
 
-async def main(uri, database):
-    async with MongoSessionService(uri, database=database) as service:
-        metrics.set_meter_provider(MeterProvider([reader]))
-        session = await service.create_session(app_name="a", user_id="u")
-        async with (
-            service.watch("a") as changes, service.consumer("billing") as consumer
-        ):
-            await service.append_event(session, Event(author="x"))
-            await anext(changes)
-            await anext(consumer)
-            for resource in reader.get_metrics_data().resource_metrics:
-                for scope in resource.scope_metrics:
-                    for metric in scope.metrics:
-                        for point in metric.data.data_points:
-                            print(metric.name, point.value, dict(point.attributes))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-def test_figures_are_metrics(mongodb_uri: str, database: str) -> None:
+async def test_figures_are_metrics(service: MongoSessionService, database: str) -> None:
     """A provider set at any time gets every figure, labelled by database."""
-    program = [sys.executable, "-c", PROGRAM, mongodb_uri, database]
-    output = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    recorded = recording()
+    session = await service.create_session(app_name="a", user_id="u")
+    async with service.watch("a") as changes, service.consumer("billing") as consumer:
+        await service.append_event(session, Event(author="x"))
+        await anext(changes)
+        await anext(consumer)
+        points = recorded.points(database)
 
+    prefix = "mongo_session_service."
     values = {
-        line.split(" ", 2)[0].removeprefix("mongo_session_service."): line.split(" ", 2)
-        for line in output.splitlines()
+        name.split()[0].removeprefix(prefix): (each.value, dict(each.attributes))
+        for name, (each, *_) in points.items()
+        if name.startswith((f"{prefix}feed.", f"{prefix}consumer."))
     }
     assert set(values) == {
         "feed.lag",
@@ -55,7 +35,8 @@ def test_figures_are_metrics(mongodb_uri: str, database: str) -> None:
         "feed.drops",
         "consumer.checkpoint_age",
     }
-    assert values["feed.subscriptions"][1] == "1"
-    assert values["feed.delivered"][1] in {"1", "2"}
-    assert database in values["feed.lag"][2]
-    assert "billing" in values["consumer.checkpoint_age"][2]
+    assert values["feed.subscriptions"][0] == 1
+    assert values["feed.delivered"][0] in {1, 2}
+    assert values["feed.lag"][1] == {"db.namespace": database}
+    _, labels = values["consumer.checkpoint_age"]
+    assert labels["messaging.consumer.group.name"] == "billing"

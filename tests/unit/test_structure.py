@@ -16,7 +16,7 @@ PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
     ("version", "errors", "cancellation", "changes", "transfer.sources"),
-    ("events", "scopes", "values"),
+    ("events", "scopes", "telemetry", "values"),
     ("records",),
     ("codec", "queries", "sessions"),
     ("database", "translation"),

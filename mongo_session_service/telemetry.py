@@ -1,0 +1,169 @@
+"""Spans and metrics of the service's calls, by OpenTelemetry's conventions.
+
+They go where the application's SDK sends them, which may be set up long after this
+package is imported. Without one, a call pays a few microseconds. They name the
+database, the call, the app and the kind of an error: no user, no session, no content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import Token
+from functools import wraps
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
+
+from google.adk.sessions.session import Session
+from opentelemetry import context
+from opentelemetry.metrics import get_meter
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    StatusCode,
+    get_current_span,
+    get_tracer,
+    set_span_in_context,
+)
+
+from .version import __version__
+
+NAME: Final = "mongo_session_service"
+DATABASE: Final = "db.namespace"
+_SYSTEM: Final = "db.system.name"
+_OPERATION: Final = "db.operation.name"
+_ERROR: Final = "error.type"
+_APP: Final = f"{NAME}.app_name"
+_BATCH: Final = f"{NAME}.batch.size"
+
+_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
+_WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+
+_tracer: Final = get_tracer(NAME, __version__)
+meter: Final = get_meter(NAME, __version__)
+
+_duration: Final = meter.create_histogram(
+    "db.client.operation.duration",
+    "s",
+    "Duration of the service's calls",
+    explicit_bucket_boundaries_advisory=_SECONDS,
+)
+_batch_size: Final = meter.create_histogram(
+    f"{NAME}.commit.batch_size",
+    "{write}",
+    "Appends and new sessions that were committed together",
+    explicit_bucket_boundaries_advisory=_WRITES,
+)
+_retries: Final = meter.create_counter(
+    f"{NAME}.transaction.retries", "{retry}", "Transactions that were begun again"
+)
+_conflicts: Final = meter.create_counter(
+    f"{NAME}.transaction.conflicts",
+    "{conflict}",
+    "Writes in transactions that met another's to the same document",
+)
+_stale: Final = meter.create_counter(
+    f"{NAME}.append.stale", "{append}", "Appends that storage was ahead of"
+)
+
+
+class Traceable(Protocol):
+    """What has calls to be traced."""
+
+    database_name: str
+
+
+_Service = TypeVar("_Service", bound=Traceable)
+_Result = TypeVar("_Result")
+_Rest = ParamSpec("_Rest")
+_Method = Callable[Concatenate[_Service, _Rest], Coroutine[Any, Any, _Result]]
+
+
+def traced(
+    method: _Method[_Service, _Rest, _Result],
+) -> _Method[_Service, _Rest, _Result]:
+    """Have each call of a service's method be an :class:`Operation`."""
+    name = method.__name__
+
+    @wraps(method)
+    async def operating(
+        self: _Service, /, *args: _Rest.args, **kwargs: _Rest.kwargs
+    ) -> _Result:
+        with Operation(name, self.database_name, _app_name(args, kwargs)):
+            return await method(self, *args, **kwargs)
+
+    return operating
+
+
+def _app_name(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+    """The app that a call is about, if it is about one."""
+    if "app_name" in kwargs:
+        return kwargs["app_name"]
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, Session):
+            return each.app_name
+    return None
+
+
+class Operation:
+    """A span, a child of the caller's, and a place in the latency histogram."""
+
+    __slots__ = ("_labels", "_span", "_started", "_token")
+
+    def __init__(self, name: str, database: str, app_name: object) -> None:
+        self._labels = {_SYSTEM: "mongodb", DATABASE: database, _OPERATION: name}
+        self._token: Token[context.Context] | None = None
+        self._started = perf_counter()
+        of_app = {_APP: app_name} if isinstance(app_name, str) else {}
+        self._span: Span = _tracer.start_span(
+            f"{name} {database}",
+            kind=SpanKind.CLIENT,
+            attributes={**self._labels, **of_app},
+        )
+
+    def __enter__(self) -> Self:
+        # What there is without an SDK need not be made the current one.
+        if self._span.get_span_context().is_valid:
+            self._token = context.attach(set_span_in_context(self._span))
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is not None:
+            # Its text may name a session or an event.
+            self._labels[_ERROR] = exc_type.__qualname__
+            self._span.set_attribute(_ERROR, exc_type.__qualname__)
+            self._span.set_status(StatusCode.ERROR)
+        if self._token is not None:
+            context.detach(self._token)
+        self._span.end()
+        _duration.record(perf_counter() - self._started, self._labels)
+
+
+def note_batch(writes: int) -> None:
+    """Tell the current span how many writes its own was committed with."""
+    get_current_span().set_attribute(_BATCH, writes)
+
+
+def count_commit(database: str, writes: int) -> None:
+    """Count writes that were committed together."""
+    _batch_size.record(writes, {DATABASE: database})
+
+
+def count_retry(database: str) -> None:
+    """Count a transaction that is begun again."""
+    _retries.add(1, {DATABASE: database})
+
+
+def count_conflict(database: str) -> None:
+    """Count a write that met another transaction's to the same document."""
+    _conflicts.add(1, {DATABASE: database})
+
+
+def count_stale(database: str) -> None:
+    """Count an append that storage was ahead of."""
+    _stale.add(1, {DATABASE: database})

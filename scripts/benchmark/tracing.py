@@ -1,0 +1,60 @@
+"""What the spans and metrics of the service's calls cost: CPU per append."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from google.adk.events import Event
+from google.adk.sessions import Session
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.embedded import EmbeddedReplicaSet
+
+SESSIONS = 32
+APPENDS = 480
+ROUNDS = 15
+
+
+async def measure(append: Callable[..., Any], sessions: list[Session]) -> float:
+    """Microseconds of CPU per append, to all sessions at once."""
+    started = time.process_time()
+    for _ in range(APPENDS // len(sessions)):
+        await asyncio.gather(*(append(each, Event(author="x")) for each in sessions))
+    return (time.process_time() - started) / APPENDS * 1e6
+
+
+async def compare(uri: str, what: str) -> None:
+    """Print the least of some rounds, which is what noise adds to."""
+    async with MongoSessionService(uri) as service:
+        sessions = [
+            await service.create_session(app_name="bench", user_id="u")
+            for _ in range(SESSIONS)
+        ]
+        untraced = partial(MongoSessionService.append_event.__wrapped__, service)
+        plain, traced = [], []
+        for _ in range(ROUNDS):
+            plain.append(await measure(untraced, sessions))
+            traced.append(await measure(service.append_event, sessions))
+    cost = min(traced) - min(plain)
+    print(f"{what}: {min(plain):.0f} us per append, {cost:+.1f} us traced")
+
+
+def main() -> None:
+    """Measure without an SDK, and then with it, for it stays."""
+    with EmbeddedReplicaSet() as mongodb:
+        asyncio.run(compare(mongodb.uri, "without an SDK"))
+        trace.set_tracer_provider(TracerProvider())
+        metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+        asyncio.run(compare(mongodb.uri, "with an SDK"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Which of the service's methods are traced."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from google.adk.sessions import BaseSessionService
+
+from mongo_session_service import MongoSessionService, telemetry
+
+UNTRACED = {
+    "flush": "does nothing",
+    "close": "asks the server for nothing",
+}
+
+
+def public_coroutines() -> dict[str, Any]:
+    return {
+        name: method
+        for name, method in inspect.getmembers(
+            MongoSessionService, inspect.iscoroutinefunction
+        )
+        if not name.startswith("_")
+    }
+
+
+def test_every_public_call_is_traced() -> None:
+    """A coroutine method of the service has a span, or a reason to have none."""
+    untraced = {
+        name
+        for name, method in public_coroutines().items()
+        if method.__code__.co_filename != telemetry.__file__
+    }
+
+    assert untraced == set(UNTRACED), "put @traced of telemetry.py above it"
+
+
+def test_tracing_hides_no_signature() -> None:
+    """What is traced still tells its name, documentation and parameters."""
+    for name, method in public_coroutines().items():
+        assert getattr(method, "__name__", "") == name
+        assert inspect.getdoc(method)
+        of_adk = getattr(BaseSessionService, name, None)
+        if of_adk is not None:
+            expected = list(inspect.signature(of_adk).parameters)
+            assert (
+                list(inspect.signature(method).parameters)[: len(expected)] == expected
+            )
