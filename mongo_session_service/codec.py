@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import bson
-from google.adk.events.event import Event, NodeInfo
-from google.adk.events.event_actions import EventActions
-from pydantic import BaseModel, ValidationError
+from google.adk.events.event import Event
+from pydantic import ValidationError
 
 from . import scopes
 from .errors import DocumentTooLargeError, InvalidInputError, StorageError
-from .events import build_event
+from .events import build_event, drop_defaults, dump_event
 from .records import Append, Marker, NewSession, SessionKey, StoredSession
 from .scopes import ScopedState
 from .values import (
@@ -28,13 +28,6 @@ from .values import (
 MAX_DOCUMENT_BYTES: Final = 15_500_000
 """Below the server's 16 MiB, which leaves room for ids and a change's envelope."""
 
-_DICTS_OF_ACTIONS: Final = [
-    name
-    for name, field in EventActions.model_fields.items()
-    if field.default_factory is dict
-]
-_NEVER_NONE: Final = ("invocation_id", "author", "actions", "node_info", "timestamp")
-_NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 _WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
 
 
@@ -84,12 +77,12 @@ def encode_append(key: SessionKey, event: Event) -> Append:
         DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
     """
     try:
-        document = _dump(event)
+        document = dump_event(event)
     except InvalidInputError as error:
         raise InvalidInputError(f"The event cannot be stored: {error}.") from None
     delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
     document["actions"]["state_delta"] = delta
-    _drop_defaults(document)
+    drop_defaults(document)
     try:
         document = encode_value(document)
     except InvalidInputError as error:
@@ -109,45 +102,6 @@ def encode_append(key: SessionKey, event: Event) -> Append:
     )
 
 
-def _dump(event: Event) -> dict[str, Any]:
-    """An event's fields, if it can be read back from them.
-
-    Fields can be assigned anything, and an event that cannot be read would take its
-    whole session with it.
-    """
-    for name in _NEVER_NONE:
-        if getattr(event, name) is None:
-            raise InvalidInputError(f"its {name} is None")
-    if not event.id or not isinstance(event.id, str):
-        raise InvalidInputError("its id must be a non-empty string")
-    try:
-        document = event.model_dump(exclude_none=True, warnings="error")
-        document["timestamp"] = float(event.timestamp)
-    except Exception:  # noqa: BLE001  serializers may raise anything, quoting values
-        document = _dump_doubtful(event)
-    for call_id, config in event.actions.requested_auth_configs.items():
-        if isinstance(config, BaseModel):
-            # Security schemes are read back by their aliases only.
-            document["actions"]["requested_auth_configs"][call_id] = config.model_dump(
-                by_alias=True, exclude_none=True
-            )
-    return document
-
-
-def _dump_doubtful(event: Event) -> dict[str, Any]:
-    try:
-        document = event.model_dump(exclude_none=True, warnings=False)
-        document["timestamp"] = float(event.timestamp)
-        Event.model_validate(document)
-    except ValidationError as error:
-        fields = {".".join(map(str, each["loc"][:2])) for each in error.errors()}
-        message = f"wrong type in {', '.join(sorted(fields))}"
-        raise InvalidInputError(message) from None
-    except Exception:  # noqa: BLE001  as above
-        raise InvalidInputError("a field of it has no JSON form") from None
-    return document
-
-
 def decode_event(stored: dict[str, Any]) -> Event:
     """The event a document of the events collection holds.
 
@@ -165,7 +119,17 @@ def decode_event(stored: dict[str, Any]) -> Event:
         raise StorageError(message) from None
 
 
-def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSession]:
+def is_visible(session: dict[str, Any], now: float) -> bool:
+    """Whether a document of the sessions collection is a session to be shown.
+
+    The server's filter is :func:`queries.visible`.
+    """
+    return "revision" in session and session.get("expire_time", math.inf) > now
+
+
+def decode_sessions(
+    documents: Iterable[dict[str, Any]], now: float
+) -> Iterator[StoredSession]:
     """The sessions among mixed documents, each with the state it shares.
 
     The longest untouched comes first, ties by user and then session id. Documents are
@@ -182,7 +146,8 @@ def decode_sessions(documents: Iterable[dict[str, Any]]) -> Iterator[StoredSessi
         elif "revision" in id_:
             events.append(decode_event(document))
         elif "session_id" in id_:
-            sessions.append(document)
+            if is_visible(document, now):
+                sessions.append(document)
         else:
             users[id_["user_id"]] = document["state"]
     events.reverse()
@@ -245,16 +210,6 @@ def _check_state(state: object) -> dict[str, Any]:
             message = f"State keys must be strings; one is a {type(key).__name__}."
             raise InvalidInputError(message)
     return state
-
-
-def _drop_defaults(document: dict[str, Any]) -> None:
-    """Leave out what an event has anyway, a quarter of an ordinary one."""
-    actions = document["actions"]
-    for name in _DICTS_OF_ACTIONS:
-        if not actions[name]:
-            del actions[name]
-    if document["node_info"] == _NO_NODE:
-        del document["node_info"]
 
 
 def _json_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -38,21 +38,9 @@ class Marker(NamedTuple):
     revision: int
     create_time: float
 
-    def __str__(self) -> str:
-        return f"{self.revision}@{self.create_time!r}"
-
     def next(self) -> Marker:
         """What the session is at after one append."""
         return Marker(self.revision + 1, self.create_time)
-
-    @classmethod
-    def parse(cls, text: str | None) -> Marker | None:
-        """Read a marker back; None for no marker or another service's."""
-        revision, at, create_time = (text or "").partition("@")
-        try:
-            return cls(int(revision), float(create_time)) if at else None
-        except ValueError:
-            return None
 
 
 class StoredSession(NamedTuple):

@@ -11,19 +11,27 @@ from .records import Marker, StoredSession
 _MARK: Final = "_storage_update_marker"
 """ADK's own slot for it."""
 
-_PICKLED: Final[dict[str, Any]] = Session(
-    id="", app_name="", user_id="", state={}, events=[], last_update_time=0
-).__getstate__()
+_set: Final = object.__setattr__
+"""Past pydantic, which would take these for fields."""
 
 
 def _is_known() -> bool:
     """Whether ADK's sessions still are what :func:`to_session` makes."""
-    known = {"id", "app_name", "user_id", "state", "events", "last_update_time"}
-    return (
-        Session.model_fields.keys() == known
-        and _PICKLED["__dict__"].keys() == known
-        and _PICKLED["__pydantic_private__"] == {_MARK: None}
-    )
+    fields: dict[str, Any] = {
+        "id": "",
+        "app_name": "",
+        "user_id": "",
+        "state": {},
+        "events": [],
+        "last_update_time": 0.0,
+    }
+    made = Session(**fields).__getstate__()
+    return Session.model_fields.keys() == fields.keys() and made == {
+        "__dict__": fields,
+        "__pydantic_fields_set__": set(fields),
+        "__pydantic_extra__": None,
+        "__pydantic_private__": {_MARK: None},
+    }
 
 
 _IS_KNOWN: Final = _is_known()
@@ -45,26 +53,21 @@ def to_session(stored: StoredSession) -> Session:
         return session
     # As pickle does it, for nothing is left to validate: half the time of a list.
     session = Session.__new__(Session)
-    private = {_MARK: str(stored.marker)}
-    fields_set = set(fields)
-    session.__setstate__(
-        {
-            **_PICKLED,
-            "__dict__": fields,
-            "__pydantic_fields_set__": fields_set,
-            "__pydantic_private__": private,
-        }
-    )
+    _set(session, "__dict__", fields)
+    _set(session, "__pydantic_fields_set__", set(fields))
+    _set(session, "__pydantic_extra__", None)
+    _set(session, "__pydantic_private__", {_MARK: stored.marker})
     return session
 
 
 def marker_of(session: Session) -> Marker | None:
     """What a session was read at; None if it was not read here."""
     # Ten times faster than by name, and asked twice for each append.
-    private = session.__pydantic_private__ or {}
-    return Marker.parse(private.get(_MARK))
+    found = (session.__pydantic_private__ or {}).get(_MARK)
+    return found if isinstance(found, Marker) else None
 
 
 def mark(session: Session, marker: Marker) -> None:
     """Note in a session what it is at."""
-    session._storage_update_marker = str(marker)  # noqa: SLF001  ADK's own slot
+    # It is whatever a service knows its sessions by, and text in ADK's own services.
+    session._storage_update_marker = marker  # type: ignore[assignment]  # noqa: SLF001
