@@ -12,6 +12,7 @@ import click
 
 from .commands.connection import connection_options
 from .commands.consumers import consumers
+from .commands.grants import grants
 from .commands.live import live
 from .commands.program import Program
 from .commands.watch import watch
@@ -49,5 +50,5 @@ def main() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-for command in (watch, live, consumers, *COMMANDS):
+for command in (watch, live, consumers, grants, *COMMANDS):
     main.add_command(command)

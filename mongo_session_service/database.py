@@ -114,6 +114,7 @@ class Connection:
     ) -> None:
         self.client = client
         self.driver = Driver.of(client)
+        self.prefix = prefix
         self.has_transactions = transactions
         self.setup_lock = asyncio.Lock()
         self.has_event_index = True

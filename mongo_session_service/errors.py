@@ -11,6 +11,7 @@
     ├── LeaseLostError            another process has taken a consumer's name over
     ├── StorageError              MongoDB refused or failed
     │   ├── DocumentTooLargeError       over the document limit (also a ValueError)
+    │   ├── NotAuthorizedError          the user lacks a privilege
     │   └── StorageUnavailableError     worth trying again
     └── TransferError             an import, export or verification stopped
         ├── SourceError                 what is to be read cannot be
@@ -81,6 +82,15 @@ class StorageError(MongoSessionServiceError):
 
 class DocumentTooLargeError(StorageError, ValueError):
     """A document would exceed MongoDB's 16 MB limit; nothing was changed."""
+
+
+class NotAuthorizedError(StorageError):
+    """MongoDB refused: the user lacks a privilege."""
+
+    def __init__(self, message: str | None = None, refusal: object = None) -> None:
+        """``refusal`` is what was refused, if the message does not name it in full."""
+        super().__init__(message)
+        self.refusal = refusal
 
 
 class StorageUnavailableError(StorageError):

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from .authorization import naming_privileges
 from .cancellation import heeding_cancellation
 from .clients import Clients, Opened, Target
 from .schema import set_up
@@ -35,7 +36,8 @@ class Lifecycle:
         """
         with translated():
             opened = await self._clients.opened()
-            self._has_indexes = await set_up(opened.connection)
+            async with naming_privileges(opened.connection):
+                self._has_indexes = await set_up(opened.connection)
         self._is_set_up = True
 
     async def close(self) -> None:
@@ -58,10 +60,11 @@ class Lifecycle:
     async def _opened(self) -> AsyncIterator[Opened]:
         with translated(), heeding_cancellation():
             opened = await self._clients.opened()
-            if not self._is_set_up:
-                async with opened.connection.setup_lock:
-                    if not self._is_set_up:
-                        self._has_indexes = await set_up(opened.connection)
-                        self._is_set_up = True
-            opened.connection.has_event_index = self._has_indexes
-            yield opened
+            async with naming_privileges(opened.connection):
+                if not self._is_set_up:
+                    async with opened.connection.setup_lock:
+                        if not self._is_set_up:
+                            self._has_indexes = await set_up(opened.connection)
+                            self._is_set_up = True
+                opened.connection.has_event_index = self._has_indexes
+                yield opened

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from .authorization import naming_privileges
 from .database import Connection
 from .errors import SchemaVersionError
 from .schema import create_layout
@@ -91,11 +92,12 @@ class Migrator:
         """
         with translated():
             connection = await self._connection()
-            for migration in (await self._status(connection)).pending:
-                await migration.apply(connection)
-                await _record(connection, migration.version)
-                on_applied(migration)
-            return await self._status(connection)
+            async with naming_privileges(connection):
+                for migration in (await self._status(connection)).pending:
+                    await migration.apply(connection)
+                    await _record(connection, migration.version)
+                    on_applied(migration)
+                return await self._status(connection)
 
     async def _connection(self) -> Connection:
         # Not set up: that would record a version.

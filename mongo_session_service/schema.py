@@ -10,6 +10,7 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from .database import Connection, Driver
 from .errors import ConfigurationError, SchemaVersionError
+from .privileges import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,15 @@ class Index:
     unique: bool
     serves: str
     sparse: bool = False
+
+    def is_like(self, described: dict[str, Any]) -> bool:
+        """Whether it is among a collection's indexes, as the driver describes them."""
+        there = described.get(self.name)
+        return there is not None and (
+            [tuple(each) for each in there["key"]] == list(self.keys)
+            and bool(there.get("unique")) == self.unique
+            and bool(there.get("sparse")) == self.sparse
+        )
 
 
 INDEXES: Final = (
@@ -74,24 +84,26 @@ async def set_up(connection: Connection) -> bool:
     if connection.driver is not Driver.MOCK:
         hello = await connection.client.admin.command("hello")
         check_server(hello, transactions=connection.has_transactions)
-    await _check_version(connection)
+    is_recorded = await _check_version(connection)
     try:
         await create_layout(connection)
+        if not is_recorded:
+            await _record_version(connection)
     except OperationFailure as error:
         if error.code not in _WORKS_WITHOUT:
             raise
+        refusal = Refusal.of(str((error.details or {}).get("errmsg")))
+        lacking = refusal.lacking(connection.prefix, []) if refusal else []
         logger.warning(
-            "Collections or indexes of database %r could not be created: %s. The"
+            "Collections or indexes of database %r could not be created: %s%s. The"
             " service works without, but slower; have setup() run once by a user with"
-            " the privilege.",
+            " the privilege, whose role `mongo-session-service grants` prints.",
             connection.database.name,
             _WORKS_WITHOUT[error.code],
+            f" {', '.join(map(str, lacking))}" if lacking else "",
         )
-        has_indexes = False
-    else:
-        has_indexes = True
-    await _record_version(connection)
-    return has_indexes
+        return False
+    return True
 
 
 def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
@@ -150,8 +162,18 @@ async def _create_collections(connection: Connection) -> None:
                 raise
 
 
+async def missing_indexes(connection: Connection) -> list[Index]:
+    """The indexes that are not there, or not as they should be."""
+    found = {
+        name: await getattr(connection, name).index_information()
+        for name in {index.collection for index in INDEXES}
+    }
+    return [index for index in INDEXES if not index.is_like(found[index.collection])]
+
+
 async def _create_indexes(connection: Connection) -> None:
-    for index in INDEXES:
+    # To create what is there needs the privilege to do so.
+    for index in await missing_indexes(connection):
         collection = getattr(connection, index.collection)
         await collection.create_index(
             list(index.keys),
@@ -161,7 +183,8 @@ async def _create_indexes(connection: Connection) -> None:
         )
 
 
-async def _check_version(connection: Connection) -> None:
+async def _check_version(connection: Connection) -> bool:
+    """Refuse data of a newer release; tell if any version is recorded."""
     recorded = await connection.metadata.find_one({"_id": "schema"})
     if recorded and recorded["version"] > SCHEMA_VERSION:
         message = (
@@ -169,6 +192,7 @@ async def _check_version(connection: Connection) -> None:
             f" up to {SCHEMA_VERSION}. Upgrade mongo-session-service."
         )
         raise SchemaVersionError(message)
+    return recorded is not None
 
 
 async def _record_version(connection: Connection) -> None:

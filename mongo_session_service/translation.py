@@ -29,9 +29,11 @@ from .errors import (
     ConfigurationError,
     DocumentTooLargeError,
     MongoSessionServiceError,
+    NotAuthorizedError,
     StorageError,
     StorageUnavailableError,
 )
+from .privileges import Refusal
 
 FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"
@@ -48,7 +50,10 @@ _NOT_FOUND: Final = (
     " or a replica set without rs.initiate(), has none."
 )
 
-_BAD_CREDENTIALS: Final = "MongoDB refused the user name or password."
+_BAD_CREDENTIALS: Final = (
+    "MongoDB refused the user name or password. It looks for the user in the URI's"
+    " database, unless the URI has authSource=admin, say."
+)
 
 _DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
@@ -111,7 +116,16 @@ def _refused(error: OperationFailure) -> StorageError:
     if error.code == _AUTHENTICATION_FAILED:
         return StorageError(_BAD_CREDENTIALS)
     if error.code == _UNAUTHORIZED:
-        return StorageError(f"MongoDB refused: the user lacks a privilege: {name}.")
+        return _not_authorized(Refusal.of(str(details.get("errmsg", ""))))
     if any(error.has_error_label(label) for label in _PASSING):
         return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
     return StorageError(f"MongoDB refused the operation: {name}.")
+
+
+def _not_authorized(refusal: Refusal | None) -> NotAuthorizedError:
+    what = "a privilege" if refusal is None else f"the privilege for {refusal}"
+    message = (
+        f"MongoDB refused: the user lacks {what}. `mongo-session-service grants`"
+        " prints a role that has all that is needed."
+    )
+    return NotAuthorizedError(message, refusal)

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
 
+from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.database import Txn
 from mongo_session_service.errors import InvalidInputError, LeaseLostError
 from mongo_session_service.translation import translated
@@ -138,7 +139,8 @@ class Consumer:
             tenure = await self._begun()
             if tenure is None:
                 raise StopAsyncIteration
-            delivery = await tenure.next()
+            async with naming_privileges(tenure.connection):
+                delivery = await tenure.next()
             return delivery.item.change()
 
     async def commit(self) -> None:
@@ -149,7 +151,7 @@ class Consumer:
             StorageUnavailableError: it may have been committed or not; try again.
         """
         if self._tenure is not None:
-            with translated():
+            async with naming_privileges(self._tenure.connection):
                 await self._tenure.commit()
         elif self._has_uncommitted:
             message = f"Consumer {self.name!r} was closed; this was not committed."
@@ -179,14 +181,15 @@ class Consumer:
         try:
             with translated():
                 while (tenure := await self._begun()) is not None:
-                    try:
-                        delivery = await tenure.next()
-                    except StopAsyncIteration:
-                        return
-                    self._is_free.clear()
-                    await self._handle(
-                        tenure, delivery, handler, max_attempts, transactional
-                    )
+                    async with naming_privileges(tenure.connection):
+                        try:
+                            delivery = await tenure.next()
+                        except StopAsyncIteration:
+                            return
+                        self._is_free.clear()
+                        await self._handle(
+                            tenure, delivery, handler, max_attempts, transactional
+                        )
                     if not tenure.is_over:
                         self._is_free.set()
         finally:

@@ -11,6 +11,7 @@ from bson.timestamp import Timestamp
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 
 from mongo_session_service import history
+from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
 from mongo_session_service.records import SessionKey
@@ -216,14 +217,15 @@ class SessionSubscription(Subscription):
         self._inbox = Inbox(self._source.doorbell(), CAPACITY)
         position = await self._source.attach(self)
         connection = await self._source.connection()
-        view = await persistently(
-            lambda: load_view(
-                connection,
-                self._key,
-                after_revision=self._revision,
-                not_before=position,
+        async with naming_privileges(connection):
+            view = await persistently(
+                lambda: load_view(
+                    connection,
+                    self._key,
+                    after_revision=self._revision,
+                    not_before=position,
+                )
             )
-        )
         if self._is_closed:
             self._source.detach(self)
         elif self._create_time is None:

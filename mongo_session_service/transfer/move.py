@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from google.adk.events.event import Event
 
+from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.translation import translated
@@ -107,13 +108,14 @@ async def move(
         # Before setup, which would put its indexes on another service's collections.
         opened = await service._clients.opened()  # noqa: SLF001  of the same package
         mover = _Mover(Target(opened.connection), policies, on_problem)
-        await mover.target.check()
-        if not policies.is_dry_run:
-            await service.setup()
-        async with aclosing(_read_ahead(source, selection, mover.moved)) as batches:
-            async for batch in batches:
-                await mover.take(batch)
-                on_progress(mover.moved)
+        async with naming_privileges(opened.connection):
+            await mover.target.check()
+            if not policies.is_dry_run:
+                await service.setup()
+            async with aclosing(_read_ahead(source, selection, mover.moved)) as batches:
+                async for batch in batches:
+                    await mover.take(batch)
+                    on_progress(mover.moved)
     return mover.moved
 
 

@@ -1,0 +1,65 @@
+"""``grants``: what an administrator has to grant the service's user."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from mongo_session_service.privileges import FEATURES, needs, role, script
+
+from .connection import connection_options, said
+from .screen import Screen
+
+
+@click.command()
+@click.option(
+    "--for",
+    "features",
+    type=click.Choice(list(FEATURES)),
+    multiple=True,
+    help="Only for this; repeatable.",
+)
+@click.option(
+    "--role", "name", help="The role's name; by default mongo_session_service_DATABASE."
+)
+@click.option("--json", "as_json", is_flag=True, help="The createRole command.")
+@connection_options
+@click.pass_context
+def grants(
+    context: click.Context,
+    features: tuple[str, ...],
+    name: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prints a role with which the service can do all it does, and nothing else.
+
+    It is a script for mongosh, and can be run again. "sessions" is what an agent needs,
+    "changes" watching and consumers, which read the whole database, "setup" creating
+    and migrating collections, "import" the import of other stores.
+
+    \b
+    Example:
+      mongo-session-service grants --database my_db > grants.js
+      mongo-session-service grants --database my_db --for sessions --for changes
+    """  # noqa: D301
+    database, prefix = _database(context), said(context, "prefix") or ""
+    created = role(
+        name or f"mongo_session_service_{database}",
+        needs(features or FEATURES, database, prefix),
+    )
+    Screen().write(json.dumps(created) if as_json else script(created).rstrip())
+
+
+def _database(context: click.Context) -> str:
+    database: str | None = said(context, "database")
+    uri: str | None = said(context, "uri") or os.environ.get("MONGODB_URI")
+    if database is None and uri:
+        from mongo_session_service.clients import Target
+
+        return Target.of(
+            uri, None, database=None, prefix="", transactions=True
+        ).database
+    return database or "adk"

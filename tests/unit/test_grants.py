@@ -1,0 +1,112 @@
+"""Privileges as data: what the server's words mean, and the script that grants."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import playwright
+import pytest
+from pymongo import AsyncMongoClient
+
+from mongo_session_service.database import Connection
+from mongo_session_service.privileges import (
+    FEATURES,
+    Privilege,
+    Refusal,
+    needs,
+    role,
+    script,
+)
+
+FIND = Privilege("find", "db", "events")
+NODE = Path(playwright.__file__).parent / "driver" / "node"
+RECORDER = """
+const roles = new Set(%s);
+const told = [];
+const db = {getSiblingDB: (database) => ({
+  getRole: (name) => roles.has(name) ? {} : null,
+  createRole: (role) => told.push(["create", database, role]),
+  updateRole: (name, role) => told.push(["update", database, {role: name, ...role}]),
+})};
+%s
+console.log(JSON.stringify(told));
+"""
+
+
+@pytest.mark.parametrize(
+    ("resource", "is_enough"),
+    [
+        ({"db": "db", "collection": "events"}, True),
+        ({"db": "db", "collection": ""}, True),
+        ({"db": "", "collection": "events"}, True),
+        ({"db": "", "collection": ""}, True),
+        ({"anyResource": True}, True),
+        ({"db": "db", "collection": "sessions"}, False),
+        ({"db": "other", "collection": ""}, False),
+        ({"cluster": True}, False),
+    ],
+)
+def test_a_privilege_is_held_on_more_than_its_collection(
+    resource: dict[str, Any], *, is_enough: bool
+) -> None:
+    """What is granted on a database, or on all, holds for each collection."""
+    assert FIND.is_among([{"resource": resource, "actions": ["find"]}]) is is_enough
+    assert not FIND.is_among([{"resource": resource, "actions": ["insert"]}])
+
+
+@pytest.mark.parametrize(
+    ("command", "refusal"),
+    [
+        ('insert: "events", lsid: { id: 1 }', Refusal("insert", "db", "events")),
+        ("aggregate: 1, pipeline: []", Refusal("aggregate", "db")),
+        ("listCollections: 1.0, cursor: {}", Refusal("listCollections", "db")),
+    ],
+)
+def test_a_refusal_is_read_from_what_the_server_says(
+    command: str, refusal: Refusal
+) -> None:
+    """Of the server's text, command and collection are taken, and nothing else."""
+    text = f"not authorized on db to execute command {{ {command}, x: 'hunter2' }}"
+
+    assert Refusal.of(text) == refusal
+    assert Refusal.of("hunter2") is None
+    assert "hunter2" not in str(refusal)
+
+
+def test_every_collection_of_the_service_is_granted() -> None:
+    """No collection of a connection is left out of the role."""
+    client: AsyncMongoClient[Any] = AsyncMongoClient(connect=False)
+    connection = Connection(client, database="db", prefix="p_", transactions=True)
+    own = {
+        value.name
+        for value in vars(connection).values()
+        if type(value).__name__ == "AsyncCollection"
+    }
+
+    granted = {each.collection for each in needs(FEATURES, "db", "p_")}
+
+    assert own <= granted
+    assert len(own) > 5
+
+
+@pytest.mark.parametrize("there", [[], ["my_role"]])
+def test_the_script_creates_a_role_or_brings_it_up_to_date(there: list[str]) -> None:
+    """It is JavaScript that leaves the role with the same privileges, either way."""
+    created = role("my_role", needs(FEATURES, "db"))
+    program = RECORDER % (json.dumps(there), script(created))
+
+    output = subprocess.run(
+        [NODE, "-"], input=program, text=True, capture_output=True, check=True
+    ).stdout
+
+    ((verb, database, told),) = json.loads(output)
+    assert verb == ("update" if there else "create")
+    assert database == "admin"
+    assert told == {
+        "role": "my_role",
+        "privileges": created["privileges"],
+        "roles": [],
+    }
