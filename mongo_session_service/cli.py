@@ -14,6 +14,7 @@ from .commands.connection import connection_options
 from .commands.consumers import consumers
 from .commands.grants import grants
 from .commands.live import live
+from .commands.mongod import mongod
 from .commands.program import Program
 from .commands.watch import watch
 from .transfer.commands import COMMANDS
@@ -50,5 +51,5 @@ def main() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-for command in (watch, live, consumers, grants, *COMMANDS):
+for command in (watch, live, consumers, grants, mongod, *COMMANDS):
     main.add_command(command)

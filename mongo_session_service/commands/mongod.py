@@ -1,0 +1,50 @@
+"""``mongod``: a MongoDB for an afternoon."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import click
+
+from .screen import Screen, say
+
+
+@click.command()
+@click.option(
+    "--members",
+    type=click.IntRange(1, 7),
+    default=1,
+    show_default=True,
+    help="How many mongods the replica set has.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the data there, and the port; without it all is thrown away.",
+)
+def mongod(members: int, data_dir: Path | None) -> None:
+    """Starts a MongoDB replica set on this machine, until Ctrl-C.
+
+    It prints the URI, alone on stdout. For development only: it asks for no password,
+    and listens on 127.0.0.1.
+
+    \b
+    Example:
+      mongo-session-service mongod --data-dir .mongodb
+    """  # noqa: D301  \b is click's sign
+    from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+
+    # As Ctrl-C does, so that it shuts down in good order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    replica_set = EmbeddedReplicaSet(members, data_dir)
+    try:
+        with replica_set:
+            Screen().write(replica_set.uri)
+            kept = f"kept in {data_dir}" if data_dir else "thrown away at the end"
+            say(f"MongoDB is running; its data is {kept}. Ctrl-C ends it.")
+            signal.pause()
+    except EmbeddedServerError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        say("MongoDB has ended.")
