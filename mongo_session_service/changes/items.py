@@ -1,8 +1,9 @@
 """What a change stream says, in this package's words.
 
 A change stream tells of single documents. Of an append only the event's insert is of
-interest, since it holds the delta as well; of a session its insert and its delete; of
-app and user state every write.
+interest, since it holds the delta as well; of a session its insert and its delete, and
+the replacement of what held its place while it was imported; of app and user state
+every write.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .happenings import Appended, Created, Deleted, Document, Happening, StateSe
 
 _ENDINGS: Final = ("drop", "rename", "dropDatabase", "invalidate")
 _WRITES: Final = ("insert", "update", "replace")
+_OF_SESSIONS: Final = ("insert", "replace", "delete")
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
 _OF_SESSION: Final = {"state": dict, "revision": int, "create_time": float}
 _TRANSACTION: Final = ("lsid", "txnNumber")
@@ -80,7 +82,7 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
         {"ns.coll": names.events, "operationType": "insert"},
         {
             "ns.coll": names.sessions,
-            "operationType": {"$in": ["insert", "delete"]},
+            "operationType": {"$in": list(_OF_SESSIONS)},
         },
         {
             "ns.coll": {"$in": [names.app_states, names.user_states]},

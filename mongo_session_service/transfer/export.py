@@ -94,20 +94,35 @@ def _written(path: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    partial = Path(f"{path}.partial")
     try:
-        with partial.open("wb") as plain:
-            if path.endswith(".gz"):
-                # Without a name and time, equal content gives equal bytes.
-                with gzip.GzipFile("", "wb", fileobj=plain, mtime=0) as packed:
-                    yield cast("BinaryIO", packed)
-            else:
-                yield plain
-        partial.replace(path)
+        # What a link names is replaced, not the link.
+        place = Path(path).resolve()
+        if place.exists() and not place.is_file():
+            # A pipe or a device is written to; a file in its place would be another.
+            with place.open("wb") as plain, _packed(plain, path) as file:
+                yield file
+            return
+        partial = place.with_name(f"{place.name}.partial")
+        try:
+            with partial.open("wb") as plain, _packed(plain, path) as file:
+                yield file
+            partial.replace(place)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        partial.unlink(missing_ok=True)
         message = f"{path!r} cannot be written: {error.strerror or error}."
         raise TransferError(message) from None
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+
+
+@contextmanager
+def _packed(plain: BinaryIO, path: str) -> Iterator[BinaryIO]:
+    """The file as it is to be written to: packed, if its name asks for it."""
+    if not path.endswith(".gz"):
+        yield plain
+        return
+    # Without a name and time, equal content gives equal bytes.
+    with gzip.GzipFile("", "wb", fileobj=plain, mtime=0) as packed:
+        yield cast("BinaryIO", packed)

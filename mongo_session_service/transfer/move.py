@@ -21,11 +21,12 @@ from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.translation import translated
 
+from .claims import ChangedError
 from .incoming import Batch, Gathering, Incoming, Policy
 from .items import EVERYTHING, Problem, Selection, Source, named
 from .large import LargeSession
 from .planning import Plan, Standing, plan
-from .target import ChangedError, StatePlan, Target
+from .target import StatePlan, Target
 
 _ATTEMPTS: Final = 5
 
@@ -107,7 +108,8 @@ async def move(
     with translated():
         # Before setup, which would put its indexes on another service's collections.
         opened = await service._clients.opened()  # noqa: SLF001  of the same package
-        mover = _Mover(Target(opened.connection), policies, on_problem)
+        target = Target(opened.connection, is_read_only=policies.is_dry_run)
+        mover = _Mover(target, policies, on_problem)
         async with naming_privileges(opened.connection):
             await mover.target.check()
             if not policies.is_dry_run:
@@ -200,17 +202,16 @@ class _Mover:
                 [
                     (each, planned, found.get(each.key))
                     for each, planned in plans
-                    if self._is_written(_conflict(each, planned), planned.standing)
+                    if self._is_written(planned, _conflict(each, planned))
                 ],
                 [
                     each
                     for each in states
-                    if self._is_written(_state_conflict(each), each.standing)
+                    if self._is_written(each, _state_conflict(each))
                 ],
             )
         for each, planned in plans:
-            is_other = planned.standing is Standing.CONFLICT
-            written = each.revision - (0 if is_other else planned.matched)
+            written = each.revision - planned.matched
             self._count(_conflict(each, planned), planned.standing, written)
         for state in states:
             self._count_state(state)
@@ -230,10 +231,10 @@ class _Mover:
             conflict = Problem(named(part.key), large.reason)
             self._count(conflict, large.standing, large.written)
 
-    def _is_written(self, conflict: Problem, standing: Standing) -> bool:
-        if standing is Standing.CONFLICT:
+    def _is_written(self, planned: Plan | StatePlan, conflict: Problem) -> bool:
+        if planned.standing is Standing.CONFLICT:
             return self._is_to_replace(conflict)
-        return standing in {Standing.NEW, Standing.BEHIND}
+        return planned.is_lacking
 
     def _is_to_replace(self, conflict: Problem) -> bool:
         if self._policies.on_conflict == "fail":

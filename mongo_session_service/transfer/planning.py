@@ -34,6 +34,11 @@ class Plan(NamedTuple):
     found: int = 0
     """Events that are stored under the part's revisions, right or wrong."""
 
+    @property
+    def is_lacking(self) -> bool:
+        """Whether there is something to write."""
+        return self.standing not in {Standing.SAME, Standing.AHEAD}
+
 
 def matching(incoming: Incoming, stored: Sequence[Document]) -> int:
     """How many events of a part are stored under their revisions, from its first."""
@@ -57,11 +62,11 @@ def plan(
 
     Args:
         incoming: The session, or a part of it.
-        session: What the target has under its id.
+        session: What the target has under its id; without revision, it is a claim.
         stored: The target's events from the part's first on, at most one more than it.
     """
     matched = matching(incoming, stored)
-    if session is None:
+    if session is None or "revision" not in session:
         return Plan(Standing.NEW, matched, found=len(stored))
     revision = session["revision"]
     if incoming.offset + matched < min(revision, incoming.revision):

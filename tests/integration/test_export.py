@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,26 @@ async def test_export_import_export_gives_the_same_bytes(
     assert (result.new, result.events, verified.is_equal) == (6, 25, True)
     assert second == first
     assert not list(tmp_path.glob("*.partial"))
+
+
+async def test_an_export_leaves_pipes_and_links_what_they_are(
+    filled: MongoSessionService, tmp_path: Path
+) -> None:
+    """It is written into a pipe or device, and through a link, never in their place."""
+    path, link, pipe = (tmp_path / each for each in ("x.jsonl", "link", "pipe.gz"))
+    plain = await exported(filled, path)
+    path.write_bytes(b"")
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+    reading = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
+
+    async with StoreSource(filled) as source:
+        await export(source, link)
+        await export(source, pipe)
+
+    assert gzip.decompress(await reading) == plain
+    assert (link.is_symlink(), pipe.is_fifo()) == (True, True)
+    assert path.read_bytes() == plain
 
 
 async def test_an_export_is_one_sorted_object_a_line(

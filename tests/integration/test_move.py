@@ -131,7 +131,7 @@ async def test_a_conflict_can_be_replaced(
 
     result, problems = await moved(old, service, REPLACE)
 
-    assert (result.replaced, result.events, problems) == (1, 7, [])
+    assert (result.replaced, result.events, problems) == (1, 1, [])
     assert await differences(old, service) == []
 
 

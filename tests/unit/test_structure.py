@@ -56,7 +56,8 @@ LAYERS = (
     ("transfer.items", "transfer.unpickling"),
     ("transfer.rows", "transfer.incoming", "transfer.sources.opening"),
     ("transfer.lines", "transfer.planning", "transfer.verify"),
-    ("transfer.export", "transfer.handover", "transfer.target"),
+    ("transfer.export", "transfer.handover", "transfer.claims"),
+    ("transfer.target",),
     (
         "transfer.large",
         "transfer.sources.engines",
