@@ -13,68 +13,16 @@ import threading
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import unquote
+from typing import Any
 
 from pymongo import AsyncMongoClient
-from pymongo.driver_info import DriverInfo
-from pymongo.errors import InvalidName, PyMongoError
 
+from .address import Target, open_client
 from .committer import Committer
 from .database import Connection, Driver
 from .errors import ConfigurationError
 from .store import SessionStore
 from .translation import FOREIGN_LOOP
-from .version import __version__
-
-_DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
-_DEFAULT_DATABASE: Final = "adk"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where sessions are kept: what a connection is opened to."""
-
-    database: str
-    prefix: str
-    transactions: bool
-
-    @classmethod
-    def of(
-        cls,
-        uri: str | None,
-        client: Any,
-        *,
-        database: str | None,
-        prefix: str,
-        transactions: bool,
-    ) -> Target:
-        """The target a service's arguments describe.
-
-        Raises:
-            ConfigurationError: not exactly one of ``uri`` and ``client`` is given, one
-                of them or a name is unusable, or the client has no transactions.
-        """
-        if (uri is None) == (client is None):
-            given = "neither" if uri is None else "both"
-            message = f"MongoSessionService takes a URI or a client; it got {given}."
-            raise ConfigurationError(message)
-        if not isinstance(database, str | None) or not isinstance(prefix, str):
-            raise ConfigurationError("database and collection_prefix must be strings.")
-        if uri is not None:
-            probe = open_client(uri)
-            database = database or probe.get_default_database(_DEFAULT_DATABASE).name
-        else:
-            probe, database = client, database or _DEFAULT_DATABASE
-        if Driver.of(probe) is Driver.MOCK and transactions:
-            message = "mongomock has no transactions: pass transactions=False with it."
-            raise ConfigurationError(message)
-        try:
-            probe.get_database(database).get_collection(f"{prefix}sessions")
-        except InvalidName as error:
-            message = f"Unusable database name or collection prefix: {error}."
-            raise ConfigurationError(message) from None
-        return cls(database, prefix, transactions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,28 +177,3 @@ def _forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
     for loop in list(mapping):
         if loop.is_closed():
             mapping.pop(loop, None)
-
-
-def open_client(uri: str) -> AsyncMongoClient[Any]:
-    """A client for a URI; nothing is connected yet.
-
-    Raises:
-        ConfigurationError: it is not one. What is in it is not quoted if it may hold a
-            password.
-    """
-    if not isinstance(uri, str):
-        kind = type(uri).__name__
-        message = f"uri must be a string, not {kind}; pass a client as client=."
-        raise ConfigurationError(message)
-    reason: object = "it has no scheme"
-    if "://" in uri:
-        try:
-            return AsyncMongoClient(uri, driver=_DRIVER_INFO)
-        except (PyMongoError, ValueError, OSError) as error:
-            reason = type(error).__name__ if "@" in unquote(uri) else error
-    message = (
-        f"The MongoDB URI cannot be used: {reason}. Expected"
-        " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
-        " characters in user and password percent-encoded."
-    )
-    raise ConfigurationError(message)

@@ -11,12 +11,15 @@ from google.adk.events.event import Event
 from pydantic import ValidationError
 
 from . import scopes
-from .errors import DocumentTooLargeError, InvalidInputError, StorageError
+from .arguments import check_id
+from .errors import InvalidInputError, StorageError, quoted
 from .events import build_event, drop_defaults, dump_event
 from .records import Append, Marker, NewSession, SessionKey, StoredSession
 from .scopes import ScopedState
+from .sizes import check_event_size, check_initial_state
 from .values import (
     CONTAINERS,
+    MAX_KEY_LENGTH,
     WRAPPER,
     decode_value,
     encode_value,
@@ -24,9 +27,6 @@ from .values import (
     json_form,
     unescape_key,
 )
-
-MAX_DOCUMENT_BYTES: Final = 15_500_000
-"""Below the server's 16 MiB, which leaves room for ids and a change's envelope."""
 
 _WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
 
@@ -61,12 +61,8 @@ def encode_new_session(
         DocumentTooLargeError: a scope's part of it is over ``MAX_DOCUMENT_BYTES``.
     """
     delta = _encode_scopes(_json_state(_check_state(state)))
-    sizes = []
-    for fields in (delta.app, delta.user, delta.session):
-        sizes.append(len(bson.encode(fields)))
-        if sizes[-1] > MAX_DOCUMENT_BYTES:
-            raise _too_large(f"The initial state ({_largest_key(fields)})", sizes[-1])
-    return NewSession(key, create_time, delta, sum(sizes))
+    size = sum(map(check_initial_state, (delta.app, delta.user, delta.session)))
+    return NewSession(key, create_time, delta, size)
 
 
 def encode_append(key: SessionKey, event: Event) -> Append:
@@ -76,6 +72,7 @@ def encode_append(key: SessionKey, event: Event) -> Append:
         InvalidInputError: the event or its delta holds a value that cannot be stored.
         DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
     """
+    check_id("The event's id", event.id)
     try:
         document = dump_event(event)
     except InvalidInputError as error:
@@ -86,12 +83,10 @@ def encode_append(key: SessionKey, event: Event) -> Append:
     try:
         document = encode_value(document)
     except InvalidInputError as error:
-        message = f"Event {event.id!r} cannot be stored: {error}."
+        message = f"Event {quoted(event.id)} cannot be stored: {error}."
         raise InvalidInputError(message) from None
     encoded = bson.encode(document)
-    if len(encoded) > MAX_DOCUMENT_BYTES:
-        what = f"Event {event.id!r} ({_largest_key(delta)})"
-        raise _too_large(what, len(encoded))
+    check_event_size(event.id, delta, len(encoded))
     return Append(
         key=key,
         timestamp=document["timestamp"],
@@ -209,6 +204,12 @@ def _check_state(state: object) -> dict[str, Any]:
         if not isinstance(key, str):
             message = f"State keys must be strings; one is a {type(key).__name__}."
             raise InvalidInputError(message)
+        if len(key) > MAX_KEY_LENGTH:
+            message = (
+                f"State key {quoted(key)} has {len(key)} characters; it may have"
+                f" {MAX_KEY_LENGTH}."
+            )
+            raise InvalidInputError(message)
     return state
 
 
@@ -216,9 +217,9 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
     forms = {}
     for key, value in state.items():
         try:
-            forms[key] = json_form(value, f"State key {key!r}")
+            forms[key] = json_form(value, f"State key {quoted(key)}")
         except InvalidInputError as error:
-            message = f"The value of state key {key!r} cannot be stored: {error}."
+            message = f"The value of state key {quoted(key)} cannot be stored: {error}."
             raise InvalidInputError(message) from None
     return forms
 
@@ -229,19 +230,4 @@ def _encode_scopes(state: dict[str, Any]) -> ScopedState:
         app=encode_state(parts.app),
         user=encode_state(parts.user),
         session=encode_state(parts.session),
-    )
-
-
-def _largest_key(state: dict[str, Any]) -> str:
-    if not state:
-        return "it sets no state"
-    largest = max(state, key=lambda key: len(repr(state[key])))
-    return f"its largest state key is {largest!r}"
-
-
-def _too_large(what: str, size: int) -> DocumentTooLargeError:
-    return DocumentTooLargeError(
-        f"{what} takes {size / 1e6:.1f} MB; a document may have"
-        f" {MAX_DOCUMENT_BYTES / 1e6:.1f} MB. Nothing was changed. Keep large content"
-        " in an ADK artifact and only its name in state."
     )

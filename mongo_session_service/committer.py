@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .cancellation import uninterrupted
-from .errors import StorageUnavailableError
+from .errors import DocumentTooLargeError, StorageUnavailableError
 from .records import Append, Marker, NewSession, Planned
+from .sizes import outgrown
 from .store import RefusedError, SessionStore
 from .telemetry import note_batch
 from .translation import translated
@@ -221,6 +222,8 @@ class Committer:
                 await self._commit(batch[middle:])
             elif isinstance(error, RefusedError):
                 await self._explain(batch[0], planned[0])
+            elif isinstance(error, DocumentTooLargeError):
+                _fail(batch, outgrown(batch[0].write))
             else:
                 _fail(batch, error)
         else:

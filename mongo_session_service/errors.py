@@ -27,6 +27,14 @@ quote a document is never chained.
 from __future__ import annotations
 
 import inspect
+from typing import Final
+
+_LONGEST_NAME: Final = 100  # characters
+
+
+def quoted(name: str) -> str:
+    """A name as a message shows it, without what makes it too long to be read."""
+    return repr(name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "...")
 
 
 class MongoSessionServiceError(Exception):

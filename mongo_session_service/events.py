@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from google.adk.events.event import Event, NodeInfo
@@ -58,13 +59,13 @@ def dump_event(event: Event) -> dict[str, Any]:
     for name in _NEVER_NONE:
         if getattr(event, name) is None:
             raise InvalidInputError(f"its {name} is None")
-    if not event.id or not isinstance(event.id, str):
-        raise InvalidInputError("its id must be a non-empty string")
     try:
         document = event.model_dump(exclude_none=True, warnings="error")
         document["timestamp"] = float(event.timestamp)
     except Exception:  # noqa: BLE001  serializers may raise anything, quoting values
         document = _dump_doubtful(event)
+    if not math.isfinite(document["timestamp"]):
+        raise InvalidInputError("its timestamp is no time")
     for call_id, config in event.actions.requested_auth_configs.items():
         if isinstance(config, BaseModel):
             # Security schemes are read back by their aliases only.

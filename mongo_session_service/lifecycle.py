@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from .address import Target
 from .authorization import naming_privileges
 from .cancellation import heeding_cancellation
-from .clients import Clients, Opened, Target
+from .clients import Clients, Opened
 from .schema import set_up
 from .telemetry import traced
 from .translation import translated

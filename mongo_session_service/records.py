@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
 
-from .errors import InvalidInputError
+from .arguments import check_id
 from .scopes import ScopedState
+
+_MAX_REVISION: Final = 2**63 - 1
 
 
 class SessionKey(NamedTuple):
@@ -113,33 +115,15 @@ class SessionHead:
         return self.marker if is_current else self.marker._replace(revision=-1)
 
 
-def check_id(what: str, value: object) -> str:
-    """Return ``value`` if it can name something.
-
-    Raises:
-        InvalidInputError: it is not a string, is empty, or is not valid Unicode.
-    """
-    if not isinstance(value, str):
-        message = f"{what} must be a string, not {type(value).__name__}."
-        raise InvalidInputError(message)
-    if not value:
-        raise InvalidInputError(f"{what} must not be empty.")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        message = f"{what} is not valid Unicode: it holds a lone surrogate."
-        raise InvalidInputError(message) from None
-    return value
-
-
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
     """The checked key of a session, its id stripped as ADK's own services do.
 
     Raises:
-        InvalidInputError: a part is not a string, is empty or is not valid Unicode.
+        InvalidInputError: a part is not a string, is empty, is not valid Unicode or has
+            more than 4,096 bytes.
     """
     if isinstance(session_id, str):
-        session_id = session_id.strip()
+        session_id = str.strip(session_id)
     return SessionKey(
         check_id("app_name", app_name),
         check_id("user_id", user_id),

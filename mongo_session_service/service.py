@@ -18,12 +18,14 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
-from .clients import Opened, Target
+from .address import Target
+from .arguments import check_config, check_event, check_id, check_session
+from .clients import Opened
 from .codec import decode_new_session, encode_append, encode_new_session
 from .committer import Caller
 from .deletions import remove_expired, remove_session
 from .errors import ConfigurationError
-from .records import Marker, NewSession, check_id, session_key
+from .records import Marker, NewSession, session_key
 from .sessions import mark, marker_of, to_session
 from .telemetry import traced
 from .upkeep import Upkeep
@@ -39,7 +41,8 @@ class MongoSessionService(Upkeep, BaseSessionService):
         service = MongoSessionService("mongodb://localhost/my_db?replicaSet=rs0")
         runner = Runner(agent=agent, app_name="my_app", session_service=service)
 
-    Every call may raise ``InvalidInputError`` for ids that are no non-empty strings,
+    Every call may raise ``InvalidInputError`` for arguments that make no sense, ids
+    that are no non-empty strings of 4,096 bytes at most for example,
     ``ConfigurationError``, ``SchemaVersionError``, ``StorageError`` and its
     ``StorageUnavailableError``. The README has a table of them.
     """
@@ -146,6 +149,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
                 of these the ones at or after ``after_timestamp``. All by default.
         """
         key = session_key(app_name, user_id, session_id)
+        config = check_config(config)
         async with self._opened() as opened:
             stored = await opened.store.load_session(key, config)
         return to_session(stored) if stored else None
@@ -159,9 +163,9 @@ class MongoSessionService(Upkeep, BaseSessionService):
 
         The longest untouched comes first, ties by user and then session id.
         """
-        check_id("app_name", app_name)
+        app_name = check_id("app_name", app_name)
         if user_id is not None:
-            check_id("user_id", user_id)
+            user_id = check_id("user_id", user_id)
         async with self._opened() as opened:
             stored = await opened.store.list_sessions(app_name, user_id)
         return ListSessionsResponse(sessions=[to_session(each) for each in stored])
@@ -170,8 +174,8 @@ class MongoSessionService(Upkeep, BaseSessionService):
     @traced
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Returns a user's state, keys without ``user:``; empty if there is none."""
-        check_id("app_name", app_name)
-        check_id("user_id", user_id)
+        app_name = check_id("app_name", app_name)
+        user_id = check_id("user_id", user_id)
         async with self._opened() as opened:
             return await opened.store.load_user_state(app_name, user_id)
 
@@ -193,8 +197,10 @@ class MongoSessionService(Upkeep, BaseSessionService):
             InvalidInputError: a value of the event cannot be stored.
             DocumentTooLargeError: the event or the session's state got too large.
         """
+        check_event(event)
         if event.partial:
             return event
+        check_session(session)
         key = session_key(session.app_name, session.user_id, session.id)
         append = encode_append(key, event)
         async with self._opened() as opened:

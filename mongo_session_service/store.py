@@ -239,7 +239,10 @@ class SessionStore:
             return found
         if not updates:
             return 0
-        statements = [{"q": q, "u": u, "upsert": upsert} for q, u in updates]
+        statements = [
+            {"q": wanted, "u": queries.fastest(change), "upsert": upsert}
+            for wanted, change in updates
+        ]
         command = {"update": collection.name, "updates": statements}
         return await self._connection.write(command, txn)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from bson.errors import BSONError
 from pymongo.errors import (
     BulkWriteError,
     ConnectionFailure,
@@ -28,6 +29,7 @@ from pymongo.errors import (
 from .errors import (
     ConfigurationError,
     DocumentTooLargeError,
+    InvalidInputError,
     MongoSessionServiceError,
     NotAuthorizedError,
     StorageError,
@@ -67,7 +69,7 @@ def translated() -> Iterator[None]:
     """Raise the driver's errors as this package's, without their original."""
     try:
         yield
-    except PyMongoError as error:
+    except (PyMongoError, BSONError) as error:
         raise translation(error) from None
     except RuntimeError as error:
         if re.search("different (?:event )?loop|loop is closed", str(error)):
@@ -83,14 +85,16 @@ def is_duplicate_key(error: PyMongoError) -> bool:
     return isinstance(error, DuplicateKeyError)
 
 
-def translation(error: PyMongoError) -> MongoSessionServiceError:
+def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
     """What a driver's error is called here."""
+    if isinstance(error, DocumentTooLarge):
+        return DocumentTooLargeError()
+    if isinstance(error, BSONError):
+        return InvalidInputError()
     if error.has_error_label("UnknownTransactionCommitResult"):
         return StorageUnavailableError(_UNKNOWN_OUTCOME)
     if isinstance(error, ConnectionFailure | ExecutionTimeout):
         return _unavailable(error)
-    if isinstance(error, DocumentTooLarge):
-        return DocumentTooLargeError()
     if isinstance(error, OperationFailure):
         return _refused(error)
     if isinstance(error, DriverConfigurationError):

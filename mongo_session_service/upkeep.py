@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from google.adk.platform import time as platform_time
 
 from . import deletions, queries
+from .arguments import check_callable
 from .changes.watching import Watching
 from .telemetry import traced
 
@@ -33,7 +34,12 @@ class Upkeep(Watching):
 
         Args:
             progress: Called after each step, with what was removed so far.
+
+        Raises:
+            InvalidInputError: ``progress`` is no function.
         """
+        if progress is not None:
+            check_callable("progress", progress)
         pruned = Pruned()
         is_over = False
         while not is_over:

@@ -26,37 +26,43 @@ MAX_NATIVE_DEPTH: Final = 60
 MAX_DEPTH: Final = 250
 """Levels a value may have: what JSON text can be read back within any call stack."""
 
+MAX_KEY_LENGTH: Final = 4096
+"""Characters of a state key."""
+
+_LONGEST_REMEMBERED: Final = 256
+"""Characters of a key that may be kept in memory, for it is likely to come again."""
+
 WRAPPER: Final = "%json"
 """The one field name that user data never has natively."""
 
 _SCALARS: Final = {str, int, float, bool, type(None)}
 CONTAINERS: Final = {dict, list, tuple}
 _INT64: Final = range(-(2**63), 2**63)
-_ESCAPABLE: Final = re.compile("[%.$\0\ud800-\udfff]")
-_ESCAPED: Final = re.compile("%(?:u([0-9A-F]{4})|([0-9A-F]{2}))")
+_ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("$", "%24"), ("\0", "%00"))
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE: Final = re.compile("%u([0-9A-F]{4})")
 _NOT_A_FIELD_NAME: Final = re.compile("[\0\ud800-\udfff]|\\A%json\\Z")
 
 
 @lru_cache(maxsize=1024)
 def escape_key(key: str) -> str:
     """A state key as a field name that is safe in update paths and queries."""
-    return _ESCAPABLE.sub(_escape, key) if key else "%"
+    for character, escape in _ESCAPES:
+        key = key.replace(character, escape)
+    return _SURROGATE.sub(lambda match: f"%u{ord(match[0]):04X}", key) or "%"
 
 
 def unescape_key(name: str) -> str:
     """The inverse of :func:`escape_key`."""
     if "%" not in name:
         return name
-    return _ESCAPED.sub(_unescape, name) if name != "%" else ""
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"%{code:02X}" if match[0].isascii() else f"%u{code:04X}"
-
-
-def _unescape(match: re.Match[str]) -> str:
-    return chr(int(match[1] or match[2], 16))
+    if name == "%":
+        return ""
+    if "%u" in name:
+        name = _ESCAPED_SURROGATE.sub(lambda match: chr(int(match[1], 16)), name)
+    for character, escape in reversed(_ESCAPES):
+        name = name.replace(escape, character)
+    return name
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
@@ -134,8 +140,14 @@ def json_form(value: Any, where: str = "An event") -> Any:
         raise InvalidInputError("it has no JSON form") from None
 
 
-@lru_cache(maxsize=1024)
 def _is_field_name(key: str) -> bool:
+    if len(key) > _LONGEST_REMEMBERED:
+        return _NOT_A_FIELD_NAME.search(key) is None
+    return _is_usual_field_name(key)
+
+
+@lru_cache(maxsize=1024)
+def _is_usual_field_name(key: str) -> bool:
     return _NOT_A_FIELD_NAME.search(key) is None
 
 

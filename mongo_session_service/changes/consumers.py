@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
 
+from mongo_session_service.arguments import check_callable
 from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.database import Txn
 from mongo_session_service.errors import InvalidInputError, LeaseLostError
@@ -173,10 +174,12 @@ class Consumer:
                 once. It may be called again when the transaction has to be repeated.
 
         Raises:
-            InvalidInputError: ``max_attempts`` is less than 1.
+            InvalidInputError: ``handler`` is no function, or ``max_attempts`` no
+                number from 1 on.
         """
-        if max_attempts < 1:
-            raise InvalidInputError("max_attempts must be 1 or more.")
+        check_callable("handler", handler)
+        if not isinstance(max_attempts, int) or max_attempts < 1:
+            raise InvalidInputError("max_attempts must be a number, 1 or more.")
         token = _handling.set(self)
         try:
             with translated():
@@ -251,7 +254,11 @@ class Consumer:
         Args:
             handler: As for :meth:`run`.
             transactional: As for :meth:`run`, together with the letter's removal.
+
+        Raises:
+            InvalidInputError: ``handler`` is no function.
         """
+        check_callable("handler", handler)
         async with self._opener() as opened:
             return await replay(
                 opened.connection, self.name, handler, transactional=transactional

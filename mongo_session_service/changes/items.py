@@ -217,7 +217,7 @@ def needs_document(change: Document, names: Names) -> bool:
 def _is_in_place(description: Document) -> bool:
     paths = [*description["updatedFields"], *description["removedFields"]]
     return bool(description.get("truncatedArrays")) or any(
-        path.startswith("state") and path.count(".") != 1 for path in paths
+        path.startswith("state.") and path.count(".") != 1 for path in paths
     )
 
 
@@ -227,6 +227,9 @@ def _delta(change: Document) -> Document:
         state = (change["fullDocument"] or {}).get("state")
         return decode_state(state) if isinstance(state, dict) else {}
     description = change["updateDescription"]
+    whole = description["updatedFields"].get("state")
+    if isinstance(whole, dict):  # so many keys were set at once
+        return decode_state(whole)
     paths = {
         path.removeprefix("state."): value
         for path, value in description["updatedFields"].items()

@@ -12,10 +12,17 @@ from typing import Any, get_args
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from typing_extensions import override
 
-from mongo_session_service.clients import Target
+from mongo_session_service.address import Target
+from mongo_session_service.arguments import (
+    check_callable,
+    check_choice,
+    check_id,
+    check_revision,
+    check_seconds,
+)
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
 from mongo_session_service.lifecycle import Lifecycle
-from mongo_session_service.records import check_id, session_key
+from mongo_session_service.records import session_key
 from mongo_session_service.telemetry import traced
 
 from .consumers import Consumer
@@ -75,7 +82,7 @@ class Watching(Lifecycle):
         Raises:
             InvalidInputError: the arguments name nothing that can be watched.
         """
-        _check_revision(after_revision, "after_revision")
+        check_revision("after_revision", after_revision)
         if session_id is not None:
             if app_name is None or user_id is None:
                 raise InvalidInputError("A session_id needs its app_name and user_id.")
@@ -87,9 +94,9 @@ class Watching(Lifecycle):
         if user_id is not None:
             if app_name is None:
                 raise InvalidInputError("A user_id needs its app_name.")
-            check_id("user_id", user_id)
+            user_id = check_id("user_id", user_id)
         if app_name is not None:
-            check_id("app_name", app_name)
+            app_name = check_id("app_name", app_name)
         return Subscription(self._feed, Scope(app_name, user_id))
 
     @traced
@@ -117,10 +124,13 @@ class Watching(Lifecycle):
         Raises:
             TimeoutError: it has not come so far in time.
             SessionNotFoundError: the session is not stored, or is deleted meanwhile.
-            InvalidInputError: neither a revision nor a predicate is given, or the
-                predicate is a coroutine function.
+            InvalidInputError: neither a revision nor a predicate is given, one makes
+                no sense, or the predicate is a coroutine function.
         """
-        _check_revision(revision, "revision")
+        check_revision("revision", revision)
+        check_seconds("timeout", timeout)
+        if predicate is not None:
+            check_callable("predicate", predicate)
         if revision is None and predicate is None:
             message = "wait_for needs a revision or a predicate to wait for."
             raise InvalidInputError(message)
@@ -163,11 +173,11 @@ class Watching(Lifecycle):
         Raises:
             InvalidInputError: an argument is none of these.
         """
-        check_id("name", name)
+        name = check_id("name", name)
         if app_name is not None:
-            check_id("app_name", app_name)
-        _check_choice("start", start, get_args(Start))
-        _check_choice("on_history_lost", on_history_lost, get_args(OnHistoryLost))
+            app_name = check_id("app_name", app_name)
+        check_choice("start", start, get_args(Start))
+        check_choice("on_history_lost", on_history_lost, get_args(OnHistoryLost))
         consumer = Consumer(
             self._opened, name, app_name, start=start, on_history_lost=on_history_lost
         )
@@ -205,15 +215,3 @@ def _holds(predicate: Callable[[State], object], state: State) -> bool:
         message = "predicate must be a plain function: a coroutine is always true."
         raise InvalidInputError(message)
     return bool(result)
-
-
-def _check_revision(revision: object, name: str) -> None:
-    is_number = isinstance(revision, int) and not isinstance(revision, bool)
-    if revision is not None and not (is_number and 0 <= revision < 2**63):  # type: ignore[operator]
-        raise InvalidInputError(f"{name} must be a number of appends, 0 or more.")
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        message = f"{name} must be one of {', '.join(choices)}, not {value!r}."
-        raise InvalidInputError(message)

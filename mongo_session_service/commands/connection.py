@@ -98,7 +98,7 @@ class Place:
         """Have MongoDB answer soon; a service would rather be patient."""
         import pymongo
 
-        from mongo_session_service.clients import open_client
+        from mongo_session_service.address import open_client
         from mongo_session_service.translation import translated
 
         client = open_client(self.uri)

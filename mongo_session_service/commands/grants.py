@@ -57,7 +57,7 @@ def _database(context: click.Context) -> str:
     database: str | None = said(context, "database")
     uri: str | None = said(context, "uri") or os.environ.get("MONGODB_URI")
     if database is None and uri:
-        from mongo_session_service.clients import Target
+        from mongo_session_service.address import Target
 
         return Target.of(
             uri, None, database=None, prefix="", transactions=True

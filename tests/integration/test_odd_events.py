@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from google.adk.events import Event
+from google.adk.events import Event, EventActions
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service import InvalidInputError, MongoSessionService
@@ -36,6 +36,8 @@ def mistyped(**fields: Any) -> Event:
         mistyped(timestamp=None),
         mistyped(timestamp="hunter2"),
         mistyped(timestamp=10**400),
+        mistyped(timestamp=float("nan")),
+        mistyped(timestamp=float("inf")),
         mistyped(id=None),
         mistyped(id=""),
         mistyped(id=5),
@@ -56,6 +58,39 @@ async def test_events_that_could_not_be_read_back_are_refused(
 
     assert "hunter2" not in str(caught.value)
     assert await service.get_session(**IDS) == session
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("state", None),
+        ("state", [("k", 1)]),
+        ("events", None),
+        ("events", ()),
+        ("events", ["hunter2"]),
+        ("last_update_time", "hunter2"),
+    ],
+)
+async def test_a_session_that_could_not_show_the_event_is_refused(
+    service: MongoSessionService,
+    field: str,
+    value: Any,
+    is_marked: bool,  # noqa: FBT001  a case
+) -> None:
+    """Nothing is stored by way of a mistyped session, which would then raise."""
+    before = await service.create_session(**IDS)
+    session = before.model_copy(deep=True)
+    if not is_marked:
+        session._storage_update_marker = None  # noqa: SLF001  as read elsewhere
+    setattr(session, field, value)
+    event = Event(author="x", actions=EventActions(state_delta={"k": 1, "temp:k": 2}))
+
+    with pytest.raises(InvalidInputError, match=f"session.{field}") as caught:
+        await service.append_event(session, event)
+
+    assert "hunter2" not in str(caught.value)
+    assert await service.get_session(**IDS) == before
 
 
 async def test_odd_events_that_can_be_read_back_are_stored(

@@ -12,7 +12,6 @@ from strategies import identical, json_values, states
 
 from mongo_session_service import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.codec import (
-    MAX_DOCUMENT_BYTES,
     decode_event,
     decode_state,
     encode_append,
@@ -24,6 +23,7 @@ from mongo_session_service.database import _CODEC_OPTIONS
 from mongo_session_service.events import build_event
 from mongo_session_service.queries import event_document
 from mongo_session_service.records import SessionKey
+from mongo_session_service.sizes import MAX_DOCUMENT_BYTES
 
 KEY = SessionKey("app", "user", "session")
 

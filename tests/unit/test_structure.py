@@ -16,11 +16,12 @@ PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
     ("version", "errors", "cancellation", "changes", "transfer.sources"),
-    ("events", "scopes", "telemetry", "values", "privileges"),
+    ("arguments", "events", "scopes", "telemetry", "values", "privileges"),
     ("records",),
-    ("codec", "queries", "sessions"),
+    ("queries", "sessions", "sizes"),
+    ("codec",),
     ("database", "translation"),
-    ("schema", "store", "history", "deletions", "authorization"),
+    ("address", "schema", "store", "history", "deletions", "authorization"),
     ("committer",),
     ("clients",),
     ("lifecycle", "changes.change"),
@@ -86,8 +87,10 @@ LAYERS = (
 PURE = {
     "version",
     "errors",
+    "arguments",
     "events",
     "scopes",
+    "sizes",
     "values",
     "privileges",
     "records",

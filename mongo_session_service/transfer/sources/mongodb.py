@@ -10,7 +10,7 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
-from mongo_session_service.clients import open_client
+from mongo_session_service.address import open_client
 from mongo_session_service.errors import SourceError
 from mongo_session_service.records import SessionKey
 from mongo_session_service.transfer.items import (
