@@ -21,6 +21,7 @@ from .errors import (
     StorageError,
     StorageUnavailableError,
 )
+from .hooks import Subject
 from .service import MongoSessionService
 from .upkeep import Pruned
 from .version import __version__
@@ -44,6 +45,7 @@ __all__ = [
     "SlowSubscriberError",
     "StorageError",
     "StorageUnavailableError",
+    "Subject",
     "Subscription",
     "__version__",
 ]

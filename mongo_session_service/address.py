@@ -12,6 +12,7 @@ from pymongo.errors import InvalidName, PyMongoError
 
 from .database import Driver
 from .errors import ConfigurationError
+from .hooks import NO_HOOKS, Hooks
 from .version import __version__
 
 _DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
@@ -29,6 +30,7 @@ class Target:
     database: str
     prefix: str
     transactions: bool
+    hooks: Hooks
 
     @classmethod
     def of(
@@ -39,12 +41,14 @@ class Target:
         database: str | None,
         prefix: str,
         transactions: bool,
+        hooks: Hooks = NO_HOOKS,
     ) -> Target:
         """The target a service's arguments describe.
 
         Raises:
             ConfigurationError: not exactly one of ``uri`` and ``client`` is given, one
-                of them or a name is unusable, or the client has no transactions.
+                of them or a name is unusable, the client has no transactions, or a hook
+                is no plain function.
         """
         if (uri is None) == (client is None):
             given = "neither" if uri is None else "both"
@@ -63,7 +67,8 @@ class Target:
             message = "mongomock has no transactions: pass transactions=False with it."
             raise ConfigurationError(message)
         _check_names(probe, database, prefix)
-        return cls(database, prefix, transactions)
+        hooks.check()
+        return cls(database, prefix, transactions, hooks)
 
 
 def _check_names(client: Any, database: str, prefix: str) -> None:

@@ -96,6 +96,7 @@ class Clients:
                 database=self._target.database,
                 prefix=self._target.prefix,
                 transactions=self._target.transactions,
+                hooks=self._target.hooks,
             )
             store = SessionStore(connection)
             committer = Committer(store, together=self._target.transactions)

@@ -14,62 +14,56 @@ from . import scopes
 from .arguments import check_id
 from .errors import InvalidInputError, StorageError, quoted
 from .events import build_event, drop_defaults, dump_event
+from .hooks import Hooks, Owner
 from .records import Append, Marker, NewSession, SessionKey, StoredSession
 from .scopes import ScopedState
 from .sizes import check_event_size, check_initial_state
 from .values import (
-    CONTAINERS,
     MAX_KEY_LENGTH,
     WRAPPER,
+    decode_fields,
     decode_value,
+    encode_fields,
     encode_value,
-    escape_key,
     json_form,
-    unescape_key,
 )
 
 _WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
 
 
-def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """One scope's state, or a delta to it, as fields of its document.
+def decode_state(
+    fields: Mapping[str, Any], owner: Owner, hooks: Hooks
+) -> dict[str, Any]:
+    """The state that a document's fields hold.
 
     Raises:
-        InvalidInputError: a value cannot be stored.
+        StorageError: the application's hook failed.
     """
-    return {escape_key(key): encode_value(value) for key, value in state.items()}
-
-
-def decode_state(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`encode_state`."""
-    return {
-        unescape_key(name) if "%" in name else name: (
-            decode_value(value) if type(value) in CONTAINERS else value
-        )
-        for name, value in fields.items()
-    }
+    return hooks.loaded_state(decode_fields(fields), owner)
 
 
 def encode_new_session(
-    key: SessionKey, state: object, create_time: float
+    key: SessionKey, state: object, create_time: float, hooks: Hooks
 ) -> NewSession:
     """A session with its initial state, ready to be stored.
 
     Raises:
         InvalidInputError: the state is no dict with string keys, or holds a value
-            that cannot be stored.
+            that cannot be stored, or the application's hook failed.
         DocumentTooLargeError: a scope's part of it is over ``MAX_DOCUMENT_BYTES``.
     """
-    delta = _encode_scopes(_json_state(_check_state(state)))
+    flat = hooks.state_to_store(_json_state(_check_state(state)), Owner.of_session(key))
+    delta = _encode_scopes(flat)
     size = sum(map(check_initial_state, (delta.app, delta.user, delta.session)))
     return NewSession(key, create_time, delta, size)
 
 
-def encode_append(key: SessionKey, event: Event) -> Append:
+def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
     """An event and its effect on state, ready to be stored, ``temp:`` left out.
 
     Raises:
-        InvalidInputError: the event or its delta holds a value that cannot be stored.
+        InvalidInputError: the event or its delta holds a value that cannot be stored,
+            or the application's hook failed.
         DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
     """
     check_id("The event's id", event.id)
@@ -78,6 +72,8 @@ def encode_append(key: SessionKey, event: Event) -> Append:
     except InvalidInputError as error:
         raise InvalidInputError(f"The event cannot be stored: {error}.") from None
     delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
+    owner = Owner.of_session(key)
+    delta = hooks.state_to_store(delta, owner)
     document["actions"]["state_delta"] = delta
     drop_defaults(document)
     try:
@@ -85,6 +81,9 @@ def encode_append(key: SessionKey, event: Event) -> Append:
     except InvalidInputError as error:
         message = f"Event {quoted(event.id)} cannot be stored: {error}."
         raise InvalidInputError(message) from None
+    if hooks.before_store is not None:
+        content = hooks.event_to_store(decode_value(document), owner)
+        document = encode_value(content)
     encoded = bson.encode(document)
     check_event_size(event.id, delta, len(encoded))
     return Append(
@@ -97,19 +96,23 @@ def encode_append(key: SessionKey, event: Event) -> Append:
     )
 
 
-def decode_event(stored: dict[str, Any]) -> Event:
+def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:
     """The event a document of the events collection holds.
 
     Raises:
-        StorageError: it holds none that this release of ADK can read.
+        StorageError: it holds none that this release of ADK can read, or the
+            application's hook failed.
     """
     fields = stored["event"]
+    if "wrapped" in stored:
+        fields = decode_value(fields)
+    id_ = stored["_id"]
+    if hooks.after_load is not None:
+        fields = hooks.loaded_event(fields, Owner(id_["app_name"], id_["user_id"]))
     try:
-        return build_event(decode_value(fields) if "wrapped" in stored else fields)
+        return build_event(fields)
     except ValidationError:
-        where = "of session {session_id!r} at revision {revision}".format(
-            **stored["_id"]
-        )
+        where = "of session {session_id!r} at revision {revision}".format(**id_)
         message = f"The event {where} is not one that this release of ADK can read."
         raise StorageError(message) from None
 
@@ -123,7 +126,7 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
 
 
 def decode_sessions(
-    documents: Iterable[dict[str, Any]], now: float
+    documents: Iterable[dict[str, Any]], now: float, hooks: Hooks
 ) -> Iterator[StoredSession]:
     """The sessions among mixed documents, each with the state it shares.
 
@@ -139,7 +142,7 @@ def decode_sessions(
         if isinstance(id_, str):
             app = document["state"]
         elif "revision" in id_:
-            events.append(decode_event(document))
+            events.append(decode_event(document, hooks))
         elif "session_id" in id_:
             if is_visible(document, now):
                 sessions.append(document)
@@ -149,51 +152,70 @@ def decode_sessions(
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     for document in sessions:
         key = SessionKey(*document["_id"].values())
-        state = decode_state(document["state"])
+        state = decode_fields(document["state"])
         if app or users:
             # Decoded for each session, so that no two share a mutable value.
-            user = decode_state(users.get(key.user_id, {}))
-            state = scopes.merge(ScopedState(decode_state(app), user, state))
+            user = decode_fields(users.get(key.user_id, {}))
+            state = scopes.merge(ScopedState(decode_fields(app), user, state))
+        if hooks.after_load is not None:
+            state = hooks.loaded_state(state, Owner.of_session(key))
         marker = Marker(document["revision"], document["create_time"])
         yield StoredSession(key, marker, document["update_time"], state, events)
 
 
 def decode_shared_state(
-    key: SessionKey, documents: Iterable[dict[str, Any]]
+    key: SessionKey, documents: Iterable[dict[str, Any]], hooks: Hooks
 ) -> ScopedState:
     """The state of a session's app and user, as far as it is among documents."""
     shared = ScopedState()
     user = {"app_name": key.app_name, "user_id": key.user_id}
     for document in documents:
         if document["_id"] == key.app_name:
-            shared.app.update(decode_state(document["state"]))
+            owner = Owner.of_app(key.app_name)
+            shared.app.update(decode_state(document["state"], owner, hooks))
         elif document["_id"] == user:
-            shared.user.update(decode_state(document["state"]))
+            owner = Owner.of_user(key.app_name, key.user_id)
+            shared.user.update(decode_state(document["state"], owner, hooks))
     return shared
 
 
 def decode_new_session(
-    new: NewSession, documents: Iterable[dict[str, Any]]
+    new: NewSession, documents: Iterable[dict[str, Any]], hooks: Hooks
 ) -> StoredSession:
     """A session just stored: its initial state over what it shares with others.
 
     What is shared is in those of the documents that are its app's or its user's.
     """
-    shared = decode_shared_state(new.key, documents)
-    seen = ScopedState(
-        app=shared.app | decode_state(new.delta.app),
-        user=shared.user | decode_state(new.delta.user),
-        session=decode_state(new.delta.session),
+    shared = decode_shared_state(new.key, documents, hooks)
+    own = ScopedState(
+        app=decode_fields(new.delta.app),
+        user=decode_fields(new.delta.user),
+        session=decode_fields(new.delta.session),
     )
-    created = new.create_time
+    owner = Owner.of_session(new.key)
+    state = scopes.merge(shared) | hooks.loaded_state(scopes.merge(own), owner)
     return StoredSession(
-        new.key, new.expected.next(), created, scopes.merge(seen), events=[]
+        new.key, new.expected.next(), new.create_time, state, events=[]
     )
 
 
-def is_same_event(append: Append, document: dict[str, Any]) -> bool:
+def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:
     """Whether a stored sub-document is the very event of an append."""
-    return bool(bson.encode(append.event) == bson.encode(document))
+    one, other = (
+        event if hooks.after_load is None else loaded_fields(event, append.key, hooks)
+        for event in (append.event, document)
+    )
+    return bool(bson.encode(one) == bson.encode(other))
+
+
+def loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
+    """A stored sub-document as it was before the application's hook.
+
+    Raises:
+        StorageError: the hook failed.
+    """
+    fields = hooks.loaded_event(decode_value(event), Owner.of_session(key))
+    return encode_value(fields)
 
 
 def _check_state(state: object) -> dict[str, Any]:
@@ -227,7 +249,7 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
 def _encode_scopes(state: dict[str, Any]) -> ScopedState:
     parts = scopes.split(state)
     return ScopedState(
-        app=encode_state(parts.app),
-        user=encode_state(parts.user),
-        session=encode_state(parts.session),
+        app=encode_fields(parts.app),
+        user=encode_fields(parts.user),
+        session=encode_fields(parts.session),
     )

@@ -29,6 +29,7 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from .errors import ConfigurationError
+from .hooks import NO_HOOKS, Hooks
 from .telemetry import count_conflict, count_retry
 
 logger = logging.getLogger(__name__)
@@ -110,9 +111,16 @@ class Connection:
     """A client as one event loop uses it, and the collections behind it."""
 
     def __init__(
-        self, client: Any, *, database: str, prefix: str, transactions: bool
+        self,
+        client: Any,
+        *,
+        database: str,
+        prefix: str,
+        transactions: bool,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self.client = client
+        self.hooks = hooks
         self.driver = Driver.of(client)
         self.prefix = prefix
         self.has_transactions = transactions

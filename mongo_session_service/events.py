@@ -62,6 +62,8 @@ def dump_event(event: Event) -> dict[str, Any]:
     try:
         document = event.model_dump(exclude_none=True, warnings="error")
         document["timestamp"] = float(event.timestamp)
+        if ids := document.get("long_running_tool_ids"):
+            document["long_running_tool_ids"] = sorted(ids)  # so that equals are equal
     except Exception:  # noqa: BLE001  serializers may raise anything, quoting values
         document = _dump_doubtful(event)
     if not math.isfinite(document["timestamp"]):

@@ -24,6 +24,7 @@ class Lifecycle:
         self._is_set_up = False
         self._has_indexes = True
         self.database_name = target.database
+        self._hooks = target.hooks
 
     @traced
     async def setup(self) -> None:

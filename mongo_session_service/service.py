@@ -25,6 +25,7 @@ from .codec import decode_new_session, encode_append, encode_new_session
 from .committer import Caller
 from .deletions import remove_expired, remove_session
 from .errors import ConfigurationError
+from .hooks import Hook, Hooks
 from .records import Marker, NewSession, session_key
 from .sessions import mark, marker_of, to_session
 from .telemetry import traced
@@ -56,6 +57,8 @@ class MongoSessionService(Upkeep, BaseSessionService):
         collection_prefix: str = "",
         transactions: bool = True,
         on_conflict: Literal["raise"] = "raise",
+        before_store: Hook | None = None,
+        after_load: Hook | None = None,
         **adk_kwargs: Any,
     ) -> None:
         """Connects to nothing yet.
@@ -72,6 +75,10 @@ class MongoSessionService(Upkeep, BaseSessionService):
                 append is then several writes that a crash can tear apart.
             on_conflict: What an append does when storage has moved on: raise ADK's
                 ``StaleSessionError``.
+            before_store: Called as ``before_store(value, subject)`` with each event and
+                each value of state that is to be stored; what it returns is stored
+                instead. See :class:`Subject` and the README.
+            after_load: Its inverse, called with what was stored.
             **adk_kwargs: What ADK's service registry passes along; ignored. Any but
                 ``agents_dir`` is logged as a warning, since it may be misspelt.
 
@@ -89,6 +96,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
             database=database,
             prefix=collection_prefix,
             transactions=transactions,
+            hooks=Hooks(before_store, after_load),
         )
         super().__init__(uri, client, target)
 
@@ -122,12 +130,12 @@ class MongoSessionService(Upkeep, BaseSessionService):
             session_id = platform_uuid.new_uuid()
         key = session_key(app_name, user_id, session_id)
         now = platform_time.get_time()
-        new = encode_new_session(key, {} if state is None else state, now)
+        new = encode_new_session(key, {} if state is None else state, now, self._hooks)
         async with self._opened() as opened:
             reading = opened.store.reading_shared_state(key)
             await _create(opened, new)
             shared = await asyncio.shield(reading)
-        return to_session(decode_new_session(new, shared))
+        return to_session(decode_new_session(new, shared, self._hooks))
 
     @override
     @traced
@@ -202,7 +210,7 @@ class MongoSessionService(Upkeep, BaseSessionService):
             return event
         check_session(session)
         key = session_key(session.app_name, session.user_id, session.id)
-        append = encode_append(key, event)
+        append = encode_append(key, event, self._hooks)
         async with self._opened() as opened:
             marker = marker_of(session)
             if marker is None:

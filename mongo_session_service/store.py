@@ -21,6 +21,7 @@ from .codec import (
     is_same_event,
 )
 from .database import Connection, Txn
+from .hooks import Owner
 from .records import (
     Append,
     Marker,
@@ -72,7 +73,8 @@ class SessionStore:
             *queries.shared_state(key.app_name, key.user_id),
             *queries.events(key, config),
         )
-        return next(decode_sessions(documents, platform_time.get_time()), None)
+        now, hooks = platform_time.get_time(), self._connection.hooks
+        return next(decode_sessions(documents, now, hooks), None)
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
@@ -87,7 +89,7 @@ class SessionStore:
             queries.Wanted("sessions", wanted),
             *queries.shared_state(app_name, user_id),
         )
-        return decode_sessions(documents, now)
+        return decode_sessions(documents, now, self._connection.hooks)
 
     def reading_shared_state(
         self, key: SessionKey
@@ -134,7 +136,9 @@ class SessionStore:
         stored = await self._connection.user_states.find_one(
             {"_id": queries.user_state_id(app_name, user_id)}
         )
-        return decode_state(stored["state"]) if stored else {}
+        owner = Owner.of_user(app_name, user_id)
+        fields = stored["state"] if stored else {}
+        return decode_state(fields, owner, self._connection.hooks)
 
     async def load_head(self, key: SessionKey) -> SessionHead:
         """Where a session stands.
@@ -263,7 +267,7 @@ class SessionStore:
         if stored is None:
             count_stale(self._connection.database.name)
             raise StaleSessionError(_STALE)
-        if not is_same_event(write, stored["event"]):
+        if not is_same_event(write, stored["event"], self._connection.hooks):
             message = f"Another event with id {write.event['id']!r} already exists."
             raise AlreadyExistsError(message)
         revision: int = stored["_id"]["revision"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ WRAPPER: Final = "%json"
 """The one field name that user data never has natively."""
 
 _SCALARS: Final = {str, int, float, bool, type(None)}
-CONTAINERS: Final = {dict, list, tuple}
+_CONTAINERS: Final = {dict, list, tuple}
 _INT64: Final = range(-(2**63), 2**63)
 _ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("$", "%24"), ("\0", "%00"))
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -75,7 +76,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
     """
     kind = type(value)
     if kind is str:
-        return value if _is_unicode(value) else _wrap(value)
+        return value if is_unicode(value) else _wrap(value)
     if value is None or kind is bool or kind is float or kind is bytes:
         return value
     if kind is int:
@@ -116,6 +117,25 @@ def decode_value(value: Any) -> Any:
     return value
 
 
+def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
+    """One scope's state, or a delta to it, as fields of its document.
+
+    Raises:
+        InvalidInputError: a value cannot be stored.
+    """
+    return {escape_key(key): encode_value(value) for key, value in state.items()}
+
+
+def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`encode_fields`."""
+    return {
+        unescape_key(name) if "%" in name else name: (
+            decode_value(value) if type(value) in _CONTAINERS else value
+        )
+        for name, value in fields.items()
+    }
+
+
 def json_form(value: Any, where: str = "An event") -> Any:
     """What ADK's SQL service would store for a value.
 
@@ -131,7 +151,7 @@ def json_form(value: Any, where: str = "An event") -> Any:
     except UnicodeDecodeError:
         raise InvalidInputError("it holds bytes that are not UTF-8") from None
     except Exception:  # noqa: BLE001  a value's own code may raise anything
-        if _is_json(value):  # deeper, or with stranger keys, than pydantic takes
+        if is_json(value):  # deeper, or with stranger keys, than pydantic takes
             return value
     logger.warning("%s holds a value that is not JSON; its text is stored.", where)
     try:
@@ -151,7 +171,8 @@ def _is_usual_field_name(key: str) -> bool:
     return _NOT_A_FIELD_NAME.search(key) is None
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a string has no lone surrogate, which UTF-8 cannot hold."""
     if text.isascii():
         return True
     try:
@@ -161,16 +182,16 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
     """Whether a value has JSON's types alone and is not too deep to read back."""
     level = [value]
     for _ in range(MAX_DEPTH):
         # Once each, so that neither cycles nor shared parts make a level grow.
         containers = {
-            id(node): node for node in level if type(node) in CONTAINERS
+            id(node): node for node in level if type(node) in _CONTAINERS
         }.values()
         keys = (key for node in containers if type(node) is dict for key in node)
-        if any(type(node) not in CONTAINERS | _SCALARS for node in level) or any(
+        if any(type(node) not in _CONTAINERS | _SCALARS for node in level) or any(
             type(key) is not str for key in keys
         ):
             return False
@@ -192,11 +213,11 @@ def _wrap(value: Any) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError):
         # The original may quote the value.
         raise InvalidInputError("it has no JSON form") from None
-    if not _is_json(json.loads(text)):
+    if not is_json(json.loads(text)):
         raise InvalidInputError(f"it is nested deeper than {MAX_DEPTH} levels")
     # A lone surrogate fits neither a BSON string nor JSON's escapes, which would
     # join two neighbours into one character; as bytes it does.
-    is_text = _is_unicode(text)
+    is_text = is_unicode(text)
     return {WRAPPER: text if is_text else text.encode("utf-8", "surrogatepass")}
 
 

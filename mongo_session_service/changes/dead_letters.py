@@ -6,13 +6,14 @@ import hashlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import bson
 
-from mongo_session_service.codec import decode_state, encode_state
 from mongo_session_service.database import Connection, Txn
+from mongo_session_service.hooks import Hooks
 from mongo_session_service.records import SessionKey
+from mongo_session_service.values import decode_fields, encode_fields
 
 from .change import Change
 from .handling import Handler, HandlerFailedError, Work, handling, in_transaction
@@ -69,15 +70,17 @@ def _text(error: Exception) -> str:
     return text[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
 
 
-async def bury(connection: Connection, letter: DeadLetter, txn: Txn = None) -> None:
+async def bury(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
     """Keep a dead letter, in place of an earlier one of the same change."""
+    # An error's text may quote what the application's hook keeps from being stored.
+    kind, _, _ = letter.error.partition(":")
     document = {
         "item": _encode(letter.item),
-        "error": letter.error,
+        "error": letter.error if at.hooks.before_store is None else kind,
         "attempts": letter.attempts,
         "time": letter.time,
     }
-    await connection.dead_letters.replace_one(
+    await at.dead_letters.replace_one(
         {"_id": letter.id}, document, upsert=True, session=txn
     )
 
@@ -114,7 +117,7 @@ async def all_dead_letters(
         if document is not None:
             yield DeadLetter(
                 consumer=consumer,
-                item=_decode(document),
+                item=_decode(document, connection.hooks),
                 error=document["error"],
                 attempts=document["attempts"],
                 time=document["time"],
@@ -157,7 +160,7 @@ def _id(consumer: str, item: Happening) -> Document:
             return {**id_, **key.id, "time": at}
         case StateSet(app_name, user_id, delta, at):
             # Many may be set in one millisecond, which is what the time tells.
-            digest = hashlib.sha256(bson.encode(encode_state(delta))).hexdigest()
+            digest = hashlib.sha256(bson.encode(encode_fields(delta))).hexdigest()
             of = {"app_name": app_name, "user_id": user_id}
             return {**id_, **of, "time": at, "digest": digest}
 
@@ -172,18 +175,18 @@ _KINDS: Final[dict[type, str]] = {
 
 def _encode(item: Happening) -> Document:
     if isinstance(item, StateSet):
-        return {"delta": encode_state(item.delta)}
+        return {"delta": encode_fields(item.delta)}
     return {} if isinstance(item, Deleted) else {"document": item.document}
 
 
-def _decode(stored: Document) -> Happening:
+def _decode(stored: Document, hooks: Hooks) -> Happening:
     id_, item = stored["_id"], stored["item"]
     if id_["kind"] == "state":
-        delta: dict[str, Any] = decode_state(item["delta"])
-        return StateSet(id_["app_name"], id_["user_id"], delta, id_["time"])
+        delta = decode_fields(item["delta"])
+        return StateSet(id_["app_name"], id_["user_id"], delta, id_["time"], hooks)
     key = SessionKey(id_["app_name"], id_["user_id"], id_["session_id"])
     if id_["kind"] == "deleted":
         return Deleted(key, id_["time"])
     if id_["kind"] == "created":
-        return Created(key, item["document"])
-    return Appended(key, item["document"])
+        return Created(key, item["document"], hooks)
+    return Appended(key, item["document"], hooks)

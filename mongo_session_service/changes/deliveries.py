@@ -7,7 +7,7 @@ delivery saves that position.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pymongo.errors import OperationFailure
@@ -90,7 +90,7 @@ class Deliveries:
         at = items.cluster_time(change)
         before = self.position
         self.position = before.after_change(change["_id"], at)
-        item = items.interpret(change, self._names)
+        item = items.interpret(change, self._names, self._connection.hooks)
         if item is None:
             return None
         if isinstance(item, Dropped):
@@ -101,10 +101,10 @@ class Deliveries:
         if isinstance(item, Removed) or self._router.is_silent(item):
             return None
         if isinstance(item, StateSet):
-            told = [change.state_delta for _, change in self._router.deliveries(item)]
-            if not told:
+            told = next(self._router.parts(item), None)
+            if told is None:
                 return None
-            item = replace(item, delta=told[0])
+            _, item = told
         return Delivery(item, self.position)
 
     async def _replayed(self) -> Delivery | None:
@@ -115,7 +115,8 @@ class Deliveries:
         document = self._page.popleft()
         id_ = document["_id"]
         self.position = self.position.after_replayed(id_)
-        item = items.appended(id_, document)  # None of what others wrote
+        # None of what others wrote.
+        item = items.appended(id_, document, self._connection.hooks)
         return Delivery(item, self.position) if item else None
 
     async def _load_page(self) -> bool:

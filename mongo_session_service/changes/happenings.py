@@ -1,11 +1,16 @@
-"""What can happen, as it is stored; decoded when somebody wants to know."""
+"""What can happen, as it is stored; decoded when somebody wants to know.
+
+The application's hook is asked no sooner either: until then, values are as it made them
+to be stored.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mongo_session_service.codec import decode_event, decode_state
+from mongo_session_service.hooks import Hooks, Owner
 from mongo_session_service.records import SessionKey
 from mongo_session_service.values import decode_value
 
@@ -20,14 +25,16 @@ class Appended:
 
     key: SessionKey
     document: Document
+    hooks: Hooks = field(repr=False, compare=False)
 
     def change(self) -> Change:
         """The change subscribers get.
 
         Raises:
-            StorageError: the event is not one that this release of ADK can read.
+            StorageError: the event is not one that this release of ADK can read, or the
+                application's hook failed.
         """
-        event = decode_event(self.document)
+        event = decode_event(self.document, self.hooks)
         return Change(
             kind="appended",
             **self.key.id,
@@ -38,7 +45,7 @@ class Appended:
         )
 
     def delta(self) -> Document:
-        """What the event set in state, keys prefixed by scope."""
+        """What the event set in state, as stored, keys prefixed by scope."""
         actions = self.document["event"].get("actions", {})
         delta: Document = decode_value(actions.get("state_delta", {}))
         return delta
@@ -50,14 +57,20 @@ class Created:
 
     key: SessionKey
     document: Document
+    hooks: Hooks = field(repr=False, compare=False)
 
     def change(self) -> Change:
-        """The change subscribers get: of its initial state, the session's own."""
+        """The change subscribers get: of its initial state, the session's own.
+
+        Raises:
+            StorageError: the application's hook failed.
+        """
+        owner = Owner.of_session(self.key)
         return Change(
             kind="created",
             **self.key.id,
             revision=self.document["revision"],
-            state_delta=decode_state(self.document["state"]),
+            state_delta=decode_state(self.document["state"], owner, self.hooks),
             time=self.document["create_time"],
         )
 
@@ -81,16 +94,22 @@ class StateSet:
     app_name: str
     user_id: str | None
     delta: Document
-    """Keys prefixed by scope; empty if every key it set had that value before."""
+    """As stored, keys prefixed by scope; empty if each had its value before."""
     time: float
+    hooks: Hooks = field(repr=False, compare=False)
 
-    def change(self, delta: Document | None = None) -> Change:
-        """The change subscribers get, or those who know a part of it already."""
+    def change(self) -> Change:
+        """The change subscribers get.
+
+        Raises:
+            StorageError: the application's hook failed.
+        """
+        owner = Owner(self.app_name, self.user_id)
         return Change(
             kind="state",
             app_name=self.app_name,
             user_id=self.user_id,
-            state_delta=self.delta if delta is None else delta,
+            state_delta=self.hooks.loaded_state(self.delta, owner),
             time=self.time,
         )
 

@@ -16,9 +16,9 @@ from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
 
 from mongo_session_service import queries
-from mongo_session_service.codec import decode_state
+from mongo_session_service.hooks import Hooks
 from mongo_session_service.records import SessionKey
-from mongo_session_service.values import unescape_key
+from mongo_session_service.values import decode_fields, unescape_key
 
 from .happenings import Appended, Created, Deleted, Document, Happening, StateSet
 
@@ -119,28 +119,30 @@ def cluster_time(change: Document) -> Timestamp:
     return time
 
 
-def interpret(change: Document, names: Names) -> Item | None:
+def interpret(change: Document, names: Names, hooks: Hooks) -> Item | None:
     """What a change means; None if nothing that concerns anyone."""
     kind = change["operationType"]
     if kind in _ENDINGS:
         return _ending(change, names)
     collection, id_ = change["ns"]["coll"], change["documentKey"]["_id"]
     if collection == names.events:
-        return appended(id_, change.get("fullDocument"))
+        return appended(id_, change.get("fullDocument"), hooks)
     if collection == names.sessions:
-        return _of_session(change)
-    return _state_set(id_, change)
+        return _of_session(change, hooks)
+    return _state_set(id_, change, hooks)
 
 
-def appended(id_: Any, document: Document | None) -> Appended | None:
+def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | None:
     """What a document of the events collection means, if it is one of ours."""
     key = _session_key(id_, (*SessionKey._fields, "revision"))
     if key is None or not document or not isinstance(id_["revision"], int):
         return None  # too large to be told, and deleted before it could be read
-    return Appended(key, document) if isinstance(document.get("event"), dict) else None
+    if not isinstance(document.get("event"), dict):
+        return None
+    return Appended(key, document, hooks)
 
 
-def _of_session(change: Document) -> Created | Deleted | Removed | None:
+def _of_session(change: Document, hooks: Hooks) -> Created | Deleted | Removed | None:
     kind, id_ = change["operationType"], change["documentKey"]["_id"]
     announced = _session_key(id_, (*SessionKey._fields, queries.ANNOUNCEMENT))
     if announced is not None:
@@ -148,17 +150,19 @@ def _of_session(change: Document) -> Created | Deleted | Removed | None:
     key = _session_key(id_, SessionKey._fields)
     if key is None or kind == "delete":
         return key and Deleted(key, committed_at(change))
-    return _created(key, change.get("fullDocument"))
+    return _created(key, change.get("fullDocument"), hooks)
 
 
-def _created(key: SessionKey, document: Document | None) -> Created | None:
+def _created(
+    key: SessionKey, document: Document | None, hooks: Hooks
+) -> Created | None:
     is_ours = document is not None and all(
         isinstance(document.get(name), kind) for name, kind in _OF_SESSION.items()
     )
-    return Created(key, document) if document and is_ours else None
+    return Created(key, document, hooks) if document and is_ours else None
 
 
-def _state_set(id_: Any, change: Document) -> StateSet | None:
+def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
     if isinstance(id_, str):
         prefix, app_name, user_id = State.APP_PREFIX, id_, None
     elif isinstance(id_, dict) and tuple(id_) == SessionKey._fields[:2]:
@@ -168,7 +172,7 @@ def _state_set(id_: Any, change: Document) -> StateSet | None:
     delta = {prefix + key: value for key, value in _delta(change).items()}
     if not delta and transaction_of(change) is None:
         return None  # else it may have undone what an append of the same has set
-    return StateSet(app_name, user_id, delta, committed_at(change))
+    return StateSet(app_name, user_id, delta, committed_at(change), hooks)
 
 
 def _session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
@@ -225,11 +229,11 @@ def _delta(change: Document) -> Document:
     """What a write set in a state document: all it holds, if that cannot be told."""
     if "fullDocument" in change:
         state = (change["fullDocument"] or {}).get("state")
-        return decode_state(state) if isinstance(state, dict) else {}
+        return decode_fields(state) if isinstance(state, dict) else {}
     description = change["updateDescription"]
     whole = description["updatedFields"].get("state")
     if isinstance(whole, dict):  # so many keys were set at once
-        return decode_state(whole)
+        return decode_fields(whole)
     paths = {
         path.removeprefix("state."): value
         for path, value in description["updatedFields"].items()
@@ -240,4 +244,4 @@ def _delta(change: Document) -> Document:
         for path in description["removedFields"]
         if path.startswith("state.")
     }
-    return {**decode_state(paths), **removed}
+    return {**decode_fields(paths), **removed}

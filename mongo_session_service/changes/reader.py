@@ -28,6 +28,7 @@ from mongo_session_service.errors import (
     SlowSubscriberError,
     StorageError,
 )
+from mongo_session_service.hooks import Hooks
 
 from . import items
 from .happenings import Document
@@ -182,7 +183,7 @@ class Reader:
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
             if change is not None:
-                self._hand_out(change, names)
+                self._hand_out(change, names, connection.hooks)
                 self._position = items.cluster_time(change)
                 if self._counters.delivered % _TURN == 0:
                     # The driver may have thousands at hand. A pause of 0 would do in a
@@ -195,8 +196,8 @@ class Reader:
                 measured_at = time.monotonic()
                 self._counters.oplog_window = await _oplog_window(connection)
 
-    def _hand_out(self, change: Document, names: Names) -> None:
-        item = items.interpret(change, names)
+    def _hand_out(self, change: Document, names: Names, hooks: Hooks) -> None:
+        item = items.interpret(change, names, hooks)
         if item is None:
             return
         if isinstance(item, Dropped):

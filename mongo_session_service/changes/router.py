@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
@@ -112,7 +113,7 @@ class Router(Generic[_Subscriber]):
         """
         recipients = self.recipients(item)
         if isinstance(item, StateSet):
-            yield from self._of_state(item, recipients)
+            yield from self._of_state(item)
         elif recipients and not isinstance(item, Dropped | Removed):
             change = item.change()
             yield from ((each, change) for each in recipients)
@@ -129,13 +130,20 @@ class Router(Generic[_Subscriber]):
                 writers = writes[name].writers if name in writes else set()
                 writes[name] = _Write(key, value, writers | {key})
 
-    def _of_state(
-        self, item: StateSet, recipients: list[_Subscriber]
-    ) -> Iterator[tuple[_Subscriber, Change]]:
+    def _of_state(self, item: StateSet) -> Iterator[tuple[_Subscriber, Change]]:
+        whole: Change | None = None
+        for each, part in self.parts(item):
+            if part is item:
+                whole = whole or item.change()
+                yield each, whole
+            else:
+                yield each, part.change()
+
+    def parts(self, item: StateSet) -> Iterator[tuple[_Subscriber, StateSet]]:
+        """Who is to be told which part of a write to state that sessions share."""
         writes = self._writes.get((item.app_name, item.user_id), {})
         keys = {key for write in writes.values() for key in write.writers}
-        change = item.change()
-        for each in recipients:
+        for each in self.recipients(item):
             scope = each.scope
             # Of the many, nearly all are of single sessions.
             has_written = (
@@ -145,9 +153,9 @@ class Router(Generic[_Subscriber]):
             )
             if has_written:
                 if unknown := _unknown(item, writes, scope):
-                    yield each, item.change(unknown)
+                    yield each, replace(item, delta=unknown)
             elif item.delta:
-                yield each, change
+                yield each, item
 
 
 class _Write(NamedTuple):

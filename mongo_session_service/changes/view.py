@@ -12,6 +12,7 @@ from google.adk.platform import time as platform_time
 from mongo_session_service import history, queries, scopes
 from mongo_session_service.codec import decode_shared_state, decode_state
 from mongo_session_service.database import Connection
+from mongo_session_service.hooks import Owner
 from mongo_session_service.records import Marker, SessionKey
 from mongo_session_service.scopes import ScopedState
 
@@ -93,7 +94,9 @@ async def load_view(
     session = next((each for each in found.documents if _is_session(each)), None)
     if session is None:
         return None
-    shared = decode_shared_state(key, found.documents)
+    hooks = connection.hooks
+    shared = decode_shared_state(key, found.documents, hooks)
+    own = decode_state(session["state"], Owner.of_session(key), hooks)
     appended, is_complete = (
         ([], True)
         if after_revision is None
@@ -104,7 +107,7 @@ async def load_view(
         key=key,
         marker=Marker(session["revision"], session["create_time"]),
         update_time=session["update_time"],
-        scopes=ScopedState(shared.app, shared.user, decode_state(session["state"])),
+        scopes=ScopedState(shared.app, shared.user, own),
         appended=appended,
         is_complete=is_complete,
     )
@@ -122,7 +125,9 @@ async def _load_appended(
     page = await history.snapshot_at(
         connection, connection.events, stages, at=at, whole=False
     )
-    appended = [Appended(key, each).change() for each in page.documents]
+    appended = [
+        Appended(key, each, connection.hooks).change() for each in page.documents
+    ]
     return appended, page.is_whole and len(appended) < PAGE
 
 

@@ -13,6 +13,7 @@ from google.adk.events.event import Event
 from mongo_session_service import queries
 from mongo_session_service.codec import encode_append, encode_new_session
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
+from mongo_session_service.hooks import Hooks
 from mongo_session_service.records import Append, SessionKey, session_key
 from mongo_session_service.values import decode_value
 
@@ -25,14 +26,6 @@ MAX_EVENTS: Final = 1000
 """Documents written together."""
 MAX_BYTES: Final = 8_000_000
 """Of events and state written together; a single larger event goes alone."""
-
-
-def encode_event(key: SessionKey, event: Event) -> Append:
-    """An event as it will be stored, its sets in order so that equals are equal."""
-    append = encode_append(key, event)
-    if ids := append.event.get("long_running_tool_ids"):
-        append.event["long_running_tool_ids"] = sorted(ids)
-    return append
 
 
 def digest(value: Mapping[str, Any]) -> bytes:
@@ -158,7 +151,8 @@ class Batch:
 class Gathering:
     """Turns a source's items into batches; what cannot be stored becomes a problem."""
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
         self._batch = Batch()
         self._current: Incoming | None = None
         self._ids: set[str] = set()
@@ -195,7 +189,9 @@ class Gathering:
         self._ids.clear()
         try:
             key = session_key(*header.key)
-            new = encode_new_session(key, dict(header.state), header.update_time)
+            new = encode_new_session(
+                key, dict(header.state), header.update_time, self._hooks
+            )
         except (InvalidInputError, DocumentTooLargeError) as error:
             self._refuse(named(header.key), error)
             return
@@ -231,7 +227,7 @@ class Gathering:
             )
             return
         try:
-            append = encode_event(current.key, event)
+            append = encode_append(current.key, event, self._hooks)
         except (InvalidInputError, DocumentTooLargeError) as error:
             self._refuse(where, error)
             return
@@ -251,7 +247,7 @@ class Gathering:
         flat = {prefix + key: value for key, value in shared.state.items()}
         try:
             key = session_key(shared.app_name, shared.user_id or "-", "-")
-            new = encode_new_session(key, flat, 0)
+            new = encode_new_session(key, flat, 0, self._hooks)
         except (InvalidInputError, DocumentTooLargeError) as error:
             self._refuse(str(shared), error)
             return

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from google.adk.events.event import Event
 
+from mongo_session_service.hooks import Owner
 from mongo_session_service.records import SessionKey
 
 
@@ -53,6 +54,11 @@ class SharedState:
     app_name: str
     user_id: str | None
     state: Mapping[str, Any]
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is."""
+        return Owner.of_shared(self.app_name, self.user_id)
 
     def __str__(self) -> str:
         if self.user_id is None:

@@ -39,7 +39,8 @@ class LargeSession:
             return
         found = (await self._target.sessions([part.key])).get(part.key)
         events = await self._target.events([part])
-        planned = plan(part, found, events.get(part.key, []))
+        hooks = self._target.hooks
+        planned = plan(part, found, events.get(part.key, []), hooks)
         if planned.standing is Standing.CONFLICT:
             self.standing, self.reason = planned.standing, planned.reason
             conflict = Problem(named(part.key), self.reason)

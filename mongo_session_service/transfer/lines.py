@@ -19,7 +19,6 @@ value], ...]}`` for an object that has such a key or looks like one of these fou
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping
@@ -29,8 +28,10 @@ from google.adk.events.event import Event
 
 from mongo_session_service.codec import encode_append
 from mongo_session_service.errors import SourceError
+from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.records import SessionKey
-from mongo_session_service.values import decode_value, json_form
+from mongo_session_service.tags import tagged, untagged
+from mongo_session_service.values import decode_value, is_unicode, json_form
 
 from .items import Item, SessionHeader, SharedState
 from .rows import UnreadableError, validated
@@ -39,7 +40,6 @@ FORMAT: Final = "mongo-session-service"
 VERSION: Final = 1
 HEADER: Final = {"format": FORMAT, "version": VERSION}
 
-_TAGS: Final = ("%bytes", "%float", "%text", "%object")
 _NOBODY: Final = SessionKey("-", "-", "-")
 
 
@@ -62,10 +62,8 @@ def to_line(item: SharedState | SessionHeader | Event) -> str:
 
 
 def to_fields(event: Event) -> dict[str, Any]:
-    """An event's fields as they are stored; sets in order, so that equals are equal."""
-    fields: dict[str, Any] = decode_value(encode_append(_NOBODY, event).event)
-    if ids := fields.get("long_running_tool_ids"):
-        fields["long_running_tool_ids"] = sorted(ids)
+    """An event's fields as they are stored without hooks."""
+    fields: dict[str, Any] = decode_value(encode_append(_NOBODY, event, NO_HOOKS).event)
     return fields
 
 
@@ -85,40 +83,7 @@ def as_text(value: Mapping[str, Any]) -> str:
 
 
 def _tagged_text(value: Any) -> str:
-    return json.dumps(_tagged(value), ensure_ascii=False, allow_nan=False)
-
-
-def _tagged(value: Any) -> Any:
-    match value:
-        case bytes():
-            return {"%bytes": base64.b64encode(value).decode()}
-        case float() if not math.isfinite(value):
-            return {"%float": repr(value)}
-        case str() if not _is_unicode(value):
-            text = value.encode("utf-8", "surrogatepass")
-            return {"%text": base64.b64encode(text).decode()}
-        case dict() if _is_odd(value):
-            items = [[_tagged(key), _tagged(each)] for key, each in value.items()]
-            return {"%object": items}
-        case dict():
-            return {key: _tagged(each) for key, each in value.items()}
-        case list() | tuple():
-            return list(map(_tagged, value))
-        case _:
-            return value
-
-
-def _is_odd(value: dict[str, Any]) -> bool:
-    is_tag = len(value) == 1 and next(iter(value)) in _TAGS
-    return is_tag or not all(map(_is_unicode, value))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return json.dumps(tagged(value), ensure_ascii=False, allow_nan=False)
 
 
 def parse(line: bytes) -> tuple[str, Any]:
@@ -130,7 +95,7 @@ def parse(line: bytes) -> tuple[str, Any]:
     try:
         value = json.loads(line, parse_constant=_no_constant)
         if b'"%' in line:
-            value = _untagged(value)
+            value = untagged(value)
     except (ValueError, TypeError, RecursionError):
         raise UnreadableError("it is not valid JSON") from None
     if not isinstance(value, dict) or len(value) != 1:
@@ -140,24 +105,6 @@ def parse(line: bytes) -> tuple[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(name)
-
-
-def _untagged(value: Any) -> Any:
-    match value:
-        case {"%bytes": str(text)} if len(value) == 1:
-            return base64.b64decode(text, validate=True)
-        case {"%float": ("nan" | "inf" | "-inf") as text} if len(value) == 1:
-            return float(text)
-        case {"%text": str(text)} if len(value) == 1:
-            return base64.b64decode(text).decode("utf-8", "surrogatepass")
-        case {"%object": list(items)} if len(value) == 1:
-            return {_untagged(key): _untagged(each) for key, each in items}
-        case dict():
-            return {key: _untagged(each) for key, each in value.items()}
-        case list():
-            return list(map(_untagged, value))
-        case _:
-            return value
 
 
 def check_header(line: bytes) -> None:
@@ -216,7 +163,7 @@ def to_item(kind: str, value: Any) -> Item:
 
 def _text(value: dict[str, Any], name: str) -> str:
     text = value.get(name)
-    if not isinstance(text, str) or not text or not _is_unicode(text):
+    if not isinstance(text, str) or not text or not is_unicode(text):
         raise UnreadableError(f"its {name} is no text")
     return text
 

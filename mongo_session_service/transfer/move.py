@@ -114,7 +114,7 @@ async def move(
             await mover.target.check()
             if not policies.is_dry_run:
                 await service.setup()
-            async with aclosing(_read_ahead(source, selection, mover.moved)) as batches:
+            async with aclosing(_read_ahead(source, selection, mover)) as batches:
                 async for batch in batches:
                     await mover.take(batch)
                     on_progress(mover.moved)
@@ -122,16 +122,16 @@ async def move(
 
 
 async def _read_ahead(
-    source: Source, selection: Selection, moved: Moved
+    source: Source, selection: Selection, mover: _Mover
 ) -> AsyncGenerator[Batch]:
     """The source's batches, the next being read while one is in use."""
     queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=1)
 
     async def read() -> None:
-        gathering = Gathering()
+        gathering = Gathering(mover.target.hooks)
         async with aclosing(source.read(selection)) as items:
             async for item in items:
-                moved.read += isinstance(item, Event)
+                mover.moved.read += isinstance(item, Event)
                 for batch in gathering.add(item):
                     await queue.put(batch)
         for batch in gathering.end():
@@ -192,8 +192,9 @@ class _Mover:
         """Plan, and write as planned; the target may have changed in between."""
         found = await self.target.sessions(each.key for each in batch.sessions)
         events = await self.target.events(batch.sessions)
+        hooks = self.target.hooks
         plans = [
-            (each, plan(each, found.get(each.key), events.get(each.key, [])))
+            (each, plan(each, found.get(each.key), events.get(each.key, []), hooks))
             for each in batch.sessions
         ]
         states = await self.target.states(batch.states.values())

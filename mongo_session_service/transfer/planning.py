@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mongo_session_service.codec import is_same_event
-from mongo_session_service.values import decode_value
+from mongo_session_service.codec import decode_state, is_same_event, loaded_fields
+from mongo_session_service.hooks import Hooks, Owner
+from mongo_session_service.records import Append
 
-from .incoming import Document, Incoming, digest, event_digest
+from .incoming import Document, Incoming, IncomingState, digest, event_digest
 
 
 class Standing(Enum):
@@ -40,23 +41,33 @@ class Plan(NamedTuple):
         return self.standing not in {Standing.SAME, Standing.AHEAD}
 
 
-def matching(incoming: Incoming, stored: Sequence[Document]) -> int:
+def matching(incoming: Incoming, stored: Sequence[Document], hooks: Hooks) -> int:
     """How many events of a part are stored under their revisions, from its first."""
     for index, append in enumerate(incoming.appends):
         if index == len(stored):
             return index
         event = stored[index]["event"]
         is_next = stored[index]["_id"]["revision"] == incoming.offset + index + 1
-        if not is_next or not (
-            is_same_event(append, event)
-            or event_digest(append.event) == event_digest(event)
-        ):
+        if not is_next or not _is_same_event(append, event, hooks):
             return index
     return len(incoming.appends)
 
 
+def _is_same_event(append: Append, event: Document, hooks: Hooks) -> bool:
+    """Whether a stored event is one coming in, whatever the order of their fields."""
+    if is_same_event(append, event, hooks):
+        return True
+    one, other = (
+        loaded_fields(each, append.key, hooks) for each in (append.event, event)
+    )
+    return event_digest(one) == event_digest(other)
+
+
 def plan(
-    incoming: Incoming, session: Document | None, stored: Sequence[Document]
+    incoming: Incoming,
+    session: Document | None,
+    stored: Sequence[Document],
+    hooks: Hooks,
 ) -> Plan:
     """What a whole session, or the last part of one, needs.
 
@@ -64,8 +75,9 @@ def plan(
         incoming: The session, or a part of it.
         session: What the target has under its id; without revision, it is a claim.
         stored: The target's events from the part's first on, at most one more than it.
+        hooks: The application's, by whose results alone nothing can be compared.
     """
-    matched = matching(incoming, stored)
+    matched = matching(incoming, stored, hooks)
     if session is None or "revision" not in session:
         return Plan(Standing.NEW, matched, found=len(stored))
     revision = session["revision"]
@@ -74,25 +86,29 @@ def plan(
         return Plan(Standing.CONFLICT, matched, f"its event {number} is another")
     if not incoming.is_last:
         return Plan(Standing.BEHIND, matched)
-    if revision == 0 and not _is_same_beginning(incoming, session):
+    if revision == 0 and not _is_same_beginning(incoming, session, hooks):
         return Plan(Standing.CONFLICT, matched, "it was created apart from this one")
     if revision > incoming.revision:
         return Plan(Standing.AHEAD, matched)
     if revision < incoming.revision:
         return Plan(Standing.BEHIND, matched)
-    return _compared(incoming, session, matched)
+    return _compared(incoming, session, matched, hooks)
 
 
-def _is_same_beginning(incoming: Incoming, session: Document) -> bool:
+def _is_same_beginning(incoming: Incoming, session: Document, hooks: Hooks) -> bool:
     """Whether two sessions, one of them without events, can be the same."""
     if incoming.create_time is not None:
         return bool(incoming.create_time == session["create_time"])
-    return _is_same_state(incoming.state, session["state"])
+    owner = Owner.of_session(incoming.key)
+    return _is_same_state(incoming.state, session["state"], owner, hooks)
 
 
-def _compared(incoming: Incoming, session: Document, matched: int) -> Plan:
+def _compared(
+    incoming: Incoming, session: Document, matched: int, hooks: Hooks
+) -> Plan:
     """Of the same events: a session's state can be set without one, at its creation."""
-    if _is_same_state(incoming.state, session["state"]):
+    owner = Owner.of_session(incoming.key)
+    if _is_same_state(incoming.state, session["state"], owner, hooks):
         if incoming.update_time == session["update_time"]:
             return Plan(Standing.SAME, matched)
         reason = "it was updated at another time"
@@ -104,7 +120,10 @@ def _compared(incoming: Incoming, session: Document, matched: int) -> Plan:
 
 
 def plan_state(
-    wanted: Document, stored: Document | None, imported: Document | None
+    wanted: IncomingState,
+    stored: Document | None,
+    imported: Document | None,
+    hooks: Hooks,
 ) -> Standing:
     """What state that sessions share needs.
 
@@ -112,15 +131,17 @@ def plan_state(
         wanted: The state coming in.
         stored: The target's document of it.
         imported: At which revision the last import left that.
+        hooks: The application's, as above.
     """
     if stored is None:
         return Standing.NEW
-    if _is_same_state(wanted, stored["state"]):
+    if _is_same_state(wanted.state, stored["state"], wanted.shared.owner, hooks):
         return Standing.SAME
     if imported is not None and imported["revision"] == stored["revision"]:
         return Standing.BEHIND
     return Standing.CONFLICT
 
 
-def _is_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return digest(decode_value(dict(one))) == digest(decode_value(dict(other)))
+def _is_same_state(one: Document, other: Document, owner: Owner, hooks: Hooks) -> bool:
+    here, there = (digest(decode_state(each, owner, hooks)) for each in (one, other))
+    return here == there

@@ -48,6 +48,7 @@ class Target:
 
     def __init__(self, connection: Connection, *, is_read_only: bool) -> None:
         self._at = connection
+        self.hooks = connection.hooks
         self._is_read_only = is_read_only
         self._claims = Claims(connection)
         sessions = connection.sessions.name.removesuffix("sessions")
@@ -122,7 +123,7 @@ class Target:
         for each in states:
             there = stored.get(repr(each.id))
             note = stored.get(repr({"of": each.id}))
-            standing = plan_state(each.state, there, note)
+            standing = plan_state(each, there, note, self.hooks)
             revision = there["revision"] if there else None
             plans.append(StatePlan(each, standing, revision, note is not None))
         return plans

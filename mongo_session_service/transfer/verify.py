@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 from google.adk.events.event import Event
 
+from mongo_session_service.codec import encode_append
 from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.records import SessionKey, session_key
 from mongo_session_service.values import json_form
 
-from .incoming import digest, encode_event, event_digest
+from .incoming import digest, event_digest
 from .items import (
     EVERYTHING,
     Item,
@@ -162,7 +164,7 @@ class _Verifier:
 
 def _seen(key: SessionKey, event: Event) -> _Seen:
     try:
-        return _Seen(event.id, event_digest(encode_event(key, event).event))
+        return _Seen(event.id, event_digest(encode_append(key, event, NO_HOOKS).event))
     except InvalidInputError:
         return _Seen(event.id, b"what cannot be stored")
 

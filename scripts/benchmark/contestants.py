@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.codec import encode_append, encode_new_session
+from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.queries import event_document, session_document
 from mongo_session_service.records import SessionKey
 
@@ -123,7 +124,7 @@ class Ours(OnMongo):
     async def seed_sessions(self, sessions: Sequence[Session]) -> None:
         now = time.time()
         await self.database.sessions.insert_many(
-            session_document(encode_new_session(key, each.state, now))
+            session_document(encode_new_session(key, each.state, now, NO_HOOKS))
             for each in sessions
             if (key := SessionKey(each.app_name, each.user_id, each.id))
         )
@@ -132,7 +133,7 @@ class Ours(OnMongo):
     async def seed_events(self, session: Session, events: Sequence[Event]) -> None:
         key = SessionKey(session.app_name, session.user_id, session.id)
         await self.database.events.insert_many(
-            event_document(encode_append(key, event), revision)
+            event_document(encode_append(key, event, NO_HOOKS), revision)
             for revision, event in enumerate(events, 1)
         )
         changed = {"revision": len(events), "update_time": events[-1].timestamp}

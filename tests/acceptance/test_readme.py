@@ -11,6 +11,7 @@ from typing import Any
 from google.adk.events import Event
 from google.genai import types
 from pymongo import MongoClient
+from sealing import CANARY, clear_text, cluster_time
 
 from mongo_session_service import MongoSessionService, Pruned
 
@@ -55,6 +56,23 @@ def test_the_examples_run(mongodb_uri: str, database: str, admin: MongoClient) -
     (span,) = [text for text in blocks("text") if text.startswith("{'db.system")]
     printed = run(example("opentelemetry"), uri).replace(database, "adk")
     assert span.splitlines() == printed.splitlines()[-1:]
+
+
+def test_sealed_data_is_not_in_clear(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """The example that encrypts prints what it stored, and stores nothing of it."""
+    since = cluster_time(admin)
+    code = example("before_store").replace("influenza", CANARY)
+    code = code.replace("penicillin", CANARY).replace('"nurse"', f'"{CANARY}"')
+
+    printed = run(code, mongodb_uri.replace("/?", f"/{database}?"))
+
+    (expected,) = [text for text in blocks("text") if "influenza" in text]
+    shown = expected.replace("influenza", CANARY).replace("penicillin", CANARY)
+    assert printed == shown
+    assert list(clear_text(admin, [database], since)) == []
+    assert admin[database].user_states.count_documents({}) == 1
 
 
 async def test_the_queries_find_what_they_name(

@@ -14,6 +14,7 @@ from google.adk.sessions import BaseSessionService, InMemorySessionService
 from mongomock_motor import AsyncMongoMockClient
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
+from sealing import SEALED
 
 from mongo_session_service import MongoSessionService
 
@@ -38,6 +39,12 @@ async def _in_memory(_uri: str, _database: str) -> AsyncIterator[BaseSessionServ
 @contextlib.asynccontextmanager
 async def _from_uri(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
     async with MongoSessionService(uri, database=database) as service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _sealed(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    async with MongoSessionService(uri, database=database, **SEALED) as service:
         yield service
 
 
@@ -72,6 +79,7 @@ async def _mongomock(_uri: str, database: str) -> AsyncIterator[BaseSessionServi
 BACKENDS = (
     Backend("adk-in-memory", _in_memory),
     Backend("uri", _from_uri),
+    Backend("sealed", _sealed),
     Backend("pymongo", _pymongo),
     Backend("motor", _motor),
     Backend("no-transactions", _without_transactions),

@@ -6,6 +6,7 @@ import pytest
 from faults import victim_uri
 from filling import fill
 from google.adk.sessions import InMemorySessionService
+from sealing import SEALED
 
 from mongo_session_service import MongoSessionService
 
@@ -24,3 +25,10 @@ async def old() -> InMemorySessionService:
     service = InMemorySessionService()
     await fill(service)
     return service
+
+
+@pytest.fixture
+async def sealed(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
+    """A service that stores nothing in clear."""
+    async with MongoSessionService(mongodb_uri, database=database, **SEALED) as service:
+        yield service

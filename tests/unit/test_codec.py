@@ -13,17 +13,17 @@ from strategies import identical, json_values, states
 from mongo_session_service import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.codec import (
     decode_event,
-    decode_state,
     encode_append,
     encode_new_session,
-    encode_state,
     is_same_event,
 )
 from mongo_session_service.database import _CODEC_OPTIONS
 from mongo_session_service.events import build_event
+from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.queries import event_document
 from mongo_session_service.records import SessionKey
 from mongo_session_service.sizes import MAX_DOCUMENT_BYTES
+from mongo_session_service.values import decode_fields, encode_fields
 
 KEY = SessionKey("app", "user", "session")
 
@@ -34,13 +34,13 @@ def through_bson(document: dict[str, Any]) -> dict[str, Any]:
 
 def stored(event: Event) -> dict[str, Any]:
     """What is read of an event that was written."""
-    return through_bson(event_document(encode_append(KEY, event), 1))
+    return through_bson(event_document(encode_append(KEY, event, NO_HOOKS), 1))
 
 
 @given(states)
 def test_state_survives_bson(state: dict[str, Any]) -> None:
     """A scope's state comes back identical, whatever its keys and values."""
-    assert identical(decode_state(through_bson(encode_state(state))), state)
+    assert identical(decode_fields(through_bson(encode_fields(state))), state)
 
 
 @given(
@@ -70,7 +70,7 @@ def test_event_survives_bson(
         output=output,
     )
 
-    found = decode_event(stored(event))
+    found = decode_event(stored(event), NO_HOOKS)
 
     assert found == event
     assert identical(found.model_dump(), event.model_dump())
@@ -112,7 +112,7 @@ def test_the_event_is_not_changed_by_encoding() -> None:
     event = Event(author="a", actions=EventActions(state_delta={"temp:x": 1, "y": 2}))
     before = event.model_copy(deep=True)
 
-    append = encode_append(KEY, event)
+    append = encode_append(KEY, event, NO_HOOKS)
 
     assert event == before
     assert append.event["actions"]["state_delta"] == {"y": 2}
@@ -125,8 +125,8 @@ def test_an_event_is_recognised_by_its_content() -> None:
     other = event.model_copy(update={"output": [1.0, {"k": 2**70}]})
     found = stored(event)["event"]
 
-    assert is_same_event(encode_append(KEY, event), found)
-    assert not is_same_event(encode_append(KEY, other), found)
+    assert is_same_event(encode_append(KEY, event, NO_HOOKS), found, NO_HOOKS)
+    assert not is_same_event(encode_append(KEY, other, NO_HOOKS), found, NO_HOOKS)
 
 
 def test_too_large_events_are_refused_by_name() -> None:
@@ -135,7 +135,7 @@ def test_too_large_events_are_refused_by_name() -> None:
     event = Event(id="e1", author="a", actions=EventActions(state_delta=delta))
 
     with pytest.raises(DocumentTooLargeError, match="'e1'.*'blob'") as caught:
-        encode_append(KEY, event)
+        encode_append(KEY, event, NO_HOOKS)
 
     assert "xxx" not in str(caught.value)
 
@@ -145,19 +145,19 @@ def test_too_large_initial_state_is_refused_by_key() -> None:
     state = {"app:blob": "x" * MAX_DOCUMENT_BYTES, "small": 1}
 
     with pytest.raises(DocumentTooLargeError, match="'blob'"):
-        encode_new_session(KEY, state, 0.0)
+        encode_new_session(KEY, state, 0.0, NO_HOOKS)
 
 
 @pytest.mark.parametrize("state", [[], "x", 1, {1: 2}, {None: 1}])
 def test_state_must_be_a_dict_with_string_keys(state: Any) -> None:
     """Anything else is refused before it is stored."""
     with pytest.raises(InvalidInputError):
-        encode_new_session(KEY, state, 0.0)
+        encode_new_session(KEY, state, 0.0, NO_HOOKS)
 
 
 def test_an_unusable_value_is_named_by_its_key_and_not_shown() -> None:
     """The error says which key is at fault, and does not quote the value."""
     with pytest.raises(InvalidInputError, match="'app:image'") as caught:
-        encode_new_session(KEY, {"app:image": b"hunter2\xff"}, 0.0)
+        encode_new_session(KEY, {"app:image": b"hunter2\xff"}, 0.0, NO_HOOKS)
 
     assert "hunter2" not in str(caught.value)

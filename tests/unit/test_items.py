@@ -16,6 +16,7 @@ from mongo_session_service.changes.happenings import (
     StateSet,
 )
 from mongo_session_service.changes.items import Dropped, Names, Removed
+from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.records import SessionKey
 
 NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states")
@@ -57,13 +58,13 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
     [
         (
             change("insert", documentKey={"_id": EVENT["_id"]}, fullDocument=EVENT),
-            Appended(KEY, EVENT),
+            Appended(KEY, EVENT, NO_HOOKS),
         ),
         (
             change(
                 "insert", "sessions", documentKey={"_id": KEY.id}, fullDocument=SESSION
             ),
-            Created(KEY, SESSION),
+            Created(KEY, SESSION, NO_HOOKS),
         ),
         (
             change("delete", "sessions", documentKey={"_id": KEY.id}),
@@ -82,11 +83,11 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
         (change("delete", "sessions", documentKey=SILENT), None),
         (
             update("app_states", "a", updatedFields={"state.x%2Ey": 1, "revision": 2}),
-            StateSet("a", None, {"app:x.y": 1}, TIME),
+            StateSet("a", None, {"app:x.y": 1}, TIME, NO_HOOKS),
         ),
         (
             update("user_states", USER, removedFields=["state.x"]),
-            StateSet("a", "u", {"user:x": None}, TIME),
+            StateSet("a", "u", {"user:x": None}, TIME, NO_HOOKS),
         ),
         (
             change(
@@ -95,11 +96,11 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
                 documentKey={"_id": USER},
                 fullDocument={"_id": USER, "state": {"x": {"%json": "1"}}},
             ),
-            StateSet("a", "u", {"user:x": 1}, TIME),
+            StateSet("a", "u", {"user:x": 1}, TIME, NO_HOOKS),
         ),
         (
             update("app_states", "a", updatedFields={"state": {"x%2Ey": 1}}),
-            StateSet("a", None, {"app:x.y": 1}, TIME),
+            StateSet("a", None, {"app:x.y": 1}, TIME, NO_HOOKS),
         ),
         (update("app_states", "a", updatedFields={"revision": 2}), None),
         (change("drop"), Dropped("The collection 'p_events' was dropped")),
@@ -112,7 +113,7 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
 )
 def test_changes_are_interpreted(told: dict[str, Any], meaning: Any) -> None:
     """Each document of a stream means one thing, or nothing."""
-    assert items.interpret(told, NAMES) == meaning
+    assert items.interpret(told, NAMES, NO_HOOKS) == meaning
 
 
 @pytest.mark.parametrize(

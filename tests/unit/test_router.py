@@ -17,6 +17,7 @@ from mongo_session_service.changes.happenings import (
 )
 from mongo_session_service.changes.items import Removed
 from mongo_session_service.changes.router import Router, Scope
+from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.records import SessionKey
 
 KEY = SessionKey("a", "u", "s")
@@ -57,11 +58,11 @@ def appended(key: SessionKey, **delta: Any) -> Appended:
         "timestamp": 1.0,
         "actions": {"state_delta": delta},
     }
-    return Appended(key, {"_id": key.event_id(1), "event": event})
+    return Appended(key, {"_id": key.event_id(1), "event": event}, NO_HOOKS)
 
 
 def app_state(**delta: Any) -> StateSet:
-    return StateSet("a", None, {f"app:{k}": v for k, v in delta.items()}, 1.0)
+    return StateSet("a", None, {f"app:{k}": v for k, v in delta.items()}, 1.0, NO_HOOKS)
 
 
 def told(router: Router[Reader], item: Any, txn: object = 1) -> dict[str, Change]:
@@ -78,11 +79,11 @@ def told(router: Router[Reader], item: Any, txn: object = 1) -> dict[str, Change
         (appended(STRANGER), {"other user", "app", "all"}),
         (Deleted(KEY, 1.0), {"session", "user", "app", "all"}),
         (
-            Created(KEY, {"revision": 0, "state": {}, "create_time": 1.0}),
+            Created(KEY, {"revision": 0, "state": {}, "create_time": 1.0}, NO_HOOKS),
             {"user", "app", "all"},
         ),
         (
-            StateSet("a", "u", {"user:x": 1}, 1.0),
+            StateSet("a", "u", {"user:x": 1}, 1.0, NO_HOOKS),
             {"session", "other session", "user", "app", "all"},
         ),
         (app_state(x=1), set(READERS) - {"other app"}),
@@ -149,7 +150,7 @@ def test_who_has_left_is_told_nothing(router: Router[Reader]) -> None:
 
 def test_a_change_that_cannot_be_read_is_an_error(router: Router[Reader]) -> None:
     """An event of a later ADK is refused rather than left out."""
-    item = Appended(KEY, {"_id": KEY.event_id(1), "event": {"author": 1}})
+    item = Appended(KEY, {"_id": KEY.event_id(1), "event": {"author": 1}}, NO_HOOKS)
 
     with pytest.raises(StorageError):
         told(router, item)

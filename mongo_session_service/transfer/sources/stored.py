@@ -12,6 +12,7 @@ from typing_extensions import override
 from mongo_session_service import queries
 from mongo_session_service.codec import decode_event, decode_state
 from mongo_session_service.errors import StorageError
+from mongo_session_service.hooks import Owner
 from mongo_session_service.records import SessionKey
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer.items import (
@@ -71,16 +72,18 @@ class StoreSource(Opened):
         with translated():
             async for document in self._at.app_states.find().sort("_id"):
                 if selection.takes_app(document["_id"]):
-                    yield _shared(document["_id"], None, document)
+                    yield SharedState(
+                        document["_id"], None, self._shared(document, document["_id"])
+                    )
             async for document in self._at.user_states.find().sort("_id"):
                 owner = document["_id"]["app_name"], document["_id"]["user_id"]
                 if selection.takes_user(*owner):
-                    yield _shared(*owner, document)
+                    yield SharedState(*owner, self._shared(document, *owner))
             where = _chosen(selection)
             while page := await self._page(where):
                 where["_id"] = {"$gt": page[-1]["_id"]}
                 for document in page:
-                    header = to_header(document)
+                    header = self._header(document)
                     yield header
                     async for item in self.events(header.key, document["revision"]):
                         yield item
@@ -99,7 +102,7 @@ class StoreSource(Opened):
             async for document in self._at.events.find(where).sort("_id"):
                 found += 1
                 try:
-                    yield decode_event(document)
+                    yield decode_event(document, self._at.hooks)
                 except StorageError as error:
                     yield Problem(f"event {found} of {named(key)}", str(error))
         if found < revision:
@@ -116,7 +119,7 @@ class StoreSource(Opened):
             )
         if document is None:
             return None
-        return to_header(document), self.events(key, document["revision"])
+        return self._header(document), self.events(key, document["revision"])
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
         """Which sessions there are."""
@@ -134,21 +137,23 @@ class StoreSource(Opened):
                     {"_id": queries.user_state_id(app_name, user_id)}
                 )
             )
-        return decode_state(document["state"]) if document else {}
+        return self._shared(document, app_name, user_id) if document else {}
 
+    def _header(self, document: Document) -> SessionHeader:
+        key = SessionKey(**document["_id"])
+        owner = Owner.of_session(key)
+        return SessionHeader(
+            key,
+            decode_state(document["state"], owner, self._at.hooks),
+            update_time=document["update_time"],
+            create_time=document["create_time"],
+        )
 
-def to_header(document: Document) -> SessionHeader:
-    """A stored session."""
-    return SessionHeader(
-        SessionKey(**document["_id"]),
-        decode_state(document["state"]),
-        update_time=document["update_time"],
-        create_time=document["create_time"],
-    )
-
-
-def _shared(app_name: str, user_id: str | None, document: Document) -> SharedState:
-    return SharedState(app_name, user_id, decode_state(document["state"]))
+    def _shared(
+        self, document: Document, app_name: str, user_id: str | None = None
+    ) -> Document:
+        owner = Owner.of_shared(app_name, user_id)
+        return decode_state(document["state"], owner, self._at.hooks)
 
 
 def _chosen(selection: Selection) -> Document:
