@@ -16,6 +16,7 @@ from .commands.grants import grants
 from .commands.live import live
 from .commands.mongod import mongod
 from .commands.program import Program
+from .commands.prune import prune
 from .commands.watch import watch
 from .transfer.commands import COMMANDS
 from .version import __version__
@@ -51,5 +52,5 @@ def main() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-for command in (watch, live, consumers, grants, mongod, *COMMANDS):
+for command in (watch, live, consumers, grants, mongod, prune, *COMMANDS):
     main.add_command(command)

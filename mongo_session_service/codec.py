@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from . import scopes
 from .arguments import check_id
+from .details import NO_DETAILS, Details
 from .errors import InvalidInputError, StorageError, quoted
 from .events import build_event, drop_defaults, dump_event
 from .hooks import Hooks, Owner
@@ -43,7 +44,11 @@ def decode_state(
 
 
 def encode_new_session(
-    key: SessionKey, state: object, create_time: float, hooks: Hooks
+    key: SessionKey,
+    state: object,
+    create_time: float,
+    hooks: Hooks,
+    details: Details = NO_DETAILS,
 ) -> NewSession:
     """A session with its initial state, ready to be stored.
 
@@ -55,7 +60,7 @@ def encode_new_session(
     flat = hooks.state_to_store(_json_state(_check_state(state)), Owner.of_session(key))
     delta = _encode_scopes(flat)
     size = sum(map(check_initial_state, (delta.app, delta.user, delta.session)))
-    return NewSession(key, create_time, delta, size)
+    return NewSession(key, create_time, delta, size, details)
 
 
 def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
@@ -159,7 +164,7 @@ def decode_sessions(
             state = scopes.merge(ScopedState(decode_fields(app), user, state))
         if hooks.after_load is not None:
             state = hooks.loaded_state(state, Owner.of_session(key))
-        marker = Marker(document["revision"], document["create_time"])
+        marker = Marker.of(document)
         yield StoredSession(key, marker, document["update_time"], state, events)
 
 

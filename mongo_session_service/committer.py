@@ -18,11 +18,14 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Final
 
+from google.adk.platform import time as platform_time
+
 from .cancellation import uninterrupted
 from .errors import DocumentTooLargeError, StorageUnavailableError
 from .records import Append, Marker, NewSession, Planned
+from .refused import OtherTtlError, RefusedError
 from .sizes import outgrown
-from .store import RefusedError, SessionStore
+from .store import SessionStore
 from .telemetry import note_batch
 from .translation import translated
 
@@ -52,6 +55,8 @@ class Caller:
     """Told what the session is at now, before anyone else's turn."""
     documents: list[tuple[str, ...]] = field(init=False)
     """What the write changes that others may want to change as well, as their ids."""
+    now: float = field(default_factory=platform_time.get_time)
+    """The caller's time: its batch runs outside its context."""
     is_done: asyncio.Event = field(default_factory=asyncio.Event)
     error: BaseException | None = None
     """Why it was not stored, once it is done."""
@@ -117,7 +122,7 @@ def plan(batch: Iterable[Caller]) -> list[Planned]:
         key = caller.write.key
         before = latest.get(key)
         expected = caller.expected() if before is None else before
-        planned.append(Planned(caller.write, expected))
+        planned.append(Planned(caller.write, expected, caller.now))
         latest[key] = expected.next()
     return planned
 
@@ -234,7 +239,12 @@ class Committer:
     async def _explain(self, caller: Caller, planned: Planned) -> None:
         try:
             with translated():
-                revision = await self._store.explain(caller.write)
+                revision = await self._store.explain(planned)
+        except OtherTtlError as error:
+            expected = error.expected
+            caller.expected = lambda: expected
+            await self._commit([caller])
+            return
         except Exception as error:  # noqa: BLE001  as above
             _fail([caller], error)
             return

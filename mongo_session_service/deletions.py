@@ -147,7 +147,7 @@ async def remove_remnant(connection: Connection, id_: Document, txn: Txn) -> Non
     All a change stream says of a delete is the ``_id``. An announcement in the same
     transaction says which of them is none.
     """
-    announcement = {"_id": queries.announcement_id(id_)}
+    announcement = {"_id": queries.announcement_id(id_, queries.REMOVED)}
     if txn:
         await connection.sessions.insert_one(announcement, session=txn)
     await connection.sessions.delete_one({"_id": id_}, session=txn)

@@ -7,7 +7,7 @@ an empty document, which sorts after every string and number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -17,8 +17,11 @@ from .records import Append, Marker, NewSession, SessionKey
 
 Document = dict[str, Any]
 
-ANNOUNCEMENT: Final = "removed"
+REMOVED: Final = "removed"
 """What the ``_id`` has beyond a session's that says: what is removed is none."""
+
+EXPIRES: Final = "expires"
+"""What it has that says: the session expires at another time than it did."""
 
 
 def visible(now: float) -> Document:
@@ -34,9 +37,19 @@ def expired(now: float) -> Document:
     return {"expire_time": {"$lte": now}}
 
 
-def announcement_id(id_: Document) -> Document:
-    """The ``_id`` by which the change feed knows that no session is removed."""
-    return {**id_, ANNOUNCEMENT: True}
+def counting(wanted: Document) -> list[Document]:
+    """The pipeline that counts sessions, and the events that belong to them."""
+    is_session = {"$cond": [{"$gte": ["$revision", 0]}, 1, 0]}
+    total = {"sessions": {"$sum": is_session}, "events": {"$sum": "$revision"}}
+    return [{"$match": wanted}, {"$group": {"_id": None, **total}}]
+
+
+def announcement_id(id_: Document, what: str) -> Document:
+    """The ``_id`` by which the change feed is told what it could not know.
+
+    A document with it is inserted and deleted in the transaction it is about.
+    """
+    return {**id_, what: True}
 
 
 def all_sessions(app_name: str, user_id: str | None) -> Document:
@@ -169,6 +182,7 @@ def session_document(session: NewSession) -> Document:
         "revision": 0,
         "create_time": session.create_time,
         "update_time": session.create_time,
+        **session.details.fields(),
     }
 
 
@@ -187,28 +201,39 @@ class Update(NamedTuple):
     change: Document
 
 
-def session_updates(planned: Iterable[tuple[Append, Marker]]) -> list[Update]:
+def session_updates(planned: Iterable[tuple[Append, Marker, float]]) -> list[Update]:
     """What appends change in their sessions: one update for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
-    tells a session that has moved on.
+    tells a session that has moved on, has expired, or has got another time to live.
     """
     updates: dict[SessionKey, Update] = {}
-    for append, expected in planned:
+    for append, expected, now in planned:
         update = updates.get(append.key)
         if update is None:
-            revision, create_time = expected
             first = {
                 "_id": append.key.id,
-                "revision": revision,
-                "create_time": create_time,
+                **visible(now),
+                "revision": expected.revision,
+                "create_time": expected.create_time,
+                "ttl": expected.ttl,
             }
             update = updates[append.key] = Update(first, {"$set": {}})
         changes = update.change["$set"]
         changes.update(_paths(append.delta.session))
         changes["revision"] = expected.revision + 1
         changes["update_time"] = append.timestamp
+        if expected.ttl is not None:
+            changes["expire_time"] = now + expected.ttl
     return list(updates.values())
+
+
+def fields_update(fields: Mapping[str, Any]) -> Document:
+    """What sets some fields of a document, and removes those that are None."""
+    kept = {name: value for name, value in fields.items() if value is not None}
+    removed = {name: "" for name, value in fields.items() if value is None}
+    changes = {"$set": kept, "$unset": removed}
+    return {operator: change for operator, change in changes.items() if change}
 
 
 def app_updates(writes: Iterable[Append | NewSession]) -> list[Update]:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from google.adk.events.event import Event
 
 from .arguments import check_id
+from .details import NO_DETAILS, Details
 from .scopes import ScopedState
 
 _MAX_REVISION: Final = 2**63 - 1
@@ -39,10 +40,17 @@ class Marker(NamedTuple):
 
     revision: int
     create_time: float
+    ttl: float | None = None
+    """What an append renews without having to read it first."""
 
     def next(self) -> Marker:
         """What the session is at after one append."""
-        return Marker(self.revision + 1, self.create_time)
+        return Marker(self.revision + 1, self.create_time, self.ttl)
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Marker:
+        """What a stored session is at."""
+        return cls(document["revision"], document["create_time"], document.get("ttl"))
 
 
 class StoredSession(NamedTuple):
@@ -66,11 +74,12 @@ class NewSession:
     """Its initial state, which is a delta to that of its app and user."""
     size: int
     """Of the state, in bytes."""
+    details: Details = NO_DETAILS
 
     @property
     def expected(self) -> Marker:
         """What precedes a session that is at revision 0 once it is stored."""
-        return Marker(-1, self.create_time)
+        return Marker(-1, self.create_time, self.details.ttl)
 
 
 class Append(NamedTuple):
@@ -92,6 +101,8 @@ class Planned(NamedTuple):
 
     write: Append | NewSession
     expected: Marker
+    now: float
+    """The writer's time: what has expired by it is not written to."""
 
 
 @dataclass(frozen=True, slots=True)

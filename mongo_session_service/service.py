@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
@@ -20,10 +22,12 @@ from typing_extensions import override
 
 from .address import Target
 from .arguments import check_config, check_event, check_id, check_session
+from .catalogue import Catalogue
 from .clients import Opened
 from .codec import decode_new_session, encode_append, encode_new_session
 from .committer import Caller
 from .deletions import remove_expired, remove_session
+from .details import new_details
 from .errors import ConfigurationError
 from .hooks import Hook, Hooks
 from .records import Marker, NewSession, session_key
@@ -34,7 +38,7 @@ from .upkeep import Upkeep
 logger = logging.getLogger(__name__)
 
 
-class MongoSessionService(Upkeep, BaseSessionService):
+class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
     """Keeps ADK sessions in MongoDB.
 
     ::
@@ -109,18 +113,30 @@ class MongoSessionService(Upkeep, BaseSessionService):
         user_id: str,
         state: dict[str, Any] | None = None,
         session_id: str | None = None,
+        title: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        ttl: float | timedelta | None = None,
+        expire_time: datetime | str | None = None,
     ) -> Session:
         """Creates a session, and writes the app and user state among its ``state``.
+
+        Those after ``session_id`` are what ADK's REST API passes on of ``options``.
 
         Args:
             app_name: The app.
             user_id: The user.
             state: The initial state, keys prefixed by scope; ``temp:`` is dropped.
             session_id: The session's id, stripped; generated if blank or None.
+            title: What people call it, up to 1,000 characters.
+            labels: What to find it by: up to 64, of up to 256 characters each.
+            ttl: Seconds, or a ``timedelta``, after which it is gone, with its events;
+                each append renews it, by the clock of the process that appends.
+            expire_time: Or when it is gone, whatever is appended until then: a
+                ``datetime`` with a time zone, or ISO 8601 text with one.
 
         Raises:
             AlreadyExistsError: the session exists. No state was written.
-            InvalidInputError: an id or a state value cannot be stored.
+            InvalidInputError: something of it cannot be stored.
             DocumentTooLargeError: the state does not fit into a document.
             StorageUnavailableError: the session, whole, may have been stored or not.
         """
@@ -130,7 +146,9 @@ class MongoSessionService(Upkeep, BaseSessionService):
             session_id = platform_uuid.new_uuid()
         key = session_key(app_name, user_id, session_id)
         now = platform_time.get_time()
-        new = encode_new_session(key, {} if state is None else state, now, self._hooks)
+        details = new_details(title, labels, ttl, expire_time, now)
+        initial = {} if state is None else state
+        new = encode_new_session(key, initial, now, self._hooks, details)
         async with self._opened() as opened:
             reading = opened.store.reading_shared_state(key)
             await _create(opened, new)

@@ -31,6 +31,7 @@ from .records import (
     SessionKey,
     StoredSession,
 )
+from .refused import OtherTtlError, RefusedError
 from .telemetry import count_commit, count_stale
 from .translation import is_duplicate_key
 
@@ -43,15 +44,11 @@ _MAX_ATTEMPTS_TOGETHER: Final = 4
 """How often several appends are tried as one before each has to fend for itself."""
 
 
-class RefusedError(Exception):
-    """Something about a batch of appends is not as expected; nothing was written."""
-
-
 def _is_one_document(planned: list[Planned]) -> bool:
     """Whether a write is atomic by itself, and needs no transaction."""
     return [
         isinstance(write, NewSession) and not write.delta.app and not write.delta.user
-        for write, _ in planned
+        for write, *_ in planned
     ] == [True]
 
 
@@ -146,11 +143,11 @@ class SessionStore:
         Raises:
             SessionNotFoundError: it is not stored.
         """
-        stored = await self._find_session(key)
+        stored = await self._find_session(key, platform_time.get_time())
         latest = self._connection.events.find(queries.all_events(key), {"event.id": 1})
         events = await latest.sort("_id", -1).limit(1).to_list(None)
         return SessionHead(
-            marker=Marker(stored["revision"], stored["create_time"]),
+            marker=Marker.of(stored),
             update_time=stored["update_time"],
             last_event_id=events[0]["event"]["id"] if events else None,
         )
@@ -187,15 +184,15 @@ class SessionStore:
         count_commit(self._connection.database.name, len(planned))
 
     async def _write(self, planned: list[Planned], txn: Txn) -> None:
-        created = [write for write, _ in planned if isinstance(write, NewSession)]
+        created = [write for write, *_ in planned if isinstance(write, NewSession)]
         appends = [
-            (write, expected)
-            for write, expected in planned
+            (write, expected, now)
+            for write, expected, now in planned
             if isinstance(write, Append)
         ]
         # Shared state ends as the last append has it, which is what subscribers who
         # see the events are told.
-        writes: list[Append | NewSession] = [*created, *(each for each, _ in appends)]
+        writes: list[Append | NewSession] = [*created, *(each for each, *_ in appends)]
         await self._insert(
             self._connection.sessions, map(queries.session_document, created), txn
         )
@@ -204,7 +201,7 @@ class SessionStore:
             raise RefusedError
         events = (
             queries.event_document(append, expected.revision + 1)
-            for append, expected in appends
+            for append, expected, _ in appends
         )
         await self._insert(self._connection.events, events, txn)
         await self._update(
@@ -250,21 +247,25 @@ class SessionStore:
         command = {"update": collection.name, "updates": statements}
         return await self._connection.write(command, txn)
 
-    async def explain(self, write: Append | NewSession) -> int:
+    async def explain(self, planned: Planned) -> int:
         """The revision at which a refused write was stored before.
 
         Raises:
+            OtherTtlError: it was not; try again and expect what this says.
             StaleSessionError: it was not; the session has moved on.
             SessionNotFoundError: it was not; the session is not stored.
             AlreadyExistsError: the session to be created, or another event with the
                 id of the one to be appended, is stored.
         """
+        write, expected, now = planned
         if isinstance(write, NewSession):
             message = f"Session {write.key.session_id!r} already exists."
             raise AlreadyExistsError(message)
-        await self._find_session(write.key)
+        marker = Marker.of(await self._find_session(write.key, now))
         stored = await self._find_event(write)
         if stored is None:
+            if marker != expected == marker._replace(ttl=expected.ttl):
+                raise OtherTtlError(marker)
             count_stale(self._connection.database.name)
             raise StaleSessionError(_STALE)
         if not is_same_event(write, stored["event"], self._connection.hooks):
@@ -274,7 +275,7 @@ class SessionStore:
         return revision
 
     async def _refuse_known_events(self, planned: list[Planned]) -> None:
-        for write, _ in planned:
+        for write, *_ in planned:
             if isinstance(write, Append) and await self._find_event(write) is not None:
                 raise RefusedError
 
@@ -283,9 +284,9 @@ class SessionStore:
         stored: queries.Document | None = await self._connection.events.find_one(query)
         return stored
 
-    async def _find_session(self, key: SessionKey) -> queries.Document:
+    async def _find_session(self, key: SessionKey, now: float) -> queries.Document:
         stored: queries.Document | None = await self._connection.sessions.find_one(
-            {"_id": key.id, **queries.visible(platform_time.get_time())}, {"state": 0}
+            {"_id": key.id, **queries.visible(now)}, {"state": 0}
         )
         if stored is None:
             raise SessionNotFoundError(f"Session {key.session_id!r} not found.")

@@ -15,7 +15,7 @@ from .telemetry import traced
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What :meth:`MongoSessionService.prune` has removed."""
+    """What :meth:`MongoSessionService.prune` has removed, or would remove."""
 
     sessions: int = 0
     """Those whose removal began here."""
@@ -27,10 +27,13 @@ class Upkeep(Watching):
 
     @traced
     async def prune(self, progress: Callable[[Pruned], object] | None = None) -> Pruned:
-        """Removes what nobody is shown any more: what interrupted deletes have left.
+        """Removes what nobody is shown any more.
 
-        It goes in small steps, each a transaction of its own: it may be interrupted,
-        repeated, and run by any number of processes at the same time.
+        That is what has expired, sessions together with their events, and what
+        interrupted deletes have left. It goes in small steps, each a transaction of its
+        own: it may be interrupted, repeated, and run by any number of processes at the
+        same time. Who watches more than a session, and consumers, are told that a
+        session is ``deleted`` when it is removed.
 
         Args:
             progress: Called after each step, with what was removed so far.
@@ -53,3 +56,15 @@ class Upkeep(Watching):
             if progress is not None:
                 progress(pruned)
         return pruned
+
+    @traced
+    async def prunable(self) -> Pruned:
+        """Counts what :meth:`prune` would remove now.
+
+        Of deletes that were interrupted it does not know how many events are left.
+        """
+        wanted = queries.expired(platform_time.get_time())
+        async with self._opened() as opened:
+            at = opened.connection
+            found = await at.aggregate(at.sessions, queries.counting(wanted))
+        return Pruned(found[0]["sessions"], found[0]["events"]) if found else Pruned()

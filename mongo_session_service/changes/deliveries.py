@@ -19,7 +19,7 @@ from mongo_session_service.errors import HistoryLostError
 from . import items
 from .checkpoints import Position
 from .happenings import Appended, Document, Happening, StateSet
-from .items import Dropped, Names, Removed
+from .items import Dropped, Expires, Names, Removed
 from .patience import persistently
 from .router import Router, Scope
 from .stream import Stream
@@ -98,7 +98,7 @@ class Deliveries:
         if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
             return None
         self._router.note(item, items.transaction_of(change))
-        if isinstance(item, Removed) or self._router.is_silent(item):
+        if isinstance(item, Removed | Expires) or self._router.is_silent(item):
             return None
         if isinstance(item, StateSet):
             told = next(self._router.parts(item), None)

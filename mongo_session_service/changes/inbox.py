@@ -27,11 +27,14 @@ class Notice:
 
     at: Timestamp
     change: Change | None
-    """None if changes were missed."""
+    """None if the session that is watched expires at another time than it did."""
 
 
 MISSED: Final = Notice(Timestamp(2**32 - 1, 2**32 - 1), None)
 """Whoever follows has to read from storage what the feed could not tell."""
+
+EXPIRING: Final = Notice(MISSED.at, None)
+"""The session that is watched may have expired."""
 
 
 class Doorbell:
@@ -105,6 +108,14 @@ class Inbox:
         if len(self._notices) == 1:
             self._doorbell.ring(self)
         return True
+
+    def remind(self) -> None:
+        """Have the reader look, after what waits already, if its session has expired.
+
+        In its loop only. There is always room for it.
+        """
+        self._notices.append(EXPIRING)
+        self._arrived.set()
 
     def end(self, error: Exception | None) -> None:
         """Let the reader read what is left, and then nothing or an error."""

@@ -69,7 +69,19 @@ class Removed:
     key: SessionKey
 
 
-Item = Happening | Dropped | Removed
+@dataclass(frozen=True, slots=True)
+class Expires:
+    """A session will expire at another time than it would have, or not at all."""
+
+    key: SessionKey
+
+
+Item = Happening | Dropped | Removed | Expires
+
+_ANNOUNCEMENTS: Final[dict[str, type[Removed | Expires]]] = {
+    queries.REMOVED: Removed,
+    queries.EXPIRES: Expires,
+}
 
 
 def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
@@ -142,11 +154,14 @@ def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | No
     return Appended(key, document, hooks)
 
 
-def _of_session(change: Document, hooks: Hooks) -> Created | Deleted | Removed | None:
+def _of_session(
+    change: Document, hooks: Hooks
+) -> Created | Deleted | Removed | Expires | None:
     kind, id_ = change["operationType"], change["documentKey"]["_id"]
-    announced = _session_key(id_, (*SessionKey._fields, queries.ANNOUNCEMENT))
-    if announced is not None:
-        return Removed(announced) if kind == "insert" else None
+    for what, announcement in _ANNOUNCEMENTS.items():
+        announced = _session_key(id_, (*SessionKey._fields, what))
+        if announced is not None:
+            return announcement(announced) if kind == "insert" else None
     key = _session_key(id_, SessionKey._fields)
     if key is None or kind == "delete":
         return key and Deleted(key, committed_at(change))

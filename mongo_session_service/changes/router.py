@@ -14,7 +14,7 @@ from mongo_session_service.records import SessionKey
 
 from .change import Change
 from .happenings import Appended, Created, Deleted, Document, StateSet
-from .items import Dropped, Item, Removed
+from .items import Dropped, Expires, Item, Removed
 
 
 class Scope(NamedTuple):
@@ -105,14 +105,18 @@ class Router(Generic[_Subscriber]):
             isinstance(item, Deleted) and item.key in self._removed
         )
 
-    def deliveries(self, item: Item) -> Iterator[tuple[_Subscriber, Change]]:
+    def deliveries(self, item: Item) -> Iterator[tuple[_Subscriber, Change | None]]:
         """Who is to be told what: the same object, where it is the same.
+
+        None of a session that expires at another time: whoever watches it has to look.
 
         Raises:
             StorageError: the change cannot be read.
         """
         recipients = self.recipients(item)
-        if isinstance(item, StateSet):
+        if isinstance(item, Expires):
+            yield from ((each, None) for each in recipients)
+        elif isinstance(item, StateSet):
             yield from self._of_state(item)
         elif recipients and not isinstance(item, Dropped | Removed):
             change = item.change()
@@ -213,6 +217,8 @@ def _topics_of(item: Item) -> list[Hashable]:
         case StateSet(app_name, user_id):
             of_user = ("state of user", app_name, user_id)
             return ["everything", ("states of users", app_name), of_user]
+        case Expires(key):
+            return [("session", *key)]
         case Appended(key) | Created(key) | Deleted(key):
             # A session that is created has no subscribers of its own yet.
             own = [] if isinstance(item, Created) else [("session", *key)]

@@ -18,7 +18,8 @@ from mongo_session_service.records import SessionKey
 from mongo_session_service.translation import translated
 
 from .change import Change
-from .inbox import CAPACITY, Doorbell, Inbox
+from .expiry import Alarm, load_expire_time
+from .inbox import CAPACITY, MISSED, Doorbell, Inbox, Notice
 from .patience import persistently
 from .router import Scope
 from .view import View, load_view
@@ -125,7 +126,7 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Change:
-        change = await self._next_notice()
+        change = (await self._next_notice()).change
         if change is None:
             raise StopAsyncIteration
         return change
@@ -136,8 +137,8 @@ class Subscription:
         connection = await self._source.connection()
         self._since = await persistently(lambda: history.now(connection))
 
-    async def _next_notice(self) -> Change | None:
-        """The next change the starting point does not show; None if some were missed.
+    async def _next_notice(self) -> Notice:
+        """The next of what the starting point does not show.
 
         Raises:
             StopAsyncIteration: there will be no more.
@@ -147,7 +148,7 @@ class Subscription:
                 pass
         except SlowSubscriberError:
             raise SlowSubscriberError(self.last_revision) from None
-        return notice.change
+        return notice
 
 
 class SessionSubscription(Subscription):
@@ -165,6 +166,7 @@ class SessionSubscription(Subscription):
         self._revision = after_revision
         self._create_time: float | None = None
         self._waiting: deque[Change] = deque()
+        self._alarm = Alarm()
         self._is_following = False
         self._is_gone = False
 
@@ -185,17 +187,43 @@ class SessionSubscription(Subscription):
                 with translated():
                     await self._catch_up()
                 continue
-            change = await self._next_notice()
-            if change is None or self._is_ahead(change):
+            if self._alarm.has_rung:
+                with translated():
+                    await self._look_at_the_clock()
+                continue
+            notice = await self._next_notice()
+            change = notice.change
+            if notice is MISSED or (change is not None and self._is_ahead(change)):
                 self._is_following = False
+            elif change is None:
+                self._alarm.has_rung = True
             elif not self._is_known(change):
                 return self._told(change)
         raise StopAsyncIteration
+
+    def close(self) -> None:
+        """End it at once: who is reading from it sees its end."""
+        self._alarm.cancel()
+        super().close()
+
+    async def _look_at_the_clock(self) -> None:
+        """Tell that the session has expired, or wait until it will."""
+        key, create_time = self._key, self._create_time or 0.0
+        connection = await self._source.connection()
+        expire_time = await load_expire_time(connection, key, create_time)
+        if not self._is_closed and self._alarm.set(expire_time, self.inbox):
+            self._tell_that_it_is_gone()
+
+    def _tell_that_it_is_gone(self) -> None:
+        gone = Change(kind="deleted", **self._key.id, time=time.time())
+        self._waiting.append(gone)
 
     def _told(self, change: Change) -> Change:
         if change.revision is not None:
             self._revision = change.revision
         self._is_gone = change.kind == "deleted"
+        if self._is_gone:
+            self._alarm.cancel()
         return change
 
     def _is_ahead(self, change: Change) -> bool:
@@ -231,8 +259,7 @@ class SessionSubscription(Subscription):
         elif self._create_time is None:
             self._start_from(view)
         elif view is None or view.marker.create_time != self._create_time:
-            gone = Change(kind="deleted", **self._key.id, time=time.time())
-            self._waiting.append(gone)
+            self._tell_that_it_is_gone()
         else:
             self._continue_from(view)
 
@@ -261,6 +288,7 @@ class SessionSubscription(Subscription):
     def _follow(self, view: View) -> None:
         self._since = view.at
         self._is_following = True
+        self._alarm.set(view.expire_time, self.inbox)
 
 
 def _revision(change: Change) -> int:

@@ -33,6 +33,7 @@ class View:
     key: SessionKey
     marker: Marker
     update_time: float
+    expire_time: float | None
     scopes: ScopedState
     appended: list[Change]
     is_complete: bool
@@ -105,8 +106,9 @@ async def load_view(
     return View(
         at=found.at,
         key=key,
-        marker=Marker(session["revision"], session["create_time"]),
+        marker=Marker.of(session),
         update_time=session["update_time"],
+        expire_time=session.get("expire_time"),
         scopes=ScopedState(shared.app, shared.user, own),
         appended=appended,
         is_complete=is_complete,

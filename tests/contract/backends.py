@@ -85,3 +85,4 @@ BACKENDS = (
     Backend("no-transactions", _without_transactions),
     Backend("mongomock-motor", _mongomock),
 )
+OURS = BACKENDS[1:]

@@ -3,8 +3,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from backends import BACKENDS, Backend
+from backends import BACKENDS, OURS, Backend
 from google.adk.sessions import BaseSessionService
+
+from mongo_session_service import MongoSessionService
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
@@ -16,4 +18,15 @@ async def sessions(
     if reason := backend.differences.get(request.node.originalname):
         request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
     async with backend.make(mongodb_uri, database) as service:
+        yield service
+
+
+@pytest.fixture(params=OURS, ids=lambda backend: backend.name)
+async def ours(
+    request: pytest.FixtureRequest, mongodb_uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """Each way to run our service, for what ADK's own services do not have."""
+    backend: Backend = request.param
+    async with backend.make(mongodb_uri, database) as service:
+        assert isinstance(service, MongoSessionService)
         yield service

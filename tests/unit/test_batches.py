@@ -111,10 +111,16 @@ def test_a_batch_is_one_update_per_document() -> None:
     """Deltas of a batch are merged per session, user and app; the later one wins."""
     one, other = Copy("1", revision=7), Copy("2")
     planned = plan([caller(one, k=1, a=1), caller(other, k=2), caller(one, k=3, b=3)])
-    writes = [write for write, _ in planned]
+    writes = [write for write, *_ in planned]
 
     first, second = session_updates(planned)
-    assert first.filter == {"_id": one.key.id, "revision": 7, "create_time": 1.0}
+    assert first.filter == {
+        "_id": one.key.id,
+        "revision": 7,
+        "create_time": 1.0,
+        "ttl": None,
+        "expire_time": {"$not": {"$lte": planned[0].now}},
+    }
     assert first.change["$set"] == {
         "state.k": 3,
         "state.a": 1,

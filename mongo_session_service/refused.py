@@ -1,0 +1,17 @@
+"""How the store tells the committer that a write is not to be as planned."""
+
+from __future__ import annotations
+
+from .records import Marker
+
+
+class RefusedError(Exception):
+    """Something about a batch of appends is not as expected; nothing was written."""
+
+
+class OtherTtlError(Exception):
+    """A session is as expected but for its time to live; nothing was written."""
+
+    def __init__(self, expected: Marker) -> None:
+        super().__init__()
+        self.expected = expected

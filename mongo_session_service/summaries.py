@@ -1,0 +1,54 @@
+"""What lists show of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from .details import Details
+from .records import SessionKey
+
+
+class SessionSummary(BaseModel):
+    """A session without its events. Times are seconds since 1970."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    app_name: str
+    user_id: str
+    title: str | None = None
+    labels: dict[str, str] = {}
+    state: dict[str, Any] | None = None
+    """With that of its app and user, as ADK shows it; None if it was not asked for."""
+    revision: int
+    """How many events were appended."""
+    create_time: float
+    last_update_time: float
+    """Of the last event, or of the creation."""
+    ttl: float | None = None
+    """Seconds that it lives after its last append."""
+    expire_time: float | None = None
+    """When it is gone, unless something is appended; None for never."""
+
+
+def summary(
+    document: Mapping[str, Any], state: dict[str, Any] | None
+) -> SessionSummary:
+    """The summary of a stored session, with its state if that is known."""
+    key, details = SessionKey(**document["_id"]), Details.of(document)
+    return SessionSummary(
+        id=key.session_id,
+        app_name=key.app_name,
+        user_id=key.user_id,
+        title=details.title,
+        labels=dict(details.labels),
+        state=state,
+        revision=document["revision"],
+        create_time=document["create_time"],
+        last_update_time=document["update_time"],
+        ttl=details.ttl,
+        expire_time=details.expire_time,
+    )

@@ -1,0 +1,68 @@
+"""``mongo-session-service prune``, as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from commands import on_a_terminal, run
+from google.adk.events import Event
+from watching import until
+
+from mongo_session_service import MongoSessionService
+
+
+async def fill(service: MongoSessionService) -> None:
+    """Give it two sessions that have expired, with three events, and one that not."""
+    ids = {"app_name": "app", "user_id": "ada"}
+    await service.create_session(**ids)
+    for number in range(1, 3):
+        session = await service.create_session(**ids, ttl=0.1)
+        for _ in range(number):
+            await service.append_event(session, Event(author="x"))
+    expired = time.time() + 0.1
+    await until(lambda: time.time() > expired)
+
+
+async def test_prune_removes_and_tells(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """It counts, removes what it counted, and then finds nothing more."""
+    await fill(service)
+    place = ("--uri", mongodb_uri, "--database", database)
+
+    counted, pruned, again = [
+        run(*place, "prune", *options) for options in (["--dry-run"], [], ["--json"])
+    ]
+
+    assert [each.returncode for each in (counted, pruned, again)] == [0, 0, 0]
+    found = f"2 sessions and 3 events in database {database}.\n"
+    assert (counted.stdout, counted.stderr) == ("", f"Would remove {found}")
+    assert (pruned.stdout, pruned.stderr) == ("", f"Removed {found}")
+    assert json.loads(again.stdout) == {"sessions": 0, "events": 0}
+    assert len((await service.list_sessions(app_name="app")).sessions) == 1
+
+
+async def test_prune_shows_how_far_it_is(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """On a terminal a bar goes to its end."""
+    await fill(service)
+
+    code, shown = on_a_terminal(
+        "--uri", mongodb_uri, "--database", database, "prune", answer=""
+    )
+
+    assert code == 0
+    assert "Pruning  [####################################]  100%" in shown
+
+
+def test_prune_fails_in_one_line() -> None:
+    """Without a server it says so and exits with 1; wrong usage exits with 2."""
+    nowhere = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=300"
+
+    failed, wrong = run("prune", "--uri", nowhere), run("prune", "--all")
+
+    assert (failed.returncode, wrong.returncode) == (1, 2)
+    assert failed.stderr.startswith("Error: MongoDB is unavailable")
+    assert failed.stderr.count("\n") == 1
