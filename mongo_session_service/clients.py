@@ -21,6 +21,7 @@ from .address import Target, open_client
 from .committer import Committer
 from .database import Connection, Driver
 from .errors import ConfigurationError
+from .rebasing import Rebaser
 from .store import SessionStore
 from .translation import FOREIGN_LOOP
 
@@ -32,6 +33,7 @@ class Opened:
     connection: Connection
     store: SessionStore
     committer: Committer
+    rebaser: Rebaser
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
 
@@ -100,7 +102,8 @@ class Clients:
             )
             store = SessionStore(connection)
             committer = Committer(store, together=self._target.transactions)
-            entry = Opened(connection, store, committer, keeper)
+            rebaser = Rebaser(store, committer)
+            entry = Opened(connection, store, committer, rebaser, keeper)
             self._entries[loop] = entry
             return entry
 

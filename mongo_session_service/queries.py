@@ -154,7 +154,9 @@ def shared_states(keys: Iterable[SessionKey]) -> list[Wanted]:
     ]
 
 
-def events(key: SessionKey, config: GetSessionConfig | None) -> list[Wanted]:
+def events(
+    key: SessionKey, config: GetSessionConfig | None, after_revision: int = 0
+) -> list[Wanted]:
     """The events a caller's config asks for, which may be none at all."""
     config = config or GetSessionConfig()
     if config.num_recent_events == 0:
@@ -162,7 +164,7 @@ def events(key: SessionKey, config: GetSessionConfig | None) -> list[Wanted]:
     return [
         Wanted(
             "events",
-            all_events(key),
+            events_after(key, after_revision),
             latest_first=True,
             limit=_at_most_int64(config.num_recent_events),
             since=config.after_timestamp,

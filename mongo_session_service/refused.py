@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .records import Marker
+
+STALE: Final = (
+    "The session was modified in storage after it was loaded: reload it with"
+    " get_session() and append again. Nothing was stored."
+)
 
 
 class RefusedError(Exception):

@@ -60,7 +60,7 @@ class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
         database: str | None = None,
         collection_prefix: str = "",
         transactions: bool = True,
-        on_conflict: Literal["raise"] = "raise",
+        on_conflict: Literal["raise", "rebase"] = "raise",
         before_store: Hook | None = None,
         after_load: Hook | None = None,
         **adk_kwargs: Any,
@@ -77,8 +77,9 @@ class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
             collection_prefix: Put before the name of every collection.
             transactions: False is the only way to run on a server without them; an
                 append is then several writes that a crash can tear apart.
-            on_conflict: What an append does when storage has moved on: raise ADK's
-                ``StaleSessionError``.
+            on_conflict: What an append does when storage has moved on: ``raise`` ADK's
+                ``StaleSessionError``, or ``rebase``: bring what others have appended
+                into the session, and append on top of it.
             before_store: Called as ``before_store(value, subject)`` with each event and
                 each value of state that is to be stored; what it returns is stored
                 instead. See :class:`Subject` and the README.
@@ -89,9 +90,10 @@ class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
         Raises:
             ConfigurationError: the arguments do not fit together.
         """
-        if on_conflict != "raise":
-            message = f"on_conflict must be 'raise', not {on_conflict!r}."
+        if on_conflict not in {"raise", "rebase"}:
+            message = f"on_conflict must be 'raise' or 'rebase', not {on_conflict!r}."
             raise ConfigurationError(message)
+        self._is_rebasing = on_conflict == "rebase"
         if unknown := adk_kwargs.keys() - {"agents_dir"}:
             logger.warning("Ignored unknown arguments: %s.", ", ".join(sorted(unknown)))
         target = Target.of(
@@ -217,7 +219,8 @@ class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
         first, so ``session`` tells whether the event was stored.
 
         Raises:
-            StaleSessionError: the stored session has events ``session`` does not know.
+            StaleSessionError: the stored session has events ``session`` does not know;
+                if it was to be rebased, they leave no place for this one.
             SessionNotFoundError: the session is not stored (any more).
             AlreadyExistsError: another event of the session has the same id.
             InvalidInputError: a value of the event cannot be stored.
@@ -241,7 +244,10 @@ class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
                 expected=lambda: marker_of(session) or marker,
                 stored=lambda now: self._show(session, event, now),
             )
-            await opened.committer.commit(caller)
+            if self._is_rebasing:
+                await opened.rebaser.commit(caller, session, event)
+            else:
+                await opened.committer.commit(caller)
         return event
 
     async def _show(self, session: Session, event: Event, marker: Marker) -> None:

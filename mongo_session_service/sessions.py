@@ -71,3 +71,18 @@ def mark(session: Session, marker: Marker) -> None:
     """Note in a session what it is at."""
     # It is whatever a service knows its sessions by, and text in ADK's own services.
     session._storage_update_marker = marker  # type: ignore[assignment]  # noqa: SLF001
+
+
+def bring_in(session: Session, stored: StoredSession) -> None:
+    """Show a session what others have appended, unless it has been shown before.
+
+    Its state becomes what is stored, beside what is in no storage: ``temp:`` keys.
+    """
+    marker = marker_of(session)
+    missed = stored.events
+    if marker is not None:
+        count = max(stored.marker.revision - marker.revision, 0)
+        missed = missed[len(missed) - count :]
+    if missed:
+        session.events.extend(missed)
+        session.state.update(stored.state)

@@ -31,14 +31,9 @@ from .records import (
     SessionKey,
     StoredSession,
 )
-from .refused import OtherTtlError, RefusedError
+from .refused import STALE, OtherTtlError, RefusedError
 from .telemetry import count_commit, count_stale
 from .translation import is_duplicate_key
-
-_STALE: Final = (
-    "The session was modified in storage after it was loaded: reload it with"
-    " get_session() and append again. Nothing was stored."
-)
 
 _MAX_ATTEMPTS_TOGETHER: Final = 4
 """How often several appends are tried as one before each has to fend for itself."""
@@ -61,14 +56,17 @@ class SessionStore:
         self._next_read: asyncio.Task[list[queries.Document]] | None = None
 
     async def load_session(
-        self, key: SessionKey, config: GetSessionConfig | None
+        self,
+        key: SessionKey,
+        config: GetSessionConfig | None = None,
+        after_revision: int = 0,
     ) -> StoredSession | None:
         """A session with the events asked for, all from one point in time."""
         documents = await self._read(
             # By its _id alone, which the server needs no plan for: a tenth faster.
             queries.Wanted("sessions", {"_id": key.id}),
             *queries.shared_state(key.app_name, key.user_id),
-            *queries.events(key, config),
+            *queries.events(key, config, after_revision),
         )
         now, hooks = platform_time.get_time(), self._connection.hooks
         return next(decode_sessions(documents, now, hooks), None)
@@ -262,12 +260,12 @@ class SessionStore:
             message = f"Session {write.key.session_id!r} already exists."
             raise AlreadyExistsError(message)
         marker = Marker.of(await self._find_session(write.key, now))
-        stored = await self._find_event(write)
+        stored = await self.find_event(write.key, write.event["id"])
         if stored is None:
             if marker != expected == marker._replace(ttl=expected.ttl):
                 raise OtherTtlError(marker)
             count_stale(self._connection.database.name)
-            raise StaleSessionError(_STALE)
+            raise StaleSessionError(STALE)
         if not is_same_event(write, stored["event"], self._connection.hooks):
             message = f"Another event with id {write.event['id']!r} already exists."
             raise AlreadyExistsError(message)
@@ -276,11 +274,16 @@ class SessionStore:
 
     async def _refuse_known_events(self, planned: list[Planned]) -> None:
         for write, *_ in planned:
-            if isinstance(write, Append) and await self._find_event(write) is not None:
+            if isinstance(write, Append) and await self.find_event(
+                write.key, write.event["id"]
+            ):
                 raise RefusedError
 
-    async def _find_event(self, append: Append) -> queries.Document | None:
-        query = queries.event_by_id(append.key, append.event["id"])
+    async def find_event(
+        self, key: SessionKey, event_id: str
+    ) -> queries.Document | None:
+        """The stored event of a session that has this id."""
+        query = queries.event_by_id(key, event_id)
         stored: queries.Document | None = await self._connection.events.find_one(query)
         return stored
 

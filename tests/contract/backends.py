@@ -86,3 +86,28 @@ BACKENDS = (
     Backend("mongomock-motor", _mongomock),
 )
 OURS = BACKENDS[1:]
+
+
+@contextlib.asynccontextmanager
+async def _rebasing(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    service = MongoSessionService(uri, database=database, on_conflict="rebase")
+    async with service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _rebasing_mock(_uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    yield MongoSessionService(
+        client=AsyncMongoMockClient(),
+        database=database,
+        transactions=False,
+        on_conflict="rebase",
+    )
+
+
+FOR_SECOND_WRITERS = (
+    Backend("adk-in-memory", _in_memory),
+    Backend("uri", _rebasing),
+    Backend("mongomock-motor", _rebasing_mock),
+)
+"""Those that refuse nobody for what others have appended."""

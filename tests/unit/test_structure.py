@@ -16,7 +16,16 @@ PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
     ("version", "errors", "cancellation", "changes", "transfer.sources"),
-    ("arguments", "details", "events", "scopes", "telemetry", "values", "privileges"),
+    (
+        "arguments",
+        "details",
+        "events",
+        "scopes",
+        "telemetry",
+        "turns",
+        "values",
+        "privileges",
+    ),
     ("records", "tags"),
     ("hooks", "queries", "refused", "sessions", "sizes", "summaries"),
     ("codec",),
@@ -31,6 +40,7 @@ LAYERS = (
         "authorization",
     ),
     ("committer",),
+    ("rebasing",),
     ("clients",),
     ("lifecycle", "changes.change"),
     ("catalogue", "changes.happenings", "changes.patience"),
@@ -101,6 +111,7 @@ PURE = {
     "events",
     "scopes",
     "sizes",
+    "turns",
     "values",
     "privileges",
     "records",
