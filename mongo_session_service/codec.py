@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import bson
@@ -29,6 +31,7 @@ from .values import (
     json_form,
 )
 
+_WHERE: Final = "The event of session {session_id!r} at revision {revision}"
 _WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
 
 
@@ -96,6 +99,7 @@ def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
         timestamp=document["timestamp"],
         event=document,
         is_wrapped=_WRAPPER_FIELD in encoded,
+        is_hooked=hooks.has_both,
         delta=_encode_scopes(delta),
         size=len(encoded),
     )
@@ -106,7 +110,7 @@ def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:
 
     Raises:
         StorageError: it holds none that this release of ADK can read, or the
-            application's hook failed.
+            application's hook failed, or is not there.
     """
     fields = stored["event"]
     if "wrapped" in stored:
@@ -114,11 +118,15 @@ def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:
     id_ = stored["_id"]
     if hooks.after_load is not None:
         fields = hooks.loaded_event(fields, Owner(id_["app_name"], id_["user_id"]))
+    elif "hooked" in stored:
+        where = _WHERE.format(**id_)
+        message = f"{where} was changed by before_store: give the service after_load."
+        raise StorageError(message)
     try:
         return build_event(fields)
     except ValidationError:
-        where = "of session {session_id!r} at revision {revision}".format(**id_)
-        message = f"The event {where} is not one that this release of ADK can read."
+        where = _WHERE.format(**id_)
+        message = f"{where} is not one that this release of ADK can read."
         raise StorageError(message) from None
 
 
@@ -140,32 +148,45 @@ def decode_sessions(
     """
     sessions: list[dict[str, Any]] = []
     events: list[Event] = []
-    app: dict[str, Any] = {}
-    users: dict[str, dict[str, Any]] = {}
+    app: _Copies | None = None
+    users: dict[str, _Copies] = {}
     for document in documents:
         id_ = document["_id"]
         if isinstance(id_, str):
-            app = document["state"]
+            app = _copies(document["state"], Owner.of_app(id_), hooks)
         elif "revision" in id_:
             events.append(decode_event(document, hooks))
         elif "session_id" in id_:
             if is_visible(document, now):
                 sessions.append(document)
         else:
-            users[id_["user_id"]] = document["state"]
+            owner = Owner.of_user(id_["app_name"], id_["user_id"])
+            users[id_["user_id"]] = _copies(document["state"], owner, hooks)
     events.reverse()
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     for document in sessions:
         key = SessionKey(*document["_id"].values())
         state = decode_fields(document["state"])
-        if app or users:
-            # Decoded for each session, so that no two share a mutable value.
-            user = decode_fields(users.get(key.user_id, {}))
-            state = scopes.merge(ScopedState(decode_fields(app), user, state))
         if hooks.after_load is not None:
             state = hooks.loaded_state(state, Owner.of_session(key))
+        if app or users:
+            user = users.get(key.user_id, dict)()
+            state = scopes.merge(ScopedState(app() if app else {}, user, state))
         marker = Marker.of(document)
         yield StoredSession(key, marker, document["update_time"], state, events)
+
+
+_Copies = Callable[[], dict[str, Any]]
+
+
+def _copies(fields: Mapping[str, Any], owner: Owner, hooks: Hooks) -> _Copies:
+    """Makes the state that sessions share, of which no two share a mutable value.
+
+    It is decoded anew each time, unless that would call the application's hook.
+    """
+    if hooks.after_load is None:
+        return partial(decode_fields, fields)
+    return partial(copy.deepcopy, decode_state(fields, owner, hooks))
 
 
 def decode_shared_state(

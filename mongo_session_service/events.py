@@ -47,6 +47,15 @@ def build_event(fields: dict[str, Any]) -> Event:
     return event
 
 
+def is_event(fields: dict[str, Any]) -> bool:
+    """Whether these are fields of an event, and of nothing else."""
+    try:
+        build_event(fields)
+    except ValidationError:
+        return False
+    return _FIELDS.issuperset(fields)
+
+
 def dump_event(event: Event) -> dict[str, Any]:
     """An event's fields, if it can be read back from them.
 

@@ -22,6 +22,7 @@ from .errors import (
     StorageError,
     quoted,
 )
+from .events import is_event
 from .records import SessionKey
 from .tags import tagged, untagged
 from .values import is_json
@@ -91,6 +92,11 @@ class Hooks:
     before_store: Hook | None = None
     after_load: Hook | None = None
 
+    @property
+    def has_both(self) -> bool:
+        """Whether what is changed will be changed back."""
+        return self.before_store is not None and self.after_load is not None
+
     def check(self) -> None:
         """Refuse what cannot be called.
 
@@ -129,6 +135,9 @@ class Hooks:
     def event_to_store(self, fields: dict[str, Any], owner: Owner) -> dict[str, Any]:
         """An event's fields as they are stored; its delta is state, and changed before.
 
+        What nothing changes back has to stay an event: one that cannot be read would
+        take its whole session with it.
+
         Raises:
             InvalidInputError: the hook failed.
         """
@@ -140,7 +149,14 @@ class Hooks:
         if not _is_object(stored):
             message = f"before_store must make an object of {_named(subject)}."
             raise InvalidInputError(message)
-        return _together(fields, stored, delta)
+        stored = _together(fields, stored, delta)
+        if self.after_load is None and not is_event(stored):
+            message = (
+                "before_store, without after_load, must leave an event one that ADK can"
+                " read, with no other fields."
+            )
+            raise InvalidInputError(message)
+        return stored
 
     def loaded_event(self, fields: dict[str, Any], owner: Owner) -> dict[str, Any]:
         """The inverse of :meth:`event_to_store`, its delta included.
@@ -229,6 +245,8 @@ def _together(
     fields: dict[str, Any], content: dict[str, Any], delta: dict[str, Any]
 ) -> dict[str, Any]:
     """The inverse of :func:`_apart`."""
-    if delta:
-        content["actions"] = {**content.get("actions", {}), "state_delta": delta}
-    return {**content, **{name: fields[name] for name in _IN_CLEAR}}
+    actions = {**content.get("actions", {}), "state_delta": delta}
+    if not delta:
+        del actions["state_delta"]
+    clear = {name: fields[name] for name in _IN_CLEAR}
+    return {**content, "actions": actions, **clear}

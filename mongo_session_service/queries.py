@@ -193,6 +193,8 @@ def event_document(append: Append, revision: int) -> Document:
     document: Document = {"_id": append.key.event_id(revision), "event": append.event}
     if append.is_wrapped:
         document["wrapped"] = True
+    if append.is_hooked:
+        document["hooked"] = True
     return document
 
 

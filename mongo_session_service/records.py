@@ -91,6 +91,8 @@ class Append(NamedTuple):
     """The event's native sub-document."""
     is_wrapped: bool
     """Whether the sub-document holds values that must be unwrapped on reading."""
+    is_hooked: bool
+    """Whether the application's hook must change the sub-document back."""
     delta: ScopedState
     size: int
     """Of the sub-document, in bytes."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.adk.events import Event, EventActions
 from google.genai import types
 from pymongo import MongoClient
-from sealing import (
-    CANARY,
-    KEY,
-    STATE,
-    canary_event,
-    seal,
-    unseal,
-)
+from sealing import CANARY, KEY, STATE, canary_event, seal, unseal
 
 from mongo_session_service import (
     ConfigurationError,
@@ -25,6 +20,7 @@ from mongo_session_service import (
     StorageError,
     Subject,
 )
+from mongo_session_service.transfer import StoreSource, TransferError, export
 
 APP, USER = KEY["app_name"], KEY["user_id"]
 
@@ -176,6 +172,73 @@ async def test_an_event_must_stay_an_object(mongodb_uri: str, database: str) -> 
             session = await service.create_session(app_name=APP, user_id=USER)
             with pytest.raises(InvalidInputError, match="an object of an event"):
                 await service.append_event(session, Event(author="x"))
+
+
+async def test_what_is_redacted_stays_an_event(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """What could never be read again is refused, unless it will be changed back."""
+    for damage in ({"content": CANARY}, {CANARY: 1}, {"timestamp": "x", "author": 1}):
+        async with MongoSessionService(
+            mongodb_uri,
+            database=database,
+            before_store=lambda value, _, it=damage: {**value, **it},
+        ) as service:
+            session = await service.create_session(app_name=APP, user_id=USER)
+            with pytest.raises(InvalidInputError, match="one that ADK can") as caught:
+                await service.append_event(session, Event(author="x"))
+            assert CANARY not in str(caught.value)
+
+    assert admin[database].events.count_documents({}) == 0
+
+
+async def test_shared_state_is_loaded_once(mongodb_uri: str, database: str) -> None:
+    """A list asks the hook once for what its sessions share, and shares no value."""
+    loaded: list[str | None] = []
+
+    def note(value: Any, subject: Subject) -> Any:
+        loaded.append(subject.state_key)
+        return unseal(value, subject)
+
+    async with MongoSessionService(
+        mongodb_uri, database=database, before_store=seal, after_load=note
+    ) as service:
+        for number in range(5):
+            state = {"own": number, "user:u": [1], "app:a": [2]}
+            await service.create_session(app_name=APP, user_id=USER, state=state)
+        loaded.clear()
+        first, *others = (await service.list_sessions(app_name=APP)).sessions
+
+    first.state["app:a"].append("mine alone")
+    first.state["user:u"].append("mine alone")
+    assert [each.state["app:a"] for each in others] == [[2]] * 4
+    assert [each.state["user:u"] for each in others] == [[1]] * 4
+    assert sorted(map(str, loaded)) == ["app:a", *["own"] * 5, "user:u"]
+
+
+async def test_hooks_go_where_the_service_goes(
+    sealed: MongoSessionService,
+) -> None:
+    """A service that is pickled takes its hooks along."""
+    session = await sealed.create_session(**KEY, state=STATE)
+    async with pickle.loads(pickle.dumps(sealed)) as other:
+        await other.append_event(session, canary_event())
+        assert await other.get_session(**KEY) == session
+    assert await sealed.get_session(**KEY) == session
+
+
+async def test_events_are_not_read_without_their_hook(
+    sealed: MongoSessionService, service: MongoSessionService, tmp_path: Path
+) -> None:
+    """Who has no after_load is told, rather than given what is left of an event."""
+    session = await sealed.create_session(**KEY)
+    await sealed.append_event(session, canary_event())
+
+    with pytest.raises(StorageError, match="was changed by before_store"):
+        await service.get_session(**KEY)
+    async with StoreSource(service) as source:
+        with pytest.raises(TransferError, match="was changed by before_store"):
+            await export(source, tmp_path / "sessions.jsonl")
 
 
 async def test_what_cannot_be_loaded_is_an_error(

@@ -28,7 +28,9 @@ async def stored(_: Marker) -> None:
 
 def caller(copy: Copy, *, size: int = 1, **delta: Any) -> Caller:
     state = ScopedState(app=delta, user=delta, session=delta)
-    append = Append(copy.key, 1.0, {}, is_wrapped=False, delta=state, size=size)
+    append = Append(
+        copy.key, 1.0, {}, is_wrapped=False, is_hooked=False, delta=state, size=size
+    )
     return Caller(append, copy, lambda: copy.marker, stored)
 
 
