@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,6 +18,8 @@ from .version import __version__
 
 _DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
 _DEFAULT_DATABASE: Final = "adk"
+_SECRET: Final = re.compile("@|password|authmechanismproperties", re.IGNORECASE)
+"""What a URI that holds a secret has in it."""
 _RESERVED: Final = {"admin", "config", "local"}
 _MAX_DATABASE_BYTES: Final = 63
 _MAX_PREFIX_BYTES: Final = 235
@@ -122,8 +125,11 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
     if "://" in uri:
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
-        except (PyMongoError, ValueError, OSError) as error:
-            reason = type(error).__name__ if "@" in unquote(uri) else error
+        except OSError as error:
+            reason = f"{error.filename}: {error.strerror}"
+        except (PyMongoError, ValueError) as error:
+            is_secret = _SECRET.search(unquote(uri))
+            reason = type(error).__name__ if is_secret else error
     message = (
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"

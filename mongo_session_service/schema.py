@@ -10,6 +10,7 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from .database import Connection, Driver
 from .errors import ConfigurationError, SchemaVersionError
+from .greeting import greeted
 from .privileges import Refusal
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ async def set_up(connection: Connection) -> bool:
         SchemaVersionError: the data was written by a newer release.
     """
     if connection.driver is not Driver.MOCK:
-        hello = await connection.client.admin.command("hello")
+        hello = await greeted(connection.client)
         check_server(hello, transactions=connection.has_transactions)
     is_recorded = await _check_version(connection)
     try:

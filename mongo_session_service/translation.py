@@ -57,6 +57,11 @@ _BAD_CREDENTIALS: Final = (
     " database, unless the URI has authSource=admin, say."
 )
 
+_CERTIFICATE_REFUSED: Final = re.compile(
+    r"(?P<host>[^\s,]+): \[SSL: CERTIFICATE_VERIFY_FAILED\] certificate verify failed:"
+    r" (?P<reason>.*?) \(_ssl"
+)
+
 _DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
 _UNAUTHORIZED: Final = 13
@@ -102,9 +107,27 @@ def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
 
 
-def _unavailable(error: PyMongoError) -> StorageError:
+def certificate_refusal(text: str) -> str | None:
+    """What to say of a connection that failed for a certificate; None if not for one.
+
+    Args:
+        text: What the driver says of the failure.
+    """
+    refused = _CERTIFICATE_REFUSED.search(text)
+    if refused is None:
+        return None
+    return (
+        f"The certificate of MongoDB at {refused['host']} is not accepted:"
+        f" {refused['reason']}. It has to be valid now, for that name, and from an"
+        " authority that is known here: to the system, or by tlsCAFile= in the URI."
+    )
+
+
+def _unavailable(error: PyMongoError) -> MongoSessionServiceError:
     # What follows is the topology, or a server's whole reply.
     reason = re.split(", (?:Topology Description|full error):", str(error))[0]
+    if refusal := certificate_refusal(reason):
+        return ConfigurationError(refusal)
     if "Authentication failed" in reason:
         # Once it is known to the pool, the driver calls this a timeout.
         return StorageError(_BAD_CREDENTIALS)

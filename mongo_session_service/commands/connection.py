@@ -99,6 +99,7 @@ class Place:
         import pymongo
 
         from mongo_session_service.address import open_client
+        from mongo_session_service.greeting import greeted
         from mongo_session_service.translation import translated
 
         client = open_client(self.uri)
@@ -106,7 +107,7 @@ class Place:
         with translated():
             try:
                 with pymongo.timeout(None if is_told else PATIENCE):
-                    await client.admin.command("ping")
+                    await greeted(client)
             finally:
                 await client.close()
 

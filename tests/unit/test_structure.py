@@ -30,6 +30,7 @@ LAYERS = (
     ("hooks", "queries", "refused", "sessions", "sizes", "summaries"),
     ("codec",),
     ("database", "translation"),
+    ("greeting",),
     (
         "address",
         "schema",
