@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import canaries
+
 PROGRAM = Path(sys.executable).parent / "mongo-session-service"
 ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "200"}
 PATIENCE = 60  # seconds
@@ -26,6 +28,8 @@ def run(
         timeout=PATIENCE,
         env=ENVIRONMENT | environment,
     )
+    for shown in (done.stdout, done.stderr):
+        canaries.current.printed(shown.decode())
     return subprocess.CompletedProcess(
         done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
     )

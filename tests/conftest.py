@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import canaries
 import pytest
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
+from recording import recording
 from stores import Place, PostgreSql, postgresql_server
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
+
+
+def pytest_configure() -> None:
+    """Search all that is emitted from here on."""
+    canaries.watch_everything()
+
+
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """Search warnings, too."""
+    canaries.warned(warning_message)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks() -> Iterator[None]:
+    """What a test stores is in nothing that is logged, raised or traced."""
+    search = canaries.begin()
+    yield
+    assert search.leaks() == []
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_leaks_into_metrics() -> Iterator[None]:
+    """No label of a metric holds a secret."""
+    yield
+    labels = repr(recording().labels())
+    assert not [each for each in canaries.SECRETS if each in labels]
 
 
 @pytest.fixture(scope="session")

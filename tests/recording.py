@@ -48,6 +48,17 @@ class Recording:
                         found[f"{metric.name} {metric.unit}"] = of_database
         return found
 
+    def labels(self) -> list[dict[str, Any]]:
+        """The attributes of everyone's data points."""
+        data = self._reader.get_metrics_data()
+        return [
+            dict(point.attributes or {})
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+        ]
+
     def count(self, database: str, metric: str) -> float:
         """The sum of a counter, 0 if it has counted nothing."""
         points: list[NumberDataPoint] = self.points(database).get(metric, [])

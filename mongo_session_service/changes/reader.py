@@ -11,6 +11,7 @@ import copy
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
@@ -142,8 +143,10 @@ class Reader:
             pass
         except MongoSessionServiceError as failure:
             error = failure
-        except Exception as failure:
-            logger.exception("The change feed failed.")
+        except Exception as failure:  # noqa: BLE001  told to whom it concerns
+            # Without its text, which may quote what is stored.
+            where = traceback.extract_tb(failure.__traceback__)[-1]
+            logger.error("The change feed failed at %s.", where)  # noqa: TRY400
             message = f"The change feed failed with {type(failure).__name__}."
             error = MongoSessionServiceError(message)
         finally:

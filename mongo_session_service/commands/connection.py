@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import click
@@ -63,7 +63,7 @@ def connection_options(command: Command) -> Command:
 class Place:
     """Where sessions are kept, as a command line says."""
 
-    uri: str
+    uri: str = field(repr=False)
     database: str | None
     prefix: str
 
