@@ -12,6 +12,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -197,7 +198,8 @@ def _overhear_calls() -> None:
         for each in (*args, *kwargs.values()):
             if isinstance(each, Event):
                 current.named(each.id, each.author)
-                current.stored(list(_said(each)))
+                with suppress(AttributeError, TypeError, ValueError):
+                    current.stored(list(_said(each)))  # unless it is mistyped
             elif isinstance(each, Session):
                 current.named(each.id, each.user_id)
         return app_name(args, kwargs)

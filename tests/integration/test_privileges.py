@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
@@ -135,7 +136,8 @@ async def use_import(service: MongoSessionService) -> None:
         await old.append_event(session, new_event())
     async with ServiceSource(old, APPS) as source, StoreSource(service) as target:
         await verify(source, target)
-        await export(target, "/dev/null")
+        with tempfile.TemporaryDirectory() as folder:
+            await export(target, f"{folder}/sessions.jsonl")
 
 
 USES: dict[str, Callable[[MongoSessionService], Awaitable[None]]] = {
