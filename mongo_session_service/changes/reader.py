@@ -128,7 +128,7 @@ class Reader:
         return True
 
     def subscriptions(self) -> list[Subscription]:
-        """Who is being told, for statistics."""
+        """Who is being told."""
         return list(self._router)
 
     async def run(self) -> None:
@@ -138,17 +138,16 @@ class Reader:
             self._task = asyncio.current_task()
         error: Exception | None = None
         try:
-            await self._run()
-        except asyncio.CancelledError:
-            pass
+            with suppress(asyncio.CancelledError):
+                await self._run()
         except MongoSessionServiceError as failure:
             error = failure
         except Exception as failure:  # noqa: BLE001  told to whom it concerns
-            # Without its text, which may quote what is stored.
             where = traceback.extract_tb(failure.__traceback__)[-1]
+            # Without its text, which may quote what is stored.
             logger.error("The change feed failed at %s.", where)  # noqa: TRY400
-            message = f"The change feed failed with {type(failure).__name__}."
-            error = MongoSessionServiceError(message)
+            kind = type(failure).__name__
+            error = MongoSessionServiceError(f"The change feed failed with {kind}.")
         finally:
             self._end(error)
 
