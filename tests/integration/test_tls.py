@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +35,15 @@ def server() -> Iterator[Secured]:
     """A server with TLS, for all tests here."""
     with secured() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _refused_sockets_are_collected() -> Iterator[None]:
+    """PyMongo leaves a socket whose handshake failed to the garbage collector."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture
