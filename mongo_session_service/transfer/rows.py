@@ -38,6 +38,11 @@ class UnreadableError(ValueError):
     """A row does not hold what its table is for."""
 
 
+def text_of(stored: bytes) -> str:
+    """Text of SQLite, which keeps any bytes: what is no UTF-8 is told by its row."""
+    return stored.decode("utf-8", "surrogateescape")
+
+
 def key_of(row: Row, name: str = "id") -> SessionKey:
     """The key of a session's row; an event's row has it under another name."""
     return SessionKey(row["app_name"], row["user_id"], row[name])
@@ -157,7 +162,11 @@ def _json(value: Any) -> Any:
     if not isinstance(value, str | bytes):
         return value
     try:
+        if isinstance(value, str):
+            value.encode()
         return json.loads(value)
+    except UnicodeError:
+        raise UnreadableError("it holds text that is not UTF-8") from None
     except (ValueError, RecursionError):
         raise UnreadableError("it holds broken JSON") from None
 

@@ -19,8 +19,14 @@ from typing import Any, Final
 
 from google.adk.events.event_actions import EventActions
 
+
+def _bytearray(content: bytes = b"") -> bytearray:
+    """Not of a number, which would be one of that size."""
+    return bytearray(memoryview(content))
+
+
 _PLAIN: Final[Mapping[str, Any]] = {
-    "builtins.bytearray": bytearray,
+    "builtins.bytearray": _bytearray,
     "builtins.complex": complex,
     "builtins.frozenset": frozenset,
     "builtins.set": set,
@@ -38,6 +44,11 @@ _MODELS: Final = ("google.adk.", "google.genai.types", "fastapi.openapi.models")
 
 _ALIASES: Final = {"type_": "type", "in_": "in"}
 """Fields of security schemes, which are read back by their aliases only."""
+
+
+_MOST: Final = 1_000_000
+"""Values in the actions of one event. A pickle may hold one value in many places, and
+so stand for more of them than there is memory for."""
 
 
 class UnreadableActionsError(ValueError):
@@ -84,11 +95,11 @@ def load_actions(pickled: bytes) -> EventActions:
     """
     try:
         loaded = _Unpickler(io.BytesIO(pickled)).load()
+        fields = _Plain().form(loaded)
     except UnreadableActionsError:
         raise
     except Exception:  # noqa: BLE001  a broken pickle may raise anything
         raise UnreadableActionsError("its actions are no readable pickle") from None
-    fields = _plain(loaded)
     is_other = isinstance(loaded, _Record) and type(loaded).__name__ != "EventActions"
     if is_other or not isinstance(fields, dict):
         raise UnreadableActionsError("its pickle holds no actions")
@@ -107,17 +118,30 @@ def load_actions(pickled: bytes) -> EventActions:
         raise UnreadableActionsError("this ADK cannot read its actions") from None
 
 
-def _plain(value: Any) -> Any:
-    """A value with models as dicts and members of enumerations as their values."""
-    if isinstance(value, _Record):
-        if value.args:
-            return value.args[0]
-        return {name: _plain(item) for name, item in value.fields.items()}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(map(_plain, value))
-    return value
+class _Plain:
+    """Makes models dicts, and members of enumerations their values."""
+
+    def __init__(self) -> None:
+        self._left = _MOST
+
+    def form(self, value: Any) -> Any:
+        """A value in its plain form.
+
+        Raises:
+            UnreadableActionsError: it consists of too many.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise UnreadableActionsError("its actions are too large")
+        if isinstance(value, _Record):
+            if value.args:
+                return value.args[0]
+            return {name: self.form(item) for name, item in value.fields.items()}
+        if isinstance(value, dict):
+            return {key: self.form(item) for key, item in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return type(value)(map(self.form, value))
+        return value
 
 
 def _with_aliases(value: Any) -> Any:

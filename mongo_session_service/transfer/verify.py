@@ -143,10 +143,14 @@ class _Verifier:
         if header is None:
             return
         events, self._events = self._events, []
-        key = session_key(*header.key)
-        self.keys.add(hash(key))
         self.verified.sessions += 1
         self.verified.events += len(events)
+        try:
+            key = session_key(*header.key)
+        except InvalidInputError as error:
+            self.differ(named(header.key), str(error).rstrip("."))
+            return
+        self.keys.add(hash(key))
         found = await self._target.find(key)
         if found is None:
             self.differ(named(key), "the target does not have it")

@@ -33,9 +33,36 @@ def damage_text(path: Path) -> None:
     file.close()
 
 
-@pytest.mark.parametrize(
-    ("make", "file"), [(sqlite, "sessions.db"), (sql_sqlite, "adk.db")]
-)
+FILES = [(sqlite, "sessions.db"), (sql_sqlite, "adk.db")]
+
+
+@pytest.mark.parametrize(("make", "file"), FILES)
+async def test_text_that_is_no_utf_8_is_told_by_its_key(
+    make: Any, file: str, place: Place, service: MongoSessionService
+) -> None:
+    """SQLite keeps any bytes; a row of such is left out alone, and not quoted."""
+    store = await make(place)
+    with sqlite3.connect(place.folder / file) as connection:
+        connection.execute(
+            "UPDATE events SET event_data = CAST(? AS TEXT) WHERE id = 's2-1-agent'",
+            [b'{"secret": "\xff"}'],
+        )
+    connection.close()
+    told: list[Problem] = []
+
+    async with store.source as source:
+        result = await move(
+            source, service, policies=Policies(on_error="skip"), on_problem=told.append
+        )
+
+    assert (result.new, result.events, result.problems) == (5, 23, 1)
+    assert str(told[0]) == (
+        f"event 's2-1-agent' of {NAMED.format('s2', 'ada')}:"
+        " it holds text that is not UTF-8"
+    )
+
+
+@pytest.mark.parametrize(("make", "file"), FILES)
 async def test_what_cannot_be_read_is_told_by_its_key(
     make: Any, file: str, place: Place, service: MongoSessionService
 ) -> None:
@@ -96,6 +123,43 @@ async def test_a_second_event_of_the_same_id_is_told(
 
     assert (result.new, result.events, result.problems) == (5, 24, 1)
     assert "the session has one of that id" in str(told[0])
+
+
+async def test_documents_without_ids_are_told(
+    place: Place, service: MongoSessionService, admin: MongoClient
+) -> None:
+    """What others have put into the source's collections does not stop the rest."""
+    store = await adk_mongodb(place)
+    stored = admin[place.database]
+    for nobody in (None, {"an": "object"}):
+        stored.events.insert_one({"app_name": nobody, "timestamp": 1.0})
+    stored.sessions.insert_one({"app_name": "weather", "state": "{}", "user_id": 5})
+    told: list[str] = []
+
+    async with store.source as source, StoreSource(service) as target:
+        result = await move(
+            source,
+            service,
+            policies=Policies(on_error="skip"),
+            on_problem=lambda each: told.append(str(each)),
+        )
+        verified = await verify(source, target)
+
+    assert (result.new, result.events, verified.differences) == (5, 24, 3)
+    assert all("does not name app, user and session" in each for each in told)
+
+
+async def test_ids_that_cannot_be_stored_are_told(
+    old: InMemorySessionService, service: MongoSessionService
+) -> None:
+    """An empty id, which some services accept, is a problem and a difference."""
+    await old.create_session(app_name="bank", user_id="", session_id="x")
+
+    result, told = await moved(old, service, Policies(on_error="skip"))
+
+    assert (result.new, result.problems) == (5, 1)
+    assert "user_id must not be empty" in told[0]
+    assert "user_id must not be empty" in (await differences(old, service))[0]
 
 
 async def test_another_services_collections_are_no_target(

@@ -40,6 +40,15 @@ def test_a_missing_driver_names_the_extra(
         SqlSource(url)
 
 
+async def test_urls_for_other_drivers_are_understood(place: Place) -> None:
+    """A URL that names a blocking driver, or TLS as psycopg does, is read as well."""
+    url = await place.postgresql.new()
+    for_psycopg = url.replace("postgresql:", "postgresql+psycopg2:")
+
+    await refused(SqlSource(f"{for_psycopg}&sslmode=disable"), "holds no ADK sessions")
+    await refused(SqlSource(f"{url}&wrong=option"), "does not know an option")
+
+
 def test_a_password_is_not_shown() -> None:
     """Neither a source's name nor its errors show the password in its URL."""
     source = SqlSource("postgresql://me:s3cr3t@host/db?password=s3cr3t")

@@ -97,3 +97,27 @@ def test_broken_pickles_are_refused(broken: bytes) -> None:
     """What is no pickle of actions is one error, which quotes nothing of it."""
     with pytest.raises(UnreadableActionsError):
         load_actions(broken)
+
+
+def within_itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def many_times_over() -> Any:
+    value: Any = "x"
+    for _ in range(40):
+        value = [value] * 10
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [within_itself(), many_times_over(), Call(bytearray, 2**40)],
+    ids=["in itself", "many times", "huge"],
+)
+def test_small_pickles_of_large_values_are_refused(value: Any) -> None:
+    """A pickle that refers to a value again and again takes neither time nor memory."""
+    with pytest.raises(UnreadableActionsError):
+        load_actions(pickle.dumps({"state_delta": {"x": value}}))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from mongo_session_service.errors import SourceError
+from mongo_session_service.transfer.rows import text_of
 
 _DRIVERS: Final = {
     "sqlite": "aiosqlite",
@@ -14,6 +15,9 @@ _DRIVERS: Final = {
     "mysql": "aiomysql",
     "mariadb": "aiomysql",
 }
+_BLOCKING: Final = ("", "pysqlite", "psycopg2", "pymysql", "mysqldb")
+"""Drivers that google-adk 1.x was used with; another reads the same database."""
+
 _EXTRA: Final = "install the extra 'sql', as in pip install '.[sql]'"
 
 
@@ -29,10 +33,23 @@ def open_engine(url: str) -> tuple[Any, Any]:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
         parsed = sqlalchemy.make_url(url)
-        if "+" not in parsed.drivername and parsed.drivername in _DRIVERS:
-            driver = _DRIVERS[parsed.drivername]
-            parsed = parsed.set(drivername=f"{parsed.drivername}+{driver}")
-        return sqlalchemy, create_async_engine(parsed, hide_parameters=True)
+        backend, _, driver = parsed.drivername.partition("+")
+        if driver in _BLOCKING and backend in _DRIVERS:
+            parsed = parsed.set(drivername=f"{backend}+{_DRIVERS[backend]}")
+            parsed = parsed.set(query=_for_asyncpg(parsed.query))
+        engine = create_async_engine(parsed, hide_parameters=True)
+        if engine.dialect.name == "sqlite":
+            sqlalchemy.event.listen(engine.sync_engine, "connect", _read_any_text)
+        return sqlalchemy, engine
+
+
+def _for_asyncpg(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The option for TLS has another name, and the same values."""
+    return {"ssl" if name == "sslmode" else name: options[name] for name in options}
+
+
+def _read_any_text(connection: Any, _: Any) -> None:
+    connection.driver_connection.text_factory = text_of
 
 
 @contextmanager

@@ -29,6 +29,9 @@ Document = dict[str, Any]
 
 _DOWN: Final = -1
 _UP: Final = 1
+_TOGETHER: Final = {"sessions": 50, "events": 500}
+"""Documents per reply. That of sessions waits while the events of all of them are read,
+and MongoDB forgets who is silent for ten minutes."""
 
 
 class MongoDbSource(Opened):
@@ -110,28 +113,46 @@ class MongoDbSource(Opened):
     async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
         """Sessions, each followed by its events."""
         # A short catch-up asks for the events of a few; all else passes by all once.
-        events = None
-        if selection.since is None:
-            events = self._sorted("events", chosen(selection), self.session_field)
-        waiting: Document | None = None
+        merge = self._merged if selection.since is None else self._looked_up
         with translated():
-            async with aclosing(self._headers(selection)) as headers:
-                async for header in headers:
-                    yield header
-                    if isinstance(header, Problem):
-                        continue
-                    if events is None:
-                        async for each in self._events_of(header.key):
-                            yield self._event(each)
-                        continue
-                    waiting = waiting or await anext(events, None)
-                    # What sorts before it belongs to sessions that were deleted.
-                    while waiting and self._key_of(waiting) >= header.key:
-                        if self._key_of(waiting) == header.key:
-                            yield self._event(waiting)
-                        waiting = await anext(events, None)
-            if events is not None:
-                await events.aclose()
+            async with aclosing(merge(selection)) as items:
+                async for item in items:
+                    yield item
+
+    async def _looked_up(self, selection: Selection) -> AsyncGenerator[Item]:
+        async with aclosing(self._headers(selection)) as headers:
+            async for header in headers:
+                yield header
+                if isinstance(header, SessionHeader):
+                    async for each in self._events_of(header.key):
+                        yield self._item(each)
+
+    async def _merged(self, selection: Selection) -> AsyncGenerator[Item]:
+        every = self._sorted("events", chosen(selection), self.session_field)
+        async with (
+            aclosing(self._headers(selection)) as headers,
+            aclosing(every) as events,
+        ):
+            event = await anext(events, None)
+            async for header in headers:
+                yield header
+                if isinstance(header, Problem):
+                    continue
+                # What sorts before it belongs to sessions that were deleted.
+                while event and self._is_due(event, header.key):
+                    if isinstance(event, Problem) or self._key_of(event) == header.key:
+                        yield self._item(event)
+                    event = await anext(events, None)
+            while event:
+                if isinstance(event, Problem):
+                    yield event
+                event = await anext(events, None)
+
+    def _item(self, event: Document | Problem) -> Item:
+        return event if isinstance(event, Problem) else self._event(event)
+
+    def _is_due(self, event: Document | Problem, key: SessionKey) -> bool:
+        return isinstance(event, Problem) or self._key_of(event) >= key
 
     async def _headers(
         self, selection: Selection
@@ -140,7 +161,11 @@ class MongoDbSource(Opened):
         found = self._sorted("sessions", chosen(selection), "id")
         async with aclosing(found) as documents:
             async for document in documents:
-                header = self._header(document)
+                header = (
+                    document
+                    if isinstance(document, Problem)
+                    else self._header(document)
+                )
                 if isinstance(header, Problem):
                     yield header
                 elif header.key == last:
@@ -150,7 +175,7 @@ class MongoDbSource(Opened):
                     last = header.key
                     yield header
 
-    def _events_of(self, key: SessionKey) -> AsyncGenerator[Document]:
+    def _events_of(self, key: SessionKey) -> AsyncGenerator[Document | Problem]:
         where = dict(zip(("app_name", "user_id", self.session_field), key, strict=True))
         return self._sorted("events", where, self.session_field)
 
@@ -161,18 +186,25 @@ class MongoDbSource(Opened):
 
     async def _sorted(
         self, name: str, where: Document, session_field: str
-    ) -> AsyncGenerator[Document]:
-        order = {"app_name": _DOWN, "user_id": _DOWN, session_field: _DOWN}
+    ) -> AsyncGenerator[Document | Problem]:
+        ids = ("app_name", "user_id", session_field)
+        order: dict[str, Any] = dict.fromkeys(ids, _DOWN)
         if name == "events":
             order |= {"timestamp": _UP, self.tie_breaker: _UP}
         else:
             order["_id"] = _UP
         cursor = await self._collection(name).aggregate(
-            [{"$match": where}, {"$sort": order}], allowDiskUse=True, batchSize=500
+            [{"$match": where}, {"$sort": order}],
+            allowDiskUse=True,
+            batchSize=_TOGETHER[name],
         )
         async with cursor:
             async for document in cursor:
-                yield document
+                if all(isinstance(document.get(each), str) for each in ids):
+                    yield document
+                else:
+                    place = f"document {document['_id']!r} of {self._prefix + name!r}"
+                    yield Problem(place, "it does not name app, user and session")
 
     @override
     async def _close(self) -> None:

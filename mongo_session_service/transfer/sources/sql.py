@@ -71,9 +71,20 @@ class SqlSource(Opened):
     async def _open(self) -> None:
         self._check_path()
         with failures():
-            async with self._engine.connect() as connection:
+            connection = await self._connected()
+            try:
                 self._columns = await connection.run_sync(self._inspected)
                 await self._check_version(connection)
+            finally:
+                await connection.close()
+
+    async def _connected(self) -> Any:
+        try:
+            return await self._engine.connect()
+        except (TypeError, ValueError):
+            # What follows the question mark in a URL is the driver's to know.
+            message = "The SQL driver does not know an option in the URL."
+            raise SourceError(message) from None
 
     def _check_path(self) -> None:
         # Connecting would make an empty one.

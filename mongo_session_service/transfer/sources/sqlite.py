@@ -25,6 +25,7 @@ from mongo_session_service.transfer.rows import (
     header_of,
     key_of,
     shared_state_of,
+    text_of,
 )
 
 from .opening import Opened, drawn
@@ -61,6 +62,7 @@ class SqliteSource(Opened):
                 isolation_level=None,
             )
             self._file.row_factory = sqlite3.Row
+            self._file.text_factory = text_of
             self._check_layout()
 
     def _check_layout(self) -> None:
