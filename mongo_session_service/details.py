@@ -53,17 +53,22 @@ class Details:
             expire_time=document.get("expire_time"),
         )
 
+    def shown(self) -> dict[str, Any]:
+        """What they are to people: only those it has, labels by name."""
+        values = (getattr(self, name) for name in DETAILS)
+        shown = dict(zip(DETAILS, values, strict=True))
+        shown["labels"] = dict(sorted(self.labels.items())) or None
+        return {name: value for name, value in shown.items() if value is not None}
+
     def fields(self) -> dict[str, Any]:
         """What they are in a session's document: only those it has."""
-        fields = {
-            "title": self.title,
-            "labels": label_list(self.labels) or None,
-            "ttl": self.ttl,
-            "expire_time": self.expire_time,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+        fields = self.shown()
+        if self.labels:
+            fields["labels"] = label_list(self.labels)
+        return fields
 
 
+DETAILS: Final = ("title", "labels", "ttl", "expire_time")
 NO_DETAILS: Final = Details()
 
 

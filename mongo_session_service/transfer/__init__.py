@@ -14,7 +14,8 @@ from mongo_session_service.errors import ConflictError, SourceError, TransferErr
 from .export import Exported, export
 from .handover import HandedOver, hand_over
 from .items import EVERYTHING, Problem, Selection, Source
-from .move import Moved, Policies, move
+from .move import move
+from .moved import Moved, Policies
 from .sources.adk_mongodb import AdkMongoDbSource
 from .sources.extra_services import ExtraServicesSource
 from .sources.jsonl import JsonLinesSource

@@ -17,7 +17,8 @@ from mongo_session_service.migrations import Migrator
 from .export import export
 from .items import Problem, Source
 from .kinds import KINDS, Kind, service_of, source_of
-from .move import Moved, Policies, move
+from .move import move
+from .moved import Moved, Policies
 from .options import (
     INCOMPLETE,
     debug_option,
@@ -128,6 +129,7 @@ def _report(moved: Moved, source: Source, *, is_dry_run: bool) -> None:
         "replaced": moved.replaced,
         "unchanged": moved.unchanged,
         "continued here": moved.ahead,
+        "expired, left out": moved.expired,
         "left out for a conflict": moved.skipped,
         "shared states": moved.states,
         "shared states left out": moved.skipped_states,

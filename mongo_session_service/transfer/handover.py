@@ -37,7 +37,9 @@ class HandedOver:
     known: int = 0
     """Sessions it had already, of which it was given what it lacked."""
     skipped: int = 0
-    """Sessions of which it has other events."""
+    """Sessions of which it has other events, and which were left alone."""
+    replaced: int = 0
+    """Of those known, the ones that had other events."""
 
 
 async def hand_over(
@@ -45,14 +47,15 @@ async def hand_over(
     service: BaseSessionService,
     selection: Selection = EVERYTHING,
     *,
-    on_conflict: Literal["fail", "skip"] = "fail",
+    on_conflict: Literal["fail", "skip", "replace"] = "fail",
     on_problem: Callable[[Problem], None] | None = None,
 ) -> HandedOver:
     """Give another session service what is selected of an open source.
 
     Sessions keep their ids, events and state; when they were created, and for sessions
-    without events when they were updated, is not for the public methods to set. What is
-    there already is not given again, so the call may be repeated.
+    without events when they were updated, is not for the public methods to set, nor are
+    titles, labels and times to live. What is there already is not given again, so the
+    call may be repeated.
 
     Args:
         source: What to give.
@@ -90,49 +93,59 @@ class _Taker:
         self._service = service
         self._on_conflict = on_conflict
         self._session: Session | None = None
-        self._known: list[str] = []
+        self._state: dict[str, Any] = {}
+        self._known: list[Event] = []
+        self._agreed = 0
+        """How many of the known events have been found to be the source's."""
 
     async def begin(self, header: SessionHeader) -> None:
         """Create a session, or find it, with the state it will end with."""
-        app_name, user_id, session_id = header.key
-        self._session = await self._service.get_session(
-            app_name=app_name, user_id=user_id, session_id=session_id
-        )
-        self._known = (
-            [each.id for each in self._session.events] if self._session else []
-        )
-        if self._session is None:
-            await self._create(header.key, dict(header.state))
-        else:
-            self.given.known += 1
         self._state = dict(header.state)
+        self._agreed = 0
+        self._session = await self._service.get_session(**header.key.id)
+        if self._session is None:
+            self._known = []
+            self._session = await self._create(header.key)
+            self.given.sessions += 1
+        else:
+            self._known = list(self._session.events)
+            self.given.known += 1
 
-    async def _create(self, key: SessionKey, state: dict[str, Any]) -> None:
-        self._session = await self._service.create_session(
-            app_name=key.app_name,
-            user_id=key.user_id,
-            session_id=key.session_id,
-            state=state,
-        )
-        self.given.sessions += 1
+    async def _create(self, key: SessionKey) -> Session:
+        return await self._service.create_session(**key.id, state=dict(self._state))
 
     async def append(self, event: Event) -> None:
         """Append an event that the session does not have."""
         session = self._session
         if session is None:
             return
-        if self._known:
-            if self._known.pop(0) == event.id:
+        if self._agreed < len(self._known):
+            if self._known[self._agreed].id == event.id:
+                self._agreed += 1
                 return
-            key = SessionKey(session.app_name, session.user_id, session.id)
-            if self._on_conflict == "fail":
-                message = f"The service has other events of {named(key)}."
-                raise ConflictError(message)
-            self._session = None
-            self.given.skipped += 1
-            return
+            session = await self._replaced(session)
+            if session is None:
+                return
         await self._service.append_event(session, event)
         self.given.events += 1
+
+    async def _replaced(self, session: Session) -> Session | None:
+        """The session anew, with the events that agree; None if it is left alone."""
+        key = SessionKey(session.app_name, session.user_id, session.id)
+        if self._on_conflict == "fail":
+            message = f"The service has other events of {named(key)}."
+            raise ConflictError(message)
+        if self._on_conflict == "skip":
+            self._session = None
+            self.given.skipped += 1
+            return None
+        agreed, self._known = self._known[: self._agreed], []
+        await self._service.delete_session(**key.id)
+        self._session = anew = await self._create(key)
+        for event in agreed:
+            await self._service.append_event(anew, event)
+        self.given.replaced += 1
+        return anew
 
     async def give_states(self) -> None:
         """Set shared state last: replayed events have set it in another order.

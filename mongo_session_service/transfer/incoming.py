@@ -12,6 +12,7 @@ from google.adk.events.event import Event
 
 from mongo_session_service import queries
 from mongo_session_service.codec import encode_append, encode_new_session
+from mongo_session_service.details import NO_DETAILS, Details
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.hooks import Hooks
 from mongo_session_service.records import Append, SessionKey, session_key
@@ -49,6 +50,7 @@ class Incoming:
     create_time: float | None
     """What the source says; None if it does not know."""
     size: int
+    details: Details | None = None
     appends: list[Append] = field(default_factory=list)
     offset: int = 0
     """Events in the parts before this one."""
@@ -80,6 +82,7 @@ class Incoming:
             "revision": self.revision,
             "create_time": self._create_time(),
             "update_time": self.update_time,
+            **(self.details or NO_DETAILS).fields(),
         }
 
     def _create_time(self) -> float:
@@ -97,6 +100,7 @@ class Incoming:
             self.update_time,
             self.create_time,
             self.size,
+            self.details,
             offset=self.revision,
             began=self.began,
         )
@@ -201,6 +205,7 @@ class Gathering:
             header.update_time,
             header.create_time,
             new.size,
+            header.details,
         )
 
     def _end_session(self) -> Iterable[Batch]:

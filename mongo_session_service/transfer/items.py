@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 from google.adk.events.event import Event
 
+from mongo_session_service.details import Details
 from mongo_session_service.hooks import Owner
 from mongo_session_service.records import SessionKey
 
@@ -75,6 +76,13 @@ class SessionHeader:
     update_time: float
     create_time: float | None = None
     """None if the store keeps none."""
+    details: Details | None = None
+    """Its title, labels and time to live; None if the store knows nothing of these."""
+
+    def has_expired(self, now: float) -> bool:
+        """Whether it is none any more."""
+        expire_time = self.details.expire_time if self.details else None
+        return expire_time is not None and expire_time <= now
 
 
 @dataclass(frozen=True, slots=True)

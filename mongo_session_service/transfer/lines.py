@@ -6,14 +6,16 @@ The first line names the form; then each line is an object with one field::
     {"app_state": {"app_name": ..., "state": {...}}}
     {"user_state": {"app_name": ..., "user_id": ..., "state": {...}}}
     {"session": {"app_name": ..., "user_id": ..., "session_id": ...,
-                 "create_time": ..., "update_time": ..., "state": {...}}}
+                 "create_time": ..., "update_time": ..., "title": ...,
+                 "labels": {...}, "ttl": ..., "expire_time": ..., "state": {...}}}
     {"event": {...}}
     {"end": {"sessions": 1, "events": 1}}
 
 Events have ADK's field names and belong to the session above them, oldest first; keys
-of state have no prefix and are sorted; times are seconds since 1970. What JSON cannot
-hold is an object of one field: ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``,
-``{"%text": "<base64>"}`` for a string with a lone surrogate, and ``{"%object": [[key,
+of state have no prefix and are sorted; times are seconds since 1970. A session has a
+title, labels, a ttl and an expire_time only if they are set. What JSON cannot hold is
+an object of one field: ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``, ``{"%text":
+"<base64>"}`` for a string with a lone surrogate, and ``{"%object": [[key,
 value], ...]}`` for an object that has such a key or looks like one of these four.
 """
 
@@ -22,12 +24,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from google.adk.events.event import Event
 
 from mongo_session_service.codec import encode_append
-from mongo_session_service.errors import SourceError
+from mongo_session_service.details import (
+    DETAILS,
+    Details,
+    check_labels,
+    check_title,
+    check_ttl,
+)
+from mongo_session_service.errors import InvalidInputError, SourceError
 from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.records import SessionKey
 from mongo_session_service.tags import tagged, untagged
@@ -40,6 +50,15 @@ FORMAT: Final = "mongo-session-service"
 VERSION: Final = 1
 HEADER: Final = {"format": FORMAT, "version": VERSION}
 
+_FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
+    "app_state": {"app_name", "state"},
+    "user_state": {"app_name", "user_id", "state"},
+    "session": {
+        *SessionKey._fields,
+        *("create_time", "update_time", "state"),
+        *DETAILS,
+    },
+}
 _NOBODY: Final = SessionKey("-", "-", "-")
 
 
@@ -54,7 +73,8 @@ def to_line(item: SharedState | SessionHeader | Event) -> str:
     state = {key: json_form(item.state[key]) for key in sorted(item.state)}
     if isinstance(item, SessionHeader):
         times = {"create_time": item.create_time, "update_time": item.update_time}
-        return as_text({"session": {**item.key.id, **times, "state": state}})
+        known = item.details.shown() if item.details else {}
+        return as_text({"session": {**item.key.id, **times, **known, "state": state}})
     if item.user_id is None:
         return as_text({"app_state": {"app_name": item.app_name, "state": state}})
     owner = {"app_name": item.app_name, "user_id": item.user_id}
@@ -137,12 +157,15 @@ def to_item(kind: str, value: Any) -> Item:
     Raises:
         UnreadableError: it holds none, or not all of it.
     """
-    if kind not in {"app_state", "user_state", "session", "event"}:
+    if kind not in {*_FIELDS, "event"}:
         raise UnreadableError(f"it begins with {kind[:40]!r}, which has no meaning")
     if not isinstance(value, dict):
         raise UnreadableError(f"its {kind} is no object")
     if kind == "event":
         return validated(value)
+    if unknown := sorted(value.keys() - _FIELDS[kind]):
+        name = unknown[0][:40]
+        raise UnreadableError(f"its {kind} has {name!r}, which has no meaning here")
     state = value.get("state")
     if not isinstance(state, dict):
         raise UnreadableError(f"its {kind} has no state")
@@ -158,7 +181,22 @@ def to_item(kind: str, value: Any) -> Item:
         state,
         update_time=_time(value.get("update_time")),
         create_time=None if create_time is None else _time(create_time),
+        details=_details(value),
     )
+
+
+def _details(value: dict[str, Any]) -> Details:
+    title, labels, ttl = (value.get(name) for name in ("title", "labels", "ttl"))
+    expire_time = value.get("expire_time")
+    try:
+        return Details(
+            title=None if title is None else check_title(title),
+            labels={} if labels is None else check_labels(labels),
+            ttl=None if ttl is None else check_ttl(ttl),
+            expire_time=None if expire_time is None else _time(expire_time),
+        )
+    except InvalidInputError as error:
+        raise UnreadableError(str(error).rstrip(".")) from None
 
 
 def _text(value: dict[str, Any], name: str) -> str:
@@ -170,7 +208,7 @@ def _text(value: dict[str, Any], name: str) -> str:
 
 def _time(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnreadableError("its update_time or create_time is no number")
+        raise UnreadableError("one of its times is no number")
     if not math.isfinite(value):
         raise UnreadableError("one of its times is not finite")
     return float(value)

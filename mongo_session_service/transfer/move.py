@@ -7,14 +7,10 @@ and catches up with what changed in the source since.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Final, Literal
-
-from google.adk.events.event import Event
+from typing import Final
 
 from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.errors import ConflictError, TransferError
@@ -22,70 +18,22 @@ from mongo_session_service.service import MongoSessionService
 from mongo_session_service.translation import translated
 
 from .claims import ChangedError
-from .incoming import Batch, Gathering, Incoming, Policy
+from .incoming import Batch, Incoming
 from .items import EVERYTHING, Problem, Selection, Source, named
 from .large import LargeSession
+from .moved import CAREFUL, Moved, Policies
 from .planning import Plan, Standing, plan
+from .reading import read_ahead
 from .target import StatePlan, Target
 
 _ATTEMPTS: Final = 5
-
-
-@dataclass(slots=True)
-class Moved:
-    """What a move did; sessions unless said otherwise."""
-
-    started: float
-    """Seconds since 1970."""
-    new: int = 0
-    caught_up: int = 0
-    """Of which the target had the beginning."""
-    unchanged: int = 0
-    ahead: int = 0
-    """That were continued in the target; left alone."""
-    replaced: int = 0
-    skipped: int = 0
-    """With other content in the target; left alone."""
-    events: int = 0
-    """Events written."""
-    states: int = 0
-    """Shared states written."""
-    skipped_states: int = 0
-    """Shared states that are other in the target; left alone."""
-    problems: int = 0
-    """What could not be read or stored, and was left out."""
-    read: int = 0
-    """Events read."""
-
-    @property
-    def sessions(self) -> int:
-        """Sessions read, whatever became of them."""
-        written = self.new + self.caught_up + self.replaced
-        return written + self.unchanged + self.ahead + self.skipped
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the target has everything that was selected."""
-        return not (self.problems or self.skipped or self.skipped_states)
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """What a move does when things are not as hoped for."""
-
-    on_conflict: Policy = "fail"
-    """If the target holds something else under an id."""
-    on_error: Literal["fail", "skip"] = "fail"
-    """If something cannot be read or stored."""
-    is_dry_run: bool = False
-    """Whether to find everything out and write nothing."""
 
 
 async def move(
     source: Source,
     service: MongoSessionService,
     selection: Selection = EVERYTHING,
-    policies: Policies = Policies(),
+    policies: Policies = CAREFUL,
     *,
     on_problem: Callable[[Problem], None] = lambda _: None,
     on_progress: Callable[[Moved], None] = lambda _: None,
@@ -114,46 +62,12 @@ async def move(
             await mover.target.check()
             if not policies.is_dry_run:
                 await service.setup()
-            async with aclosing(_read_ahead(source, selection, mover)) as batches:
+            reading = read_ahead(source, selection, target.hooks, mover.moved)
+            async with aclosing(reading) as batches:
                 async for batch in batches:
                     await mover.take(batch)
                     on_progress(mover.moved)
     return mover.moved
-
-
-async def _read_ahead(
-    source: Source, selection: Selection, mover: _Mover
-) -> AsyncGenerator[Batch]:
-    """The source's batches, the next being read while one is in use."""
-    queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=1)
-
-    async def read() -> None:
-        gathering = Gathering(mover.target.hooks)
-        async with aclosing(source.read(selection)) as items:
-            async for item in items:
-                mover.moved.read += isinstance(item, Event)
-                for batch in gathering.add(item):
-                    await queue.put(batch)
-        for batch in gathering.end():
-            await queue.put(batch)
-
-    async def read_to_the_end() -> None:
-        try:
-            await read()
-        except Exception as error:  # noqa: BLE001  raised where it is awaited
-            await queue.put(error)
-        else:
-            await queue.put(None)
-
-    reading = asyncio.create_task(read_to_the_end())
-    try:
-        while (batch := await queue.get()) is not None:
-            if isinstance(batch, Exception):
-                raise batch
-            yield batch
-    finally:
-        reading.cancel()
-        await asyncio.wait([reading])
 
 
 class _Mover:

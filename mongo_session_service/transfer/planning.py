@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from mongo_session_service.codec import decode_state, is_same_event, loaded_fields
+from mongo_session_service.details import Details
 from mongo_session_service.hooks import Hooks, Owner
 from mongo_session_service.records import Append
 
@@ -108,7 +109,9 @@ def _compared(
 ) -> Plan:
     """Of the same events: a session's state can be set without one, at its creation."""
     owner = Owner.of_session(incoming.key)
-    if _is_same_state(incoming.state, session["state"], owner, hooks):
+    if incoming.details not in (None, Details.of(session)):
+        reason = "its title, labels or time to live are others"
+    elif _is_same_state(incoming.state, session["state"], owner, hooks):
         if incoming.update_time == session["update_time"]:
             return Plan(Standing.SAME, matched)
         reason = "it was updated at another time"

@@ -10,6 +10,7 @@ from pymongo import UpdateOne
 
 from mongo_session_service.database import Connection, Txn
 from mongo_session_service.deletions import remove_expired
+from mongo_session_service.details import DETAILS
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.records import SessionKey
 
@@ -172,18 +173,23 @@ class Target:
     ) -> None:
         """Append what an existing session lacks, which is longer at once."""
         events = list(incoming.documents(incoming.offset + matched))
+        gone: Document = {}
         if incoming.is_last:
             change = incoming.session_document()
             del change["_id"], change["create_time"]
+            # Without a time to live it has none any more, if the source tells.
+            known = DETAILS if incoming.details else ()
+            gone = {name: "" for name in known if name not in change}
         elif events:
             last = incoming.appends[-1].timestamp
             change = {"revision": incoming.revision, "update_time": last}
         else:
             return
+        update = {"$set": change, **({"$unset": gone} if gone else {})}
 
         async def work(txn: Txn) -> None:
             updated = await self._at.sessions.update_one(
-                as_read(stored), {"$set": change}, session=txn
+                as_read(stored), update, session=txn
             )
             if updated.matched_count == 0:
                 raise ChangedError

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec import encode_append
 from mongo_session_service.errors import InvalidInputError
@@ -129,7 +130,8 @@ class _Verifier:
                 self._events.append(_seen(self._header.key, item))
             case SessionHeader():
                 await self.end()
-                self._header = item
+                if not item.has_expired(platform_time.get_time()):
+                    self._header = item
             case SharedState():
                 await self.end()
                 self.verified.states += 1
@@ -177,6 +179,8 @@ def _header_differences(here: SessionHeader, there: SessionHeader) -> list[str]:
     reasons = _state_differences(here.state, there.state)
     if here.update_time != there.update_time:
         reasons.append(f"updated at {here.update_time!r}, there {there.update_time!r}")
+    if None not in (here.details, there.details) and here.details != there.details:
+        reasons.append("title, labels or time to live are others")
     is_known = here.create_time is not None and there.create_time is not None
     if is_known and here.create_time != there.create_time:
         reasons.append(f"created at {here.create_time!r}, there {there.create_time!r}")

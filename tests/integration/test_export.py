@@ -6,14 +6,13 @@ import asyncio
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filling import APPS, fill
+from filling import fill
 from google.adk.events import Event, EventActions
-from google.adk.sessions import DatabaseSessionService, InMemorySessionService
-from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 from moving import IDS, say
 from pymongo import MongoClient
@@ -24,10 +23,8 @@ from mongo_session_service.transfer import (
     JsonLinesSource,
     Policies,
     Problem,
-    ServiceSource,
     StoreSource,
     export,
-    hand_over,
     move,
     verify,
 )
@@ -55,7 +52,13 @@ async def filled(service: MongoSessionService) -> MongoSessionService:
     """The usual content, and what is hard to write down."""
     await fill(service)
     await service.create_session(
-        app_name="odd", user_id="a/b", session_id="x", state=ODD
+        app_name="odd",
+        user_id="a/b",
+        session_id="x",
+        state=ODD,
+        title="An odd one \u2028",
+        labels={"b.c": "", "a": "$1"},
+        ttl=3600.5,
     )
     session = await service.get_session(app_name="odd", user_id="a/b", session_id="x")
     assert session is not None
@@ -92,6 +95,55 @@ async def test_export_import_export_gives_the_same_bytes(
     assert (result.new, result.events, verified.is_equal) == (6, 25, True)
     assert second == first
     assert not list(tmp_path.glob("*.partial"))
+
+
+async def test_details_are_compared_and_caught_up_with(
+    filled: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """A title or label that differs is a conflict, and a difference until replaced."""
+    odd = {"app_name": "odd", "user_id": "a/b", "session_id": "x"}
+    path = tmp_path / "x.jsonl"
+    other = {"database": database, "collection_prefix": "copy_"}
+    found: list[Problem] = []
+    await exported(filled, path)
+    async with (
+        MongoSessionService(mongodb_uri, **other) as copy,
+        JsonLinesSource(path) as source,
+        StoreSource(copy) as target,
+    ):
+        await move(source, copy)
+        await copy.update_session(**odd, title="Another", labels=None, ttl=None)
+
+        await verify(source, target, on_difference=found.append)
+        with pytest.raises(ConflictError, match="its title, labels or time to live"):
+            await move(source, copy)
+        await move(source, copy, policies=Policies(on_conflict="replace"))
+        verified = await verify(source, target)
+
+    assert [str(each).partition(": ")[2] for each in found] == [
+        "title, labels or time to live are others"
+    ]
+    assert verified.is_equal
+
+
+async def test_sessions_that_have_expired_stay_behind(
+    filled: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """An export of long ago brings nobody back; the rest is there, and is verified."""
+    path = tmp_path / "x.jsonl"
+    text = (await exported(filled, path)).decode()
+    path.write_text(re.sub(r'"expire_time": [\d.]+', '"expire_time": 1.5', text))
+    other = {"database": database, "collection_prefix": "copy_"}
+    async with (
+        MongoSessionService(mongodb_uri, **other) as copy,
+        JsonLinesSource(path) as source,
+        StoreSource(copy) as target,
+    ):
+        result = await move(source, copy)
+        verified = await verify(source, target, is_exact=True)
+
+    assert (result.new, result.expired, result.events) == (5, 1, 24)
+    assert (verified.sessions, verified.is_equal) == (5, True)
 
 
 async def test_an_export_leaves_pipes_and_links_what_they_are(
@@ -228,61 +280,3 @@ async def test_a_truncated_archive_is_refused(
     async with JsonLinesSource(path) as source:
         with pytest.raises(SourceError, match="broken or truncated"):
             [item async for item in source.read()]
-
-
-def database_service(folder: Path) -> DatabaseSessionService:
-    return DatabaseSessionService(f"sqlite+aiosqlite:///{folder}/out.db")
-
-
-def sqlite_service(folder: Path) -> SqliteSessionService:
-    return SqliteSessionService(str(folder / "out.db"))
-
-
-def in_memory_service(_: Path) -> InMemorySessionService:
-    return InMemorySessionService()
-
-
-@pytest.mark.parametrize("make", [database_service, sqlite_service, in_memory_service])
-async def test_any_service_can_take_over(
-    service: MongoSessionService, tmp_path: Path, make: Any
-) -> None:
-    """Sessions, events and state of all scopes go to another service, and once only."""
-    await fill(service)
-    other = make(tmp_path)
-
-    async with StoreSource(service) as source:
-        given = await hand_over(source, other)
-        again = await hand_over(source, other)
-        found: list[Problem] = []
-        await verify(
-            source,
-            ServiceSource(other, APPS),
-            is_exact=True,
-            on_difference=found.append,
-        )
-
-    if isinstance(other, DatabaseSessionService):
-        await other.close()
-    assert (given.sessions, given.events) == (5, 24)
-    assert (again.sessions, again.events, again.known) == (0, 0, 5)
-    # Public methods cannot set when a session without events was created.
-    assert [str(each) for each in found if "'empty'" not in str(each)] == []
-
-
-async def test_a_service_with_other_events_is_told(
-    service: MongoSessionService,
-) -> None:
-    """A session that is another one there is a conflict, or left alone."""
-    await fill(service)
-    other = InMemorySessionService()
-    await other.create_session(**IDS)
-    await say(other, "something else")
-
-    async with StoreSource(service) as source:
-        with pytest.raises(ConflictError, match="'s1' of user 'ada'"):
-            await hand_over(source, other)
-        given = await hand_over(source, other, on_conflict="skip")
-
-    session = await other.get_session(**IDS)
-    assert session is not None
-    assert [given.skipped, len(session.events)] == [1, 1]

@@ -12,12 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import identical, json_values, states
 
+from mongo_session_service.details import Details
 from mongo_session_service.errors import SourceError
 from mongo_session_service.records import SessionKey
 from mongo_session_service.transfer import lines
 from mongo_session_service.transfer.items import SessionHeader, SharedState
 from mongo_session_service.transfer.rows import UnreadableError
 
+SESSION = {
+    "app_name": "a",
+    "user_id": "u",
+    "session_id": "s",
+    "create_time": 1.0,
+    "update_time": 2.0,
+    "state": {},
+}
 exotic = st.sampled_from(
     [b"", b"\xff\x00", float("inf"), float("-inf"), "\ud83d", {"%bytes": "AA=="}]
     + [{"%object": []}, {"%text": 1}, {"%float": "nan"}, {"\ud83d": 1}, {"%json": "1"}]
@@ -40,13 +49,15 @@ def test_values_come_back_exactly(value: Any) -> None:
 @given(states)
 def test_sessions_and_state_come_back(state: dict[str, Any]) -> None:
     """A session's or scope's line holds all of it."""
-    header = SessionHeader(SessionKey("a", "u/v", "s"), state, 2.5, 1.25)
+    details = Details("t", {"b": "", "a": "x"}, 5.0, 9.5)
+    header = SessionHeader(SessionKey("a", "u/v", "s"), state, 2.5, 1.25, details)
     shared = SharedState("a", "u", state)
 
     for item in (header, shared):
         read = lines.to_item(*lines.parse(lines.to_line(item).encode()))
         assert type(read) is type(item)
         assert identical(dict(read.state), dict(sorted(state.items())))
+        assert getattr(read, "details", None) == getattr(item, "details", None)
 
 
 def test_events_come_back_with_bytes() -> None:
@@ -95,6 +106,12 @@ def test_hostile_lines_are_refused(hostile: bytes) -> None:
         ("app_state", {"app_name": "", "state": {}}),
         ("app_state", {"app_name": "\ud83d", "state": {}}),
         ("user_state", {"app_name": "a", "state": {}}),
+        ("app_state", {"app_name": "a", "state": {}, "later": 1}),
+        ("session", {**SESSION, "later": "field"}),
+        ("session", {**SESSION, "title": 5}),
+        ("session", {**SESSION, "labels": {"a": ["b"]}}),
+        ("session", {**SESSION, "ttl": -1}),
+        ("session", {**SESSION, "expire_time": "soon"}),
         ("user_state", {"app_name": "a", "user_id": "u", "state": []}),
     ],
 )

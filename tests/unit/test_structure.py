@@ -76,8 +76,13 @@ LAYERS = (
     ("migrations",),
     ("transfer.items", "transfer.unpickling"),
     ("transfer.rows", "transfer.incoming", "transfer.sources.opening"),
-    ("transfer.lines", "transfer.planning", "transfer.verify"),
-    ("transfer.export", "transfer.handover", "transfer.claims"),
+    ("transfer.lines", "transfer.moved", "transfer.planning", "transfer.verify"),
+    (
+        "transfer.claims",
+        "transfer.export",
+        "transfer.handover",
+        "transfer.reading",
+    ),
     ("transfer.target",),
     (
         "transfer.large",
@@ -132,6 +137,7 @@ PURE = {
     "transfer.incoming",
     "transfer.items",
     "transfer.lines",
+    "transfer.moved",
     "transfer.planning",
     "transfer.rows",
     "transfer.unpickling",

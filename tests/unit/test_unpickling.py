@@ -117,7 +117,10 @@ def many_times_over() -> Any:
     [within_itself(), many_times_over(), Call(bytearray, 2**40)],
     ids=["in itself", "many times", "huge"],
 )
-def test_small_pickles_of_large_values_are_refused(value: Any) -> None:
+def test_small_pickles_of_large_values_are_refused(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pickle that refers to a value again and again takes neither time nor memory."""
+    monkeypatch.setattr("mongo_session_service.transfer.unpickling._MOST", 10_000)
     with pytest.raises(UnreadableActionsError):
         load_actions(pickle.dumps({"state_delta": {"x": value}}))

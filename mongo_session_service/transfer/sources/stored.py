@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from mongo_session_service import queries
 from mongo_session_service.codec import decode_event, decode_state
+from mongo_session_service.details import Details
 from mongo_session_service.errors import StorageError
 from mongo_session_service.hooks import Owner
 from mongo_session_service.records import SessionKey
@@ -147,6 +148,7 @@ class StoreSource(Opened):
             decode_state(document["state"], owner, self._at.hooks),
             update_time=document["update_time"],
             create_time=document["create_time"],
+            details=Details.of(document),
         )
 
     def _shared(
