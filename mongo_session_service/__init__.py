@@ -23,7 +23,7 @@ from .errors import (
 )
 from .hooks import Subject
 from .service import MongoSessionService
-from .summaries import SessionSummary
+from .summaries import SessionPage, SessionSummary
 from .upkeep import Pruned
 from .version import __version__
 
@@ -43,6 +43,7 @@ __all__ = [
     "NotAuthorizedError",
     "Pruned",
     "SchemaVersionError",
+    "SessionPage",
     "SessionSummary",
     "SlowSubscriberError",
     "StorageError",

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from google.adk.platform import time as platform_time
 
 from .amending import amend
 from .details import NOT_GIVEN, NotGiven, changed_fields
 from .lifecycle import Lifecycle
+from .page_key import load_page_key
+from .page_tokens import place_in, token
+from .pages import load_page
 from .records import session_key
-from .summaries import SessionSummary, summary
+from .search import check_limit, new_search
+from .summaries import SessionPage, SessionSummary, summary
 from .telemetry import traced
 
 
@@ -56,3 +61,61 @@ class Catalogue(Lifecycle):
         async with self._opened() as opened:
             found = await amend(opened.connection, key, fields, now)
         return summary(found, state=None)
+
+    @traced
+    async def find_sessions(
+        self,
+        *,
+        app_name: str,
+        user_id: str | None = None,
+        title: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        where: Mapping[str, Any] | None = None,
+        newest_first: bool = True,
+        with_state: bool = True,
+        limit: int = 50,
+        page_token: str | None = None,
+    ) -> SessionPage:
+        """Finds sessions, a page at a time, in the order of their creation.
+
+        A page is of one point in time. However sessions are written, created and
+        deleted meanwhile, the pages of a search together have each session once that
+        was there from the first to the last.
+
+        Args:
+            app_name: The app.
+            user_id: Only this user's.
+            title: Only those with exactly this title.
+            labels: Only those with all of these labels; others they may have.
+            where: Only those whose own state has these values: literally, type for
+                type, but for numbers, of which 1 is 1.0 and True is neither.
+            newest_first: Whether those created last come first.
+            with_state: Whether their state is loaded, as ``list_sessions`` does.
+            limit: How many a page has at most, up to 1,000.
+            page_token: The ``next_page_token`` of the page before. The other arguments
+                must be the same, but for ``limit`` and ``with_state``.
+
+        Raises:
+            InvalidInputError: an argument is not what it should be, or the token is not
+                one of this search.
+        """
+        check_limit(limit)
+        search = new_search(
+            app_name,
+            user_id,
+            title,
+            labels,
+            where,
+            newest_first=newest_first,
+            hooks=self._hooks,
+        )
+        now = platform_time.get_time()
+        async with self._opened() as opened:
+            at, after = opened.connection, None
+            if page_token is not None:
+                after = place_in(page_token, search, await load_page_key(at))
+            page = await load_page(at, search, after, limit, now, with_state=with_state)
+            following = None
+            if page.last is not None:
+                following = token(page.last, search, await load_page_key(at))
+        return SessionPage(sessions=page.summaries, next_page_token=following)

@@ -11,6 +11,7 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 from .database import Connection, Driver
 from .errors import ConfigurationError, SchemaVersionError
 from .greeting import greeted
+from .page_key import load_page_key
 from .privileges import Refusal
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class Index:
     unique: bool
     serves: str
     sparse: bool = False
+    only_with: str | None = None
+    """A field without which a document is not in it."""
 
     def is_like(self, described: dict[str, Any]) -> bool:
         """Whether it is among a collection's indexes, as the driver describes them."""
@@ -45,8 +48,30 @@ class Index:
             [tuple(each) for each in there["key"]] == list(self.keys)
             and bool(there.get("unique")) == self.unique
             and bool(there.get("sparse")) == self.sparse
+            and there.get("partialFilterExpression") == self._partial
         )
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it is created with, beside its keys."""
+        partial = self._partial
+        return {
+            "name": self.name,
+            "unique": self.unique,
+            "sparse": self.sparse,
+            **({} if partial is None else {"partialFilterExpression": partial}),
+        }
+
+    @property
+    def _partial(self) -> dict[str, Any] | None:
+        return None if self.only_with is None else {self.only_with: {"$exists": True}}
+
+
+_BY_CREATION: Final = (
+    ("create_time", 1),
+    ("_id.user_id", 1),
+    ("_id.session_id", 1),
+)
 
 INDEXES: Final = (
     Index(
@@ -69,6 +94,41 @@ INDEXES: Final = (
         sparse=True,
         serves="what has to be removed is found among any number of sessions",
     ),
+    Index(
+        collection="sessions",
+        name="by_user",
+        keys=(
+            ("_id.app_name", 1),
+            ("_id.user_id", 1),
+            ("create_time", 1),
+            ("_id.session_id", 1),
+        ),
+        unique=False,
+        serves="a page of a user's sessions, of any number",
+    ),
+    Index(
+        collection="sessions",
+        name="by_app",
+        keys=(("_id.app_name", 1), *_BY_CREATION),
+        unique=False,
+        serves="a page of an app's sessions, of any number",
+    ),
+    Index(
+        collection="sessions",
+        name="by_title",
+        keys=(("_id.app_name", 1), ("title", 1), *_BY_CREATION),
+        unique=False,
+        only_with="title",
+        serves="a page of the sessions that have a title",
+    ),
+    Index(
+        collection="sessions",
+        name="by_label",
+        keys=(("_id.app_name", 1), ("labels", 1), *_BY_CREATION),
+        unique=False,
+        only_with="labels",
+        serves="a page of the sessions that have a label",
+    ),
 )
 
 
@@ -90,6 +150,7 @@ async def set_up(connection: Connection) -> bool:
         await create_layout(connection)
         if not is_recorded:
             await _record_version(connection)
+            await load_page_key(connection)
     except OperationFailure as error:
         if error.code not in _WORKS_WITHOUT:
             raise
@@ -176,12 +237,7 @@ async def _create_indexes(connection: Connection) -> None:
     # To create what is there needs the privilege to do so.
     for index in await missing_indexes(connection):
         collection = getattr(connection, index.collection)
-        await collection.create_index(
-            list(index.keys),
-            name=index.name,
-            unique=index.unique,
-            sparse=index.sparse,
-        )
+        await collection.create_index(list(index.keys), **index.options)
 
 
 async def _check_version(connection: Connection) -> bool:

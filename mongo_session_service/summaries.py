@@ -34,6 +34,16 @@ class SessionSummary(BaseModel):
     """When it is gone, unless something is appended; None for never."""
 
 
+class SessionPage(BaseModel):
+    """A page of what was looked for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sessions: list[SessionSummary]
+    next_page_token: str | None = None
+    """For the next page; None if this is the last."""
+
+
 def summary(
     document: Mapping[str, Any], state: dict[str, Any] | None
 ) -> SessionSummary:

@@ -9,14 +9,19 @@ from google.adk.sessions import BaseSessionService
 from mongo_session_service import MongoSessionService
 
 
+def expect_differences(request: pytest.FixtureRequest, backend: Backend) -> None:
+    """Expect a test to fail for what is written down."""
+    if reason := backend.differences.get(request.node.originalname):
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
 async def sessions(
     request: pytest.FixtureRequest, mongodb_uri: str, database: str
 ) -> AsyncIterator[BaseSessionService]:
     """Each backend in turn, its known differences expected to fail."""
     backend: Backend = request.param
-    if reason := backend.differences.get(request.node.originalname):
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    expect_differences(request, backend)
     async with backend.make(mongodb_uri, database) as service:
         yield service
 
@@ -27,6 +32,7 @@ async def ours(
 ) -> AsyncIterator[MongoSessionService]:
     """Each way to run our service, for what ADK's own services do not have."""
     backend: Backend = request.param
+    expect_differences(request, backend)
     async with backend.make(mongodb_uri, database) as service:
         assert isinstance(service, MongoSessionService)
         yield service

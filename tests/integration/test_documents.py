@@ -70,7 +70,7 @@ async def test_layout(
             "revision": 1,
         }
     ]
-    assert list(db.metadata.find()) == [{"_id": "schema", "version": 1}]
+    assert db.metadata.find_one({"_id": "schema"}) == {"_id": "schema", "version": 1}
 
 
 async def test_plain_queries_work(

@@ -148,7 +148,14 @@ async def test_setup_may_be_repeated(
         for name in admin[database].list_collection_names()
     }
     assert indexes == {
-        "sessions": {"_id_", "expire_time"},
+        "sessions": {
+            "_id_",
+            "expire_time",
+            "by_user",
+            "by_app",
+            "by_title",
+            "by_label",
+        },
         "events": {"_id_", "event_id_once_per_session"},
         "app_states": {"_id_"},
         "user_states": {"_id_"},

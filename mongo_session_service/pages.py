@@ -1,0 +1,78 @@
+"""Reading a page of a search, of one point in time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import history, queries
+from .changes.patience import persistently
+from .codec import decode_sessions
+from .database import Connection
+from .queries import Document
+from .records import SessionKey
+from .search import Place, Search
+from .summaries import SessionSummary, summary
+
+
+class Page(NamedTuple):
+    """A part of what a search finds."""
+
+    summaries: list[SessionSummary]
+    last: Place | None
+    """The last one's place; None if there is nothing after it."""
+
+
+async def load_page(
+    connection: Connection,
+    search: Search,
+    after: Place | None,
+    limit: int,
+    now: float,
+    *,
+    with_state: bool,
+) -> Page:
+    """The sessions that come after a place.
+
+    Raises:
+        StorageUnavailableError: MongoDB has been away for a minute.
+        StorageError: the application's hook failed.
+    """
+    stages = search.stages(after, limit + 1, now, with_state=with_state)
+    documents, shared = await persistently(
+        lambda: _load(connection, stages, with_state=with_state)
+    )
+    has_more = len(documents) > limit
+    shown = documents[:limit]
+    states: dict[SessionKey, dict[str, Any]] = {}
+    if with_state:
+        mixed = [*shown, *shared]
+        decoded = decode_sessions(mixed, now, connection.hooks)
+        states = {each.key: each.state for each in decoded}
+    summaries = [summary(each, states.get(SessionKey(**each["_id"]))) for each in shown]
+    return Page(summaries, Place.of(shown[-1]) if has_more else None)
+
+
+async def _load(
+    connection: Connection, stages: list[Document], *, with_state: bool
+) -> tuple[list[Document], list[Document]]:
+    """Sessions, and the state they share as it was then."""
+    at, shared = connection, list[Document]()
+    if not at.has_transactions:
+        documents = await at.aggregate(at.sessions, stages)
+        if with_state and documents:
+            for each in _shared_by(documents):
+                cursor = each.find(getattr(at, each.collection))
+                shared += await cursor.to_list(None)
+        return documents, shared
+    found = await history.snapshot_at(at, at.sessions, stages)
+    if with_state and found.documents:
+        first, other = _shared_by(found.documents)
+        union = {"coll": at.user_states.name, "pipeline": other.stages()}
+        both = [*first.stages(), {"$unionWith": union}]
+        read = await history.snapshot_at(at, at.app_states, both, at=found.at)
+        shared = read.documents
+    return found.documents, shared
+
+
+def _shared_by(documents: list[Document]) -> list[queries.Wanted]:
+    return queries.shared_states(SessionKey(**each["_id"]) for each in documents)

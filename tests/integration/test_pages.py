@@ -1,0 +1,170 @@
+"""Pages of a search: what the server does for them, and who can read on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.adk.events import Event, EventActions
+from pymongo import MongoClient
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.hooks import NO_HOOKS
+from mongo_session_service.search import Place, new_search
+
+MOMENT = 1.8e9
+AT_ONCE = 6
+"""Sessions of an app that were created at the same moment."""
+
+
+def explained(
+    admin: MongoClient, database: str, stages: list[dict[str, Any]]
+) -> tuple[set[str], set[str], dict[str, int]]:
+    """The stages and indexes of the plan that was chosen, and what it came to."""
+    command = {"aggregate": "sessions", "pipeline": stages, "cursor": {}}
+    plan = admin[database].command({"explain": command, "verbosity": "executionStats"})
+    if "stages" in plan:
+        plan = plan["stages"][0]["$cursor"]
+    chosen = list(stages_of(plan["queryPlanner"]["winningPlan"]))
+    indexes = {each["indexName"] for each in chosen if "indexName" in each}
+    return {each["stage"] for each in chosen}, indexes, plan["executionStats"]
+
+
+def stages_of(plan: Any) -> Iterator[dict[str, Any]]:
+    """All stages anywhere in a plan."""
+    if isinstance(plan, dict):
+        if "stage" in plan:
+            yield plan
+        plan = list(plan.values())
+    if isinstance(plan, list):
+        for each in plan:
+            yield from stages_of(each)
+
+
+@pytest.fixture
+def sessions(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> MongoClient:
+    """A database of 6,000 sessions, of two apps with two users each."""
+    assert service
+    documents = [
+        {
+            "_id": {"app_name": app, "user_id": user, "session_id": f"s{number}"},
+            "state": {"n": number % 7},
+            "revision": 0,
+            "create_time": MOMENT + number // 3,
+            "update_time": MOMENT + number,
+            **({"title": f"T{number % 30}"} if number % 3 == 0 else {}),
+            **({"labels": labels(number)} if number % 2 == 0 else {}),
+        }
+        for app in ("app", "other")
+        for user in ("ada", "bob")
+        for number in range(1500)
+    ]
+    admin[database].sessions.insert_many(documents)
+    return admin
+
+
+def labels(number: int) -> list[dict[str, str]]:
+    return [
+        {"name": "number", "value": str(number)},
+        {"name": "team", "value": "blue" if number % 20 else "red"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("search", "index"),
+    [
+        ({"user_id": "ada"}, "by_user"),
+        ({}, "by_app"),
+        ({"title": "T3"}, "by_title"),
+        ({"labels": {"team": "red"}}, "by_label"),
+        ({"user_id": "ada", "labels": {"team": "red"}}, "by_label"),
+    ],
+)
+@pytest.mark.usefixtures("sessions")
+def test_a_page_costs_what_it_shows(
+    database: str, admin: MongoClient, search: dict[str, Any], index: str
+) -> None:
+    """Wherever a page begins, its index leads there, and no more is looked at."""
+    wanted = dict.fromkeys(("user_id", "title", "labels")) | search
+    for newest_first, after in itertools.product((True, False), (None, 700, 1490)):
+        found = new_search(
+            "app", **wanted, where=None, newest_first=newest_first, hooks=NO_HOOKS
+        )
+        place = Place(MOMENT + after // 3, "bob", f"s{after}") if after else None
+        stages = found.stages(place, 6, MOMENT, with_state=False)
+
+        shape, indexes, stats = explained(admin, database, stages)
+
+        assert indexes == {index}
+        assert "SORT" not in shape
+        assert stats["totalDocsExamined"] <= 6 + AT_ONCE
+        assert stats["totalKeysExamined"] <= 6 + 2 * AT_ONCE
+
+
+async def test_a_state_key_can_have_an_index(
+    service: MongoSessionService, database: str, sessions: MongoClient
+) -> None:
+    """An index on a key of state, made as the README says, is used for its values."""
+    collection = sessions[database].sessions
+    keys = ("_id.app_name", "state.n", "create_time", "_id.user_id", "_id.session_id")
+    collection.create_index([(key, 1) for key in keys], name="by_n")
+    found = new_search(
+        "app", None, None, None, {"n": 3}, newest_first=True, hooks=NO_HOOKS
+    )
+    stages = found.stages(None, 6, MOMENT, with_state=True)
+
+    _, indexes, _ = explained(sessions, database, stages)
+
+    assert indexes == {"by_n"}
+    page = await service.find_sessions(app_name="app", where={"n": 3}, limit=5)
+    assert [each.state for each in page.sessions] == [{"n": 3}] * 5
+
+
+async def test_pages_go_on_in_another_process(
+    mongodb_uri: str, database: str, sessions: MongoClient
+) -> None:
+    """A token is good in every service on a database, though all begin at once."""
+    sessions[database].metadata.delete_many({"_id": "page_tokens"})
+    services = [MongoSessionService(mongodb_uri, database=database) for _ in range(5)]
+    try:
+        first = await asyncio.gather(
+            *(each.find_sessions(app_name="app", limit=2) for each in services)
+        )
+        assert len({page.next_page_token for page in first}) == 1
+        for each in services:
+            token = first[0].next_page_token
+            page = await each.find_sessions(
+                app_name="app", limit=2, page_token=token, with_state=False
+            )
+            assert [each.id for each in page.sessions] == ["s1497", "s1499"]
+    finally:
+        for each in services:
+            await each.close()
+    other = MongoSessionService(mongodb_uri, database=database, collection_prefix="x_")
+    async with other:
+        with pytest.raises(ValueError, match="none that this search"):
+            await other.find_sessions(app_name="app", page_token=token)
+
+
+async def test_a_page_shows_one_point_in_time(service: MongoSessionService) -> None:
+    """A session and the state it shares are never told apart by an append."""
+    session = await service.create_session(app_name="app", user_id="ada")
+
+    async def write() -> None:
+        for number in range(60):
+            delta = {"n": number, "user:n": number, "app:n": number}
+            event = Event(author="x", actions=EventActions(state_delta=delta))
+            await service.append_event(session, event)
+
+    writing = asyncio.create_task(write())
+    while not writing.done():
+        (item,) = (await service.find_sessions(app_name="app")).sessions
+        state = item.state or {}
+        assert state.get("n") == state.get("user:n") == state.get("app:n")
+        assert item.revision == state.get("n", -1) + 1
+    await writing
