@@ -101,15 +101,9 @@ async def _remove_short(
 ) -> Step:
     ids = [each["_id"] for each in short]
     await connection.sessions.delete_many({"_id": {"$in": ids}}, session=txn)
-    logs = [
-        queries.all_events(SessionKey(**each["_id"]))
-        for each in short
-        if each["revision"]
-    ]
-    if not logs:
-        return Step(len(short), 0, is_last)
-    events = await connection.events.delete_many({"$or": logs}, session=txn)
-    return Step(len(short), events.deleted_count, is_last)
+    logs = [queries.all_events(SessionKey(**each["_id"])) for each in short]
+    await connection.events.delete_many({"$or": logs}, session=txn)
+    return Step(len(short), sum(each["revision"] for each in short), is_last)
 
 
 async def _leave_remnant(connection: Connection, id_: Document, txn: Txn) -> Step:
@@ -138,7 +132,7 @@ async def _shorten(connection: Connection, id_: Document, txn: Txn) -> Step:
     if len(oldest) > STEP:
         return Step(0, STEP, is_last=False)
     await remove_remnant(connection, id_, txn)
-    return Step(0, len(oldest), is_last=False)
+    return Step(0, sum(each["revision"] > 0 for each in oldest), is_last=False)
 
 
 async def remove_remnant(connection: Connection, id_: Document, txn: Txn) -> None:

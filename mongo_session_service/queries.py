@@ -77,6 +77,11 @@ def events_after(key: SessionKey, revision: int) -> Document:
     return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
 
 
+def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
+    """The events of a session up to a revision, after another."""
+    return {"_id": {"$gt": key.event_id(after), "$lte": key.event_id(revision)}}
+
+
 def events_of(app_name: str | None, after: Document | None) -> Document:
     """Every event of an app, or of all, that follows another in the log's order."""
     if app_name is None:
@@ -174,28 +179,6 @@ def events(
 
 def _at_most_int64(limit: int | None) -> int | None:
     return None if limit is None else min(limit, 2**63 - 1)
-
-
-def session_document(session: NewSession) -> Document:
-    """A new session as it is stored."""
-    return {
-        "_id": session.key.id,
-        "state": session.delta.session,
-        "revision": 0,
-        "create_time": session.create_time,
-        "update_time": session.create_time,
-        **session.details.fields(),
-    }
-
-
-def event_document(append: Append, revision: int) -> Document:
-    """An event as it is stored."""
-    document: Document = {"_id": append.key.event_id(revision), "event": append.event}
-    if append.is_wrapped:
-        document["wrapped"] = True
-    if append.is_hooked:
-        document["hooked"] = True
-    return document
 
 
 class Update(NamedTuple):

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from .address import Target
 from .arguments import check_config, check_event, check_id, check_session
+from .branching import Branching, rewinding
 from .catalogue import Catalogue
 from .clients import Opened
 from .codec import decode_new_session, encode_append, encode_new_session
@@ -38,7 +39,7 @@ from .upkeep import Upkeep
 logger = logging.getLogger(__name__)
 
 
-class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
+class MongoSessionService(Upkeep, Catalogue, Branching, BaseSessionService):
     """Keeps ADK sessions in MongoDB.
 
     ::
@@ -231,8 +232,11 @@ class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
             return event
         check_session(session)
         key = session_key(session.app_name, session.user_id, session.id)
-        append = encode_append(key, event, self._hooks)
         async with self._opened() as opened:
+            stored = event
+            if event.actions.rewind_before_invocation_id:
+                stored = await rewinding(opened, key, event)
+            append = encode_append(key, stored, self._hooks)
             marker = marker_of(session)
             if marker is None:
                 head = await opened.store.load_head(key)
@@ -242,7 +246,7 @@ class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
                 append,
                 session,
                 expected=lambda: marker_of(session) or marker,
-                stored=lambda now: self._show(session, event, now),
+                stored=lambda now: self._show(session, event, stored, now),
             )
             if self._is_rebasing:
                 await opened.rebaser.commit(caller, session, event)
@@ -250,8 +254,11 @@ class MongoSessionService(Upkeep, Catalogue, BaseSessionService):
                 await opened.committer.commit(caller)
         return event
 
-    async def _show(self, session: Session, event: Event, marker: Marker) -> None:
+    async def _show(
+        self, session: Session, event: Event, stored: Event, marker: Marker
+    ) -> None:
         mark(session, marker)
+        event.actions = stored.actions
         session.last_update_time = event.timestamp
         await super().append_event(session, event)
 

@@ -15,12 +15,9 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import PyMongoError
 
 from . import queries
-from .codec import (
-    decode_sessions,
-    decode_state,
-    is_same_event,
-)
+from .codec import decode_sessions, decode_state, is_same_event
 from .database import Connection, Txn
+from .documents import event_document, initial_updates, is_apart, session_document
 from .hooks import Owner
 from .records import (
     Append,
@@ -42,7 +39,8 @@ _MAX_ATTEMPTS_TOGETHER: Final = 4
 def _is_one_document(planned: list[Planned]) -> bool:
     """Whether a write is atomic by itself, and needs no transaction."""
     return [
-        isinstance(write, NewSession) and not write.delta.app and not write.delta.user
+        isinstance(write, NewSession)
+        and not (write.delta.app or write.delta.user or is_apart(write))
         for write, *_ in planned
     ] == [True]
 
@@ -62,7 +60,7 @@ class SessionStore:
         after_revision: int = 0,
     ) -> StoredSession | None:
         """A session with the events asked for, all from one point in time."""
-        documents = await self._read(
+        documents = await self.read(
             # By its _id alone, which the server needs no plan for: a tenth faster.
             queries.Wanted("sessions", {"_id": key.id}),
             *queries.shared_state(key.app_name, key.user_id),
@@ -80,7 +78,7 @@ class SessionStore:
         """
         now = platform_time.get_time()
         wanted = {**queries.all_sessions(app_name, user_id), **queries.visible(now)}
-        documents = await self._read(
+        documents = await self.read(
             queries.Wanted("sessions", wanted),
             *queries.shared_state(app_name, user_id),
         )
@@ -107,9 +105,9 @@ class SessionStore:
 
     async def _read_shared(self) -> list[queries.Document]:
         keys, self._next_keys, self._next_read = self._next_keys, set(), None
-        return await self._read(*queries.shared_states(keys))
+        return await self.read(*queries.shared_states(keys))
 
-    async def _read(self, *wanted: queries.Wanted) -> list[queries.Document]:
+    async def read(self, *wanted: queries.Wanted) -> list[queries.Document]:
         """Documents of several collections, in one round trip and from one snapshot."""
         at = self._connection
         if not at.has_transactions:
@@ -142,8 +140,9 @@ class SessionStore:
             SessionNotFoundError: it is not stored.
         """
         stored = await self._find_session(key, platform_time.get_time())
-        latest = self._connection.events.find(queries.all_events(key), {"event.id": 1})
-        events = await latest.sort("_id", -1).limit(1).to_list(None)
+        log = queries.events_after(key, 0)
+        latest = self._connection.events.find(log, {"event.id": 1}).sort("_id", -1)
+        events = await latest.limit(1).to_list(None)
         return SessionHead(
             marker=Marker.of(stored),
             update_time=stored["update_time"],
@@ -192,13 +191,15 @@ class SessionStore:
         # see the events are told.
         writes: list[Append | NewSession] = [*created, *(each for each, *_ in appends)]
         await self._insert(
-            self._connection.sessions, map(queries.session_document, created), txn
+            self._connection.sessions, map(session_document, created), txn
         )
+        apart = initial_updates(created)
+        await self._update(self._connection.events, apart, txn, upsert=True)
         updates = queries.session_updates(appends)
         if await self._update(self._connection.sessions, updates, txn) != len(updates):
             raise RefusedError
         events = (
-            queries.event_document(append, expected.revision + 1)
+            event_document(append, expected.revision + 1)
             for append, expected, _ in appends
         )
         await self._insert(self._connection.events, events, txn)

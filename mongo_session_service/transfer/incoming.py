@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
+import bson
 from google.adk.events.event import Event
 
 from mongo_session_service import queries
 from mongo_session_service.codec import encode_append, encode_new_session
 from mongo_session_service.details import NO_DETAILS, Details
+from mongo_session_service.documents import INITIAL, event_document
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.hooks import Hooks
 from mongo_session_service.records import Append, SessionKey, session_key
@@ -25,6 +27,9 @@ Policy: TypeAlias = Literal["fail", "skip", "replace"]
 
 MAX_EVENTS: Final = 1000
 """Documents written together."""
+MAX_INITIAL_BYTES: Final = 1_000_000
+"""Of what a session began with, for which a document of 15.5 MB leaves room."""
+
 MAX_BYTES: Final = 8_000_000
 """Of events and state written together; a single larger event goes alone."""
 
@@ -57,6 +62,8 @@ class Incoming:
     began: float | None = None
     """When the first event was."""
     is_last: bool = True
+    changed: set[str] = field(default_factory=set)
+    """What its events have set of its state, up to here."""
 
     @property
     def revision(self) -> int:
@@ -72,7 +79,7 @@ class Incoming:
         """Its events from a revision on, as they are stored."""
         for index, append in enumerate(self.appends):
             if (revision := self.offset + index + 1) > after:
-                yield queries.event_document(append, revision)
+                yield event_document(append, revision)
 
     def session_document(self) -> Document:
         """The session as it is stored once all its events are."""
@@ -83,7 +90,18 @@ class Incoming:
             "create_time": self._create_time(),
             "update_time": self.update_time,
             **(self.details or NO_DETAILS).fields(),
+            **self._initial_state(),
         }
+
+    def _initial_state(self) -> Document:
+        """What it began with, as far as a store of the end of it can tell."""
+        initial = {
+            name: value
+            for name, value in self.state.items()
+            if name not in self.changed
+        }
+        is_small = len(bson.encode(initial)) <= MAX_INITIAL_BYTES
+        return {INITIAL: initial} if is_small else {}
 
     def _create_time(self) -> float:
         """Where a store keeps none, its first event is the best guess there is."""
@@ -103,6 +121,7 @@ class Incoming:
             self.details,
             offset=self.revision,
             began=self.began,
+            changed=self.changed,
         )
 
 
@@ -245,6 +264,7 @@ class Gathering:
             yield from self._alone(current)
             self._current = current = rest
         current.appends.append(append)
+        current.changed |= append.delta.session.keys()
         current.size += append.size
 
     def _add_state(self, shared: SharedState) -> None:

@@ -11,6 +11,7 @@ from pymongo import UpdateOne
 from mongo_session_service.database import Connection, Txn
 from mongo_session_service.deletions import remove_expired
 from mongo_session_service.details import DETAILS
+from mongo_session_service.documents import INITIAL
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.records import SessionKey
 
@@ -180,6 +181,7 @@ class Target:
             # Without a time to live it has none any more, if the source tells.
             known = DETAILS if incoming.details else ()
             gone = {name: "" for name in known if name not in change}
+            change.pop(INITIAL, None)  # better known when there was less of a log
         elif events:
             last = incoming.appends[-1].timestamp
             change = {"revision": incoming.revision, "update_time": last}

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.codec import encode_append, encode_new_session
+from mongo_session_service.documents import event_document, session_document
 from mongo_session_service.hooks import NO_HOOKS
-from mongo_session_service.queries import event_document, session_document
 from mongo_session_service.records import SessionKey
 
 

@@ -54,7 +54,8 @@ def test_the_examples_run(mongodb_uri: str, database: str, admin: MongoClient) -
     named, told = blocks("text")[:2]
     assert run(example("update_session"), uri) == named
     assert run(example("wait_for"), uri) == told
-    assert run(example("on_conflict"), uri) in blocks("text")
+    for name in ("on_conflict", "fork_session"):
+        assert run(example(name), uri) in blocks("text")
     (span,) = [text for text in blocks("text") if text.startswith("{'db.system")]
     printed = run(example("opentelemetry"), uri).replace(database, "adk")
     assert span.splitlines() == printed.splitlines()[-1:]

@@ -88,6 +88,29 @@ async def test_rewind(service: MongoSessionService) -> None:
     assert len((await stored(service, "s")).events) == len(log) + 3
 
 
+async def test_rewind_keeps_the_initial_state(service: MongoSessionService) -> None:
+    """The stored event, the log's fold, subscribers and the model agree about it."""
+    runner, _ = painter(service, *paint("red", "blue"), "Hello.")
+    initial = {"tenant": "t1", "color": "white", "was_blue": "never"}
+    session = await start(service, "s", initial)
+    turns = [await ask(runner, "s", f"set {color}") for color in ("red", "blue")]
+
+    async with service.watch(APP, USER, session.id) as changes:
+        state = (await anext(changes)).state
+        await rewind(runner, "s", turns[0])
+        told = await anext(changes)
+
+    undone = await stored(service, "s")
+    assert {k: v for k, v in present(undone).items() if ":" not in k} == initial
+    assert undone.state == initial | folded(undone)
+    assert told.event == undone.events[-1]
+    assert told.state_delta == undone.events[-1].actions.state_delta
+    assert (state or {}) | told.state_delta == undone.state
+    assert "tenant" not in told.state_delta
+    await ask(runner, "s", "Hello?")
+    assert (await stored(service, "s")).state["color"] == "white"
+
+
 async def test_rewinding_twice(
     service: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:

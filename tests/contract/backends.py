@@ -90,7 +90,15 @@ _OF_MOCK = {
 }
 
 BACKENDS = (
-    Backend("adk-in-memory", _in_memory),
+    Backend(
+        "adk-in-memory",
+        _in_memory,
+        differences={
+            "test_a_rewind_keeps_the_initial_state": (
+                "ADK empties what no event has set: google/adk-python#4839"
+            )
+        },
+    ),
     Backend("uri", _from_uri),
     Backend("sealed", _sealed, _UNEQUAL),
     Backend("pymongo", _pymongo),

@@ -45,6 +45,7 @@ async def test_layout(
     assert session == {
         "_id": {"app_name": "my_app", "user_id": "user-1", "session_id": "s"},
         "state": {"topic": "x", "a%2Eb": 1, "n": 0},
+        "initial_state": {"topic": "x", "a%2Eb": 1},
         "revision": 1,
         "update_time": 1.7e9,
     }

@@ -18,9 +18,9 @@ from mongo_session_service.codec import (
     is_same_event,
 )
 from mongo_session_service.database import _CODEC_OPTIONS
+from mongo_session_service.documents import event_document
 from mongo_session_service.events import build_event
 from mongo_session_service.hooks import NO_HOOKS
-from mongo_session_service.queries import event_document
 from mongo_session_service.records import SessionKey
 from mongo_session_service.sizes import MAX_DOCUMENT_BYTES
 from mongo_session_service.values import decode_fields, encode_fields

@@ -20,8 +20,8 @@ from mongo_session_service.codec import (
     is_same_event,
 )
 from mongo_session_service.database import _CODEC_OPTIONS
+from mongo_session_service.documents import event_document
 from mongo_session_service.hooks import Hooks, Owner
-from mongo_session_service.queries import event_document
 from mongo_session_service.records import SessionKey
 from mongo_session_service.values import decode_fields, decode_value
 

@@ -98,7 +98,7 @@ class StoreSource(Opened):
         """The events of a session up to a revision, in order."""
         found = 0
         if revision:
-            where = queries.all_events(key)
+            where = queries.events_after(key, 0)
             where["_id"]["$lt"] = key.event_id(revision + 1)
             async for document in self._at.events.find(where).sort("_id"):
                 found += 1

@@ -1,0 +1,64 @@
+"""Rewinds, as ADK's Runner asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.adk.agents import LlmAgent
+from google.adk.events import Event, EventActions
+from google.adk.runners import Runner
+from google.adk.sessions import BaseSessionService, Session
+
+KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
+
+
+async def read(sessions: BaseSessionService) -> Session:
+    found = await sessions.get_session(**KEY)
+    assert found is not None
+    return found
+
+
+async def turn(sessions: BaseSessionService, name: str, **delta: Any) -> None:
+    """A turn of one event."""
+    actions = EventActions(state_delta=delta)
+    event = Event(author="agent", invocation_id=name, actions=actions)
+    await sessions.append_event(await read(sessions), event)
+
+
+async def rewind(sessions: BaseSessionService, before: str) -> None:
+    runner = Runner(
+        agent=LlmAgent(name="agent"), app_name="my_app", session_service=sessions
+    )
+    await runner.rewind_async(
+        user_id="user-1", session_id="s", rewind_before_invocation_id=before
+    )
+
+
+async def test_a_rewind_undoes_what_events_have_set(
+    sessions: BaseSessionService,
+) -> None:
+    """Keys go back to what earlier events have set; those set since are None."""
+    await sessions.create_session(**KEY)
+    await turn(sessions, "first", k=1)
+    await turn(sessions, "second", k=2, new=True, **{"user:u": 2})
+
+    await rewind(sessions, "second")
+
+    assert (await read(sessions)).state == {"k": 1, "new": None, "user:u": 2}
+
+
+async def test_a_rewind_keeps_the_initial_state(sessions: BaseSessionService) -> None:
+    """What the session was created with is there again, or still, after a rewind."""
+    await sessions.create_session(
+        **KEY, state={"tenant": "t1", "k": 0, "emptied": 0, "gone": 0}
+    )
+    await turn(sessions, "first", emptied=None)
+    await turn(sessions, "second", k=2, gone=None, new=True)
+
+    await rewind(sessions, "second")
+
+    expected = {"tenant": "t1", "k": 0, "emptied": None, "gone": 0, "new": None}
+    assert (await read(sessions)).state == expected
+    await rewind(sessions, "first")
+    expected = {"tenant": "t1", "k": 0, "emptied": 0, "gone": 0, "new": None}
+    assert (await read(sessions)).state == expected
