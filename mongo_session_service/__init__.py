@@ -21,6 +21,7 @@ from .errors import (
     StorageError,
     StorageUnavailableError,
 )
+from .histories import UserEvent
 from .hooks import Subject
 from .service import MongoSessionService
 from .summaries import SessionPage, SessionSummary
@@ -50,5 +51,6 @@ __all__ = [
     "StorageUnavailableError",
     "Subject",
     "Subscription",
+    "UserEvent",
     "__version__",
 ]

@@ -30,6 +30,7 @@ from .committer import Caller
 from .deletions import remove_expired, remove_session
 from .details import new_details
 from .errors import ConfigurationError
+from .histories import Histories
 from .hooks import Hook, Hooks
 from .records import Marker, NewSession, session_key
 from .sessions import mark, marker_of, to_session
@@ -39,7 +40,7 @@ from .upkeep import Upkeep
 logger = logging.getLogger(__name__)
 
 
-class MongoSessionService(Upkeep, Catalogue, Branching, BaseSessionService):
+class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionService):
     """Keeps ADK sessions in MongoDB.
 
     ::
