@@ -145,7 +145,7 @@ async def set_up(connection: Connection) -> bool:
     if connection.driver is not Driver.MOCK:
         hello = await greeted(connection.client)
         check_server(hello, transactions=connection.has_transactions)
-    is_recorded = await _check_version(connection)
+    is_recorded = await check_version(connection)
     try:
         await create_layout(connection)
         if not is_recorded:
@@ -240,8 +240,12 @@ async def _create_indexes(connection: Connection) -> None:
         await collection.create_index(list(index.keys), **index.options)
 
 
-async def _check_version(connection: Connection) -> bool:
-    """Refuse data of a newer release; tell if any version is recorded."""
+async def check_version(connection: Connection) -> bool:
+    """Refuse data of a newer release; tell if any version is recorded.
+
+    Raises:
+        SchemaVersionError: the data was written by a newer release.
+    """
     recorded = await connection.metadata.find_one({"_id": "schema"})
     if recorded and recorded["version"] > SCHEMA_VERSION:
         message = (

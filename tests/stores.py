@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import shutil
 import tempfile
 import uuid
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import sqlalchemy
 from bson import json_util
 from filling import APPS, fill
 from google.adk.integrations.mongodb import MongoDbSessionService
 from google.adk.sessions import DatabaseSessionService, InMemorySessionService
+from google.adk.sessions.schemas import v0
 from google.adk.sessions.session import Session
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from pymongo import MongoClient
@@ -32,7 +35,8 @@ from mongo_session_service.transfer import (
     SqlSource,
 )
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(os.environ.get("FIXTURES", Path(__file__).parent / "fixtures"))
+"""Stores that other releases wrote: as kept, or as ``fixtures/write.py`` has just."""
 ROME = "Europe/Rome"
 
 
@@ -141,6 +145,19 @@ async def sql_postgresql(place: Place) -> Store:
     return Store(SqlSource(url), shown_by(service), ["sql", url])
 
 
+async def sql_v0_filled(place: Place) -> Store:
+    """Schema v0 as this ADK goes on writing it, whose times are UTC."""
+    url = f"sqlite:///{place.folder}/v0_filled.db"
+    engine = sqlalchemy.create_engine(url)
+    v0.Base.metadata.create_all(engine)
+    engine.dispose()
+    service = DatabaseSessionService(url.replace("sqlite:", "sqlite+aiosqlite:"))
+    await fill(service)
+    place.closing.push_async_callback(service.close)
+    source = SqlSource(url, timezone="UTC")
+    return Store(source, shown_by(service), ["sql", url, "--timezone", "UTC"])
+
+
 async def sql_v0_sqlite(place: Place) -> Store:
     path = place.folder / "v0.db"
     path.write_bytes(unpacked("adk_1_18_sqlite.db.gz"))
@@ -241,6 +258,7 @@ async def in_memory(_: Place) -> Store:
 STORES = [
     sql_sqlite,
     sql_postgresql,
+    sql_v0_filled,
     sql_v0_sqlite,
     sql_v0_postgresql,
     sqlite,

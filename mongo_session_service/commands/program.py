@@ -47,6 +47,8 @@ class Program(click.Group):
 def _without_password(error: click.ClickException) -> click.ClickException:
     """The same; a URI that is given in a wrong place is quoted as an argument."""
     text = re.sub(r"://\S*@", "://...@", error.format_message())
+    if text.startswith("Usage:"):
+        return error  # a group's help, shown in the place of a missing command
     if isinstance(error, click.UsageError):
         return click.UsageError(text, error.ctx)
     return click.ClickException(text)

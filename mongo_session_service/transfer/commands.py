@@ -231,6 +231,10 @@ async def _export(options: dict[str, Any]) -> int:
         f" {exported.states} shared states.",
         err=True,
     )
+    if not exported.sessions and chosen.since is None:
+        message = f"There are no such {source.name}. Is it the right one, with the"
+        click.echo(f"{message} right --prefix, --app and --user?", err=True)
+        return INCOMPLETE
     return 0
 
 

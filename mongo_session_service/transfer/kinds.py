@@ -44,7 +44,8 @@ _mongodb = several(
     click.option("--source-prefix", "prefix", default="", help="As for --prefix."),
 )
 _zone = click.option(
-    "--timezone", help="Where google-adk 1.x ran (schema v0); by default as here."
+    "--timezone",
+    help="Of schema v0: where google-adk 1.x ran, or UTC for ADK 2; by default as here.",
 )
 
 KINDS: Final = (

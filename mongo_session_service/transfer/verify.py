@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
@@ -30,6 +30,9 @@ from .items import (
     Source,
     named,
 )
+
+_ROUNDING: Final = 2e-6
+"""Seconds: databases keep microseconds, and events a little more."""
 
 
 class Readable(Protocol):
@@ -177,14 +180,20 @@ def _seen(key: SessionKey, event: Event) -> _Seen:
 
 def _header_differences(here: SessionHeader, there: SessionHeader) -> list[str]:
     reasons = _state_differences(here.state, there.state)
-    if here.update_time != there.update_time:
+    if _is_other(here.update_time, there.update_time):
         reasons.append(f"updated at {here.update_time!r}, there {there.update_time!r}")
     if None not in (here.details, there.details) and here.details != there.details:
         reasons.append("title, labels or time to live are others")
-    is_known = here.create_time is not None and there.create_time is not None
-    if is_known and here.create_time != there.create_time:
+    if _is_other(here.create_time, there.create_time):
         reasons.append(f"created at {here.create_time!r}, there {there.create_time!r}")
     return reasons
+
+
+def _is_other(here: float | None, there: float | None) -> bool:
+    """Whether two times differ by more than databases round them, if both are known."""
+    if here is None or there is None:
+        return False
+    return abs(here - there) > _ROUNDING
 
 
 def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

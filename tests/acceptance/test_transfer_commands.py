@@ -115,6 +115,27 @@ async def test_an_export_goes_through_a_pipe_and_back(
     assert (verified.returncode, imported.stderr) == (0, "")
 
 
+def test_a_misspelt_database_is_told_and_not_created(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """An export of nothing is not taken for a backup, and leaves nothing behind."""
+    done = run("export", mongodb_uri, "--database", database)
+
+    assert done.returncode == 3
+    assert f"no such sessions in database '{database}'" in done.stderr
+    assert admin[database].list_collection_names() == []
+
+
+@pytest.mark.parametrize("group", ["import", "verify"])
+def test_a_group_alone_shows_its_help(group: str) -> None:
+    """Without a kind of source, the kinds are listed, once and as usage."""
+    done = CliRunner().invoke(main, [group])
+
+    assert done.exit_code == 2
+    assert done.output.count("Usage:") == 1
+    assert "extra-services" in done.output
+
+
 def test_migrate_plans_and_applies(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:

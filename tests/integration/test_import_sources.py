@@ -8,7 +8,14 @@ import pytest
 from filling import EMPTY, KEYS
 from google.adk.auth.auth_tool import AuthConfig
 from google.adk.sessions.session import Session
-from stores import STORES, Place, sql_v0_sqlite
+from stores import (
+    STORES,
+    Place,
+    sql_postgresql,
+    sql_sqlite,
+    sql_v0_sqlite,
+    sqlite,
+)
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import Selection, StoreSource, move, verify
@@ -52,6 +59,26 @@ async def test_a_store_moves_as_its_own_service_shows_it(
         if key != EMPTY:  # what third-party services show there is per session
             state = {k: v for k, v in shown.state.items() if k != "temp:draft"}
             assert ours.state == state, key
+
+
+@pytest.mark.parametrize("make", [sql_sqlite, sql_postgresql, sqlite])
+async def test_sessions_with_much_state_are_read_in_short_pages(
+    make: Any,
+    place: Place,
+    service: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page ends where its state gets too much, and the next begins right after it."""
+    for reader in ("sql", "sqlite"):
+        module = f"mongo_session_service.transfer.sources.{reader}"
+        monkeypatch.setattr(f"{module}.STATE_TOGETHER", 100)
+    store = await make(place)
+
+    async with store.source as source, StoreSource(service) as target:
+        moved = await move(source, service)
+        verified = await verify(source, target, is_exact=True)
+
+    assert (moved.new, moved.events, verified.is_equal) == (5, 24, True)
 
 
 @pytest.mark.parametrize("make", STORES, ids=lambda make: make.__name__)

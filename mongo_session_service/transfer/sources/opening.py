@@ -12,6 +12,9 @@ from mongo_session_service.transfer.items import Selection, Totals
 
 Element = TypeVar("Element")
 
+STATE_TOGETHER: Final = 4_000_000
+"""Characters of state read at once, beyond which a page of sessions ends early."""
+
 _TOGETHER: Final = 200
 """Elements drawn per thread hop: enough to hide its cost, few enough to be flat."""
 

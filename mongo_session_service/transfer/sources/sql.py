@@ -30,10 +30,11 @@ from mongo_session_service.transfer.rows import (
 )
 
 from .engines import failures, open_engine
-from .opening import Opened
+from .opening import STATE_TOGETHER, Opened
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
+_STATES_TOGETHER: Final = 25
 _KEY: Final = ("app_name", "user_id", "id")
 _EVENT_KEY: Final = ("app_name", "user_id", "session_id")
 
@@ -51,7 +52,8 @@ class SqlSource(Opened):
         Args:
             url: As for ``DatabaseSessionService``; without a driver, one is chosen.
             timezone: Where google-adk 1.x ran, such as ``Europe/Rome``: schema version
-                0 holds its local times. By default this machine's zone.
+                0 holds its local times. By default this machine's zone. ADK 2 goes on
+                with such a database in ``UTC``.
 
         Raises:
             SourceError: it is no URL, or its driver or SQLAlchemy is not installed.
@@ -191,8 +193,10 @@ class SqlSource(Opened):
             isolation_level="REPEATABLE READ"
         ).connect()
 
-    async def _rows(self, connection: Any, query: Any) -> AsyncGenerator[Row]:
-        streaming = query.execution_options(yield_per=_ROWS_TOGETHER)
+    async def _rows(
+        self, connection: Any, query: Any, together: int = _ROWS_TOGETHER
+    ) -> AsyncGenerator[Row]:
+        streaming = query.execution_options(yield_per=together)
         async with connection.stream(streaming) as result:
             async for some in result.mappings().partitions():
                 for row in some:
@@ -207,7 +211,15 @@ class SqlSource(Opened):
         if after:
             query = query.where(self._sql.tuple_(*key) > after)
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
-        return list((await connection.execute(query)).mappings().all())
+        page: list[Row] = []
+        size = 0
+        async with aclosing(self._rows(connection, query, _STATES_TOGETHER)) as rows:
+            async for row in rows:
+                page.append(row)
+                size += len(row["state"] or "")
+                if size > STATE_TOGETHER:
+                    break
+        return page
 
     async def _sessions(
         self, connection: Any, page: list[Row], selection: Selection

@@ -28,7 +28,7 @@ from mongo_session_service.transfer.rows import (
     text_of,
 )
 
-from .opening import Opened, drawn
+from .opening import STATE_TOGETHER, Opened, drawn
 
 _SESSIONS_TOGETHER: Final = 250
 
@@ -128,12 +128,20 @@ class SqliteSource(Opened):
         self, selection: Selection, after: tuple[str, str, str]
     ) -> list[sqlite3.Row]:
         where, values = _chosen(selection, with_user=True)
-        return self._query(
+        rows = self._query(
             f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
             f" ORDER BY app_name, user_id, id LIMIT {_SESSIONS_TOGETHER}",
             *values,
             *after,
-        ).fetchall()
+        )
+        page: list[sqlite3.Row] = []
+        size = 0
+        for row in rows:
+            page.append(row)
+            size += len(row["state"])
+            if size > STATE_TOGETHER:
+                break
+        return page
 
     def _events(self, header: SessionHeader) -> Iterator[Item]:
         found = self._query(

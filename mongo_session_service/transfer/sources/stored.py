@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from google.adk.platform import time as platform_time
@@ -15,6 +14,7 @@ from mongo_session_service.details import Details
 from mongo_session_service.errors import StorageError
 from mongo_session_service.hooks import Owner
 from mongo_session_service.records import SessionKey
+from mongo_session_service.schema import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer.items import (
     EVERYTHING,
@@ -32,7 +32,7 @@ from .opening import Opened
 
 Document = dict[str, Any]
 
-_SESSIONS_TOGETHER: Final = 100
+_SESSIONS_TOGETHER: Final = 20
 
 
 class StoreSource(Opened):
@@ -45,7 +45,6 @@ class StoreSource(Opened):
     def __init__(self, service: MongoSessionService) -> None:
         """Reads nothing yet."""
         self._service = service
-        self._until = AsyncExitStack()
 
     @property
     def name(self) -> str:
@@ -54,12 +53,11 @@ class StoreSource(Opened):
 
     @override
     async def _open(self) -> None:
-        opening = self._service._opened()  # noqa: SLF001  of the same package
-        self._at = (await self._until.enter_async_context(opening)).connection
-
-    @override
-    async def _close(self) -> None:
-        await self._until.aclose()
+        # Not set up: who reads a database of a misspelt name should not create it.
+        with translated():
+            opened = await self._service._clients.opened()  # noqa: SLF001  own package
+            self._at = opened.connection
+            await check_version(self._at)
 
     @override
     async def totals(self, selection: Selection) -> Totals:
