@@ -45,7 +45,7 @@ _mongodb = several(
 )
 _zone = click.option(
     "--timezone",
-    help="Of schema v0: where google-adk 1.x ran, or UTC for ADK 2; by default as here.",
+    help="Of schema v0: where google-adk 1.x ran, UTC for ADK 2; by default as here.",
 )
 
 KINDS: Final = (
