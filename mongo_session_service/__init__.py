@@ -20,6 +20,7 @@ from .errors import (
     SlowSubscriberError,
     StorageError,
     StorageUnavailableError,
+    UnknownOutcomeError,
 )
 from .histories import UserEvent
 from .hooks import Subject
@@ -51,6 +52,7 @@ __all__ = [
     "StorageUnavailableError",
     "Subject",
     "Subscription",
+    "UnknownOutcomeError",
     "UserEvent",
     "__version__",
 ]

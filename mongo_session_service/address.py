@@ -11,7 +11,7 @@ from pymongo import AsyncMongoClient
 from pymongo.driver_info import DriverInfo
 from pymongo.errors import InvalidName, PyMongoError
 
-from .database import Driver
+from .drivers import Driver
 from .errors import ConfigurationError
 from .hooks import NO_HOOKS, Hooks
 from .version import __version__

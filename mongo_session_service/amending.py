@@ -9,9 +9,10 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 
 from . import queries
 from .cancellation import uninterrupted
-from .database import Connection, Txn
+from .database import Connection
 from .queries import Document
 from .records import SessionKey
+from .transactions import Txn
 
 
 async def amend(

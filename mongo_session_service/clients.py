@@ -19,10 +19,12 @@ from pymongo import AsyncMongoClient
 
 from .address import Target, open_client
 from .committer import Committer
-from .database import Connection, Driver
+from .database import Connection
+from .drivers import Driver
 from .errors import ConfigurationError
 from .rebasing import Rebaser
 from .store import SessionStore
+from .transactions import Latest
 from .translation import FOREIGN_LOOP
 
 
@@ -51,6 +53,7 @@ class Clients:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._entries: dict[asyncio.AbstractEventLoop, Opened] = {}
+        self._latest = Latest()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._uri is None:
@@ -99,10 +102,11 @@ class Clients:
                 prefix=self._target.prefix,
                 transactions=self._target.transactions,
                 hooks=self._target.hooks,
+                latest=self._latest,
             )
             store = SessionStore(connection)
-            committer = Committer(store, together=self._target.transactions)
-            rebaser = Rebaser(store, committer)
+            committer = Committer(connection, store, together=self._target.transactions)
+            rebaser = Rebaser(connection, store, committer)
             entry = Opened(connection, store, committer, rebaser, keeper)
             self._entries[loop] = entry
             return entry

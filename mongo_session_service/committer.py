@@ -21,7 +21,9 @@ from typing import Final
 from google.adk.platform import time as platform_time
 
 from .cancellation import uninterrupted
+from .database import Connection
 from .errors import DocumentTooLargeError, StorageUnavailableError
+from .explaining import explain
 from .records import Append, Marker, NewSession, Planned
 from .refused import OtherTtlError, RefusedError
 from .sizes import outgrown
@@ -130,7 +132,10 @@ def plan(batch: Iterable[Caller]) -> list[Planned]:
 class Committer:
     """The one writer of sessions and events in an event loop."""
 
-    def __init__(self, store: SessionStore, *, together: bool) -> None:
+    def __init__(
+        self, connection: Connection, store: SessionStore, *, together: bool
+    ) -> None:
+        self._connection = connection
         self._store = store
         self._most = MAX_WRITES if together else 1
         self._most_batches = MAX_BATCHES if together else 1
@@ -149,7 +154,7 @@ class Committer:
         finished before the cancellation is raised, so that its outcome is known.
 
         Raises:
-            What :meth:`SessionStore.commit` and :meth:`SessionStore.explain` raise for
+            What :meth:`SessionStore.commit` and :func:`explain` raise for
             this write; others are not affected.
         """
         async with self._room:
@@ -239,7 +244,7 @@ class Committer:
     async def _explain(self, caller: Caller, planned: Planned) -> None:
         try:
             with translated():
-                revision = await self._store.explain(planned)
+                revision = await explain(self._connection, planned)
         except OtherTtlError as error:
             expected = error.expected
             caller.expected = lambda: expected

@@ -20,10 +20,11 @@ from pymongo.errors import DuplicateKeyError, PyMongoError
 
 from . import queries
 from .cancellation import uninterrupted
-from .database import Connection, Driver, Txn
+from .database import Connection
 from .deletions import remove_expired, remove_remnant
 from .details import Details
 from .documents import INITIAL, initial_updates, session_document
+from .drivers import Driver
 from .errors import StorageUnavailableError, quoted
 from .past import fold, recorded
 from .queries import Document
@@ -31,6 +32,7 @@ from .records import NewSession, SessionKey
 from .revisiting import Beginning, checked, deltas, initial_state
 from .scopes import ScopedState
 from .sizes import check_initial_state
+from .transactions import Txn
 
 LIFETIME: Final = 60.0
 """Seconds a copy may take for a step before it is taken for broken off."""

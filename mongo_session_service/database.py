@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from enum import Enum
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
 
 import bson
 from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
+from bson.timestamp import Timestamp
+from pymongo import ReadPreference, WriteConcern
 from pymongo.errors import (
     DuplicateKeyError,
     OperationFailure,
@@ -28,15 +27,15 @@ from pymongo.errors import (
 )
 from pymongo.read_concern import ReadConcern
 
-from .errors import ConfigurationError
+from . import transactions
+from .drivers import Driver, primary_of
 from .hooks import NO_HOOKS, Hooks
 from .telemetry import count_conflict, count_retry
+from .transactions import Latest, Txn
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Txn: TypeAlias = Any
-"""The driver's session inside a transaction; None where there are no transactions."""
 
 _MAJORITY: Final = WriteConcern("majority")
 _PRIMARY: Final = ReadPreference.PRIMARY
@@ -49,42 +48,6 @@ _DUPLICATE_KEY: Final = 11000
 _WRITE_CONFLICT: Final = 112
 _SNAPSHOT_UNAVAILABLE: Final = 246
 _SNAPSHOT_PAUSES: Final = (0.01, 0.05, 0.2)  # seconds
-
-
-class Driver(Enum):
-    """Which client library a connection speaks through."""
-
-    PYMONGO = "PyMongo"
-    MOTOR = "Motor"
-    MOCK = "mongomock-motor"
-
-    @classmethod
-    def of(cls, client: object) -> Driver:
-        """The driver a client belongs to.
-
-        Raises:
-            ConfigurationError: it is none of the three.
-        """
-        # mongomock-motor's client says it is Motor's; its bases do not lie.
-        bases = {base.__module__.partition(".")[0] for base in type(client).__mro__}
-        if "mongomock_motor" in bases:
-            return cls.MOCK
-        if isinstance(client, AsyncMongoClient):
-            return cls.PYMONGO
-        motor = sys.modules.get("motor.motor_asyncio")
-        if motor and isinstance(client, motor.AsyncIOMotorClient):
-            return cls.MOTOR
-        if isinstance(client, MongoClient):
-            message = (
-                "client is a synchronous MongoClient, which would block the event"
-                " loop. Pass a pymongo.AsyncMongoClient, or a URI instead."
-            )
-            raise ConfigurationError(message)
-        message = (
-            "client must be a pymongo.AsyncMongoClient, a Motor AsyncIOMotorClient or"
-            f" a mongomock-motor AsyncMongoMockClient, not {type(client).__name__}."
-        )
-        raise ConfigurationError(message)
 
 
 class _PlainInt(TypeDecoder):
@@ -118,8 +81,10 @@ class Connection:
         prefix: str,
         transactions: bool,
         hooks: Hooks = NO_HOOKS,
+        latest: Latest | None = None,
     ) -> None:
         self.client = client
+        self.latest = latest or Latest()
         self.hooks = hooks
         self.driver = Driver.of(client)
         self.prefix = prefix
@@ -155,51 +120,42 @@ class Connection:
         """
         if not self.has_transactions:
             return await work(None)
-        is_committing, runs = False, 0
+        runs = 0
 
-        async def tracked(txn: Txn) -> Result:
-            nonlocal is_committing, runs
-            is_committing, runs = False, runs + 1
+        async def counted(txn: Txn) -> Result:
+            nonlocal runs
+            runs += 1
             if runs > 1:
                 count_retry(self.database.name)
             try:
-                result = await work(txn)
+                return await work(txn)
             except OperationFailure as error:
                 if error.code == _WRITE_CONFLICT:
                     count_conflict(self.database.name)
                 raise
-            is_committing = True
+
+        primary = primary_of(self.client, self.driver)
+        async with self._session() as session:
+            result = await transactions.run(
+                session, self.driver, counted, self.metadata
+            )
+            self.latest.advance(session.operation_time, primary)
             return result
 
+    async def acknowledged(self, write: Callable[[Any], Awaitable[Any]]) -> None:
+        """Do a write of one document, in a session of the driver's."""
+        primary = primary_of(self.client, self.driver)
+        async with self._session() as session:
+            await write(session)
+            self.latest.advance(session.operation_time, primary)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Any]:
         starting = self.client.start_session()
         if self.driver is Driver.MOTOR:
             starting = await starting
-        async with starting as txn:
-            try:
-                result: Result = await txn.with_transaction(
-                    tracked,
-                    read_concern=_LOCAL,
-                    write_concern=_MAJORITY,
-                    read_preference=_PRIMARY,
-                )
-            except OperationFailure:
-                if is_committing:
-                    await self._release(txn)
-                raise
-            return result
-
-    async def _release(self, txn: Txn) -> None:
-        """End a transaction whose commit was refused, so that it holds no locks.
-
-        The driver will not abort what it tried to commit, but the server drops it for
-        the next transaction of the same session.
-        """
-        with suppress(PyMongoError):
-            starting = txn.start_transaction()
-            if self.driver is Driver.PYMONGO:
-                await starting
-            await self.metadata.find_one({"_id": "schema"}, session=txn)
-            await txn.abort_transaction()
+        async with starting as session:
+            yield session
 
     async def write(self, command: dict[str, Any], txn: Txn) -> int:
         """Run an ``insert`` or ``update`` in a transaction; what its ``n`` counts.
@@ -220,14 +176,18 @@ class Connection:
     async def snapshot(
         self, collection: Any, pipeline: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """All results of an aggregation, from one point in time of every collection."""
+        """All results of an aggregation, from one point in time of every collection.
+
+        It is not before the latest write that this service has made.
+        """
         try:
-            results = await self._one_reply(collection.name, pipeline)
+            results, at = await self._one_reply(collection.name, pipeline)
+            missing = self.latest.missing_at(at, primary_of(self.client, self.driver))
         except ServerSelectionTimeoutError:
             raise
         except PyMongoError:
-            results = None
-        if results is not None:
+            results, missing = None, None
+        if results is not None and missing is None:
             return results
         collection = collection.with_options(read_concern=_SNAPSHOT)
         for pause in _SNAPSHOT_PAUSES:
@@ -242,7 +202,7 @@ class Connection:
 
     async def _one_reply(
         self, collection: str, pipeline: list[dict[str, Any]]
-    ) -> list[dict[str, Any]] | None:
+    ) -> tuple[list[dict[str, Any]] | None, Timestamp]:
         """The results if they fit into one reply; a tenth faster if they are few.
 
         The driver does not retry this, and gives up nothing of it: whoever fails here
@@ -264,16 +224,19 @@ class Connection:
         if cursor["id"]:
             rest = {"killCursors": collection, "cursors": [cursor["id"]]}
             await self.database.command(rest)
-            return None
-        results: list[dict[str, Any]] = cursor["firstBatch"]
-        return results
+            return None, cursor["atClusterTime"]
+        return cursor["firstBatch"], cursor["atClusterTime"]
 
     async def aggregate(
         self, collection: Any, pipeline: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """All results of an aggregation."""
-        cursor = collection.aggregate(pipeline, batchSize=ONE_BATCH)
-        if self.driver is Driver.PYMONGO:
-            cursor = await cursor
-        results: list[dict[str, Any]] = await cursor.to_list(None)
-        return results
+        """All results of an aggregation, not before this service's latest write."""
+        async with self._session() as session:
+            session.advance_operation_time(self.latest.time)
+            cursor = collection.aggregate(
+                pipeline, session=session, batchSize=ONE_BATCH
+            )
+            if self.driver is Driver.PYMONGO:
+                cursor = await cursor
+            results: list[dict[str, Any]] = await cursor.to_list(None)
+            return results

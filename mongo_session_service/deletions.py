@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 
 from . import queries
 from .cancellation import uninterrupted
-from .database import Connection, Txn
+from .database import Connection
 from .queries import Document
 from .records import SessionKey
+from .transactions import Txn
 
 STEP: Final = 1000
 """Events removed in one transaction: some 30 ms, and 200 kB of MongoDB's log."""

@@ -12,7 +12,8 @@
     ├── StorageError              MongoDB refused or failed
     │   ├── DocumentTooLargeError       over the document limit (also a ValueError)
     │   ├── NotAuthorizedError          the user lacks a privilege
-    │   └── StorageUnavailableError     worth trying again
+    │   └── StorageUnavailableError     worth trying again; nothing was changed
+    │       └── UnknownOutcomeError         or it was: nobody knows
     └── TransferError             an import, export or verification stopped
         ├── SourceError                 what is to be read cannot be
         └── ConflictError               the target holds something else under an id
@@ -103,6 +104,10 @@ class NotAuthorizedError(StorageError):
 
 class StorageUnavailableError(StorageError):
     """MongoDB could not be reached or did not answer in time; try again."""
+
+
+class UnknownOutcomeError(StorageUnavailableError):
+    """MongoDB stopped answering during a write, which may have been done or not."""
 
 
 class TransferError(MongoSessionServiceError):

@@ -9,7 +9,8 @@ from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 from pymongo.read_concern import ReadConcern
 
-from .database import ONE_BATCH, Connection, Driver
+from .database import ONE_BATCH, Connection
+from .drivers import Driver
 from .errors import ConfigurationError
 
 _MAJORITY: Final = ReadConcern("majority")

@@ -16,7 +16,9 @@ from google.adk.platform import time as platform_time
 from google.adk.sessions.session import Session
 
 from .committer import Caller, Committer
+from .database import Connection
 from .errors import quoted
+from .explaining import find_event
 from .records import Marker, SessionKey, StoredSession
 from .refused import STALE
 from .sessions import bring_in, marker_of
@@ -64,7 +66,10 @@ class _Queue:
 class Rebaser:
     """Repeats appends that storage was ahead of, in an event loop."""
 
-    def __init__(self, store: SessionStore, committer: Committer) -> None:
+    def __init__(
+        self, connection: Connection, store: SessionStore, committer: Committer
+    ) -> None:
+        self._connection = connection
         self._store = store
         self._committer = committer
         self._queues: WeakValueDictionary[SessionKey, _Queue] = WeakValueDictionary()
@@ -152,7 +157,7 @@ class Rebaser:
             return expected
         # Rebuilt from JSON perhaps: only its events can tell which session it is.
         last = session.events[-1].id if session.events else ""
-        found = await self._store.find_event(late.write.key, last)
+        found = await find_event(self._connection, late.write.key, last)
         if found is None:
             raise StaleSessionError(STALE)
         return expected._replace(revision=found["_id"]["revision"])

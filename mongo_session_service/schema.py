@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from pymongo.errors import CollectionInvalid, OperationFailure
 
-from .database import Connection, Driver
+from .database import Connection
+from .drivers import Driver
 from .errors import ConfigurationError, SchemaVersionError
 from .greeting import greeted
 from .page_key import load_page_key

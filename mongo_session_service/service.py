@@ -35,6 +35,7 @@ from .hooks import Hook, Hooks
 from .records import Marker, NewSession, session_key
 from .sessions import mark, marker_of, to_session
 from .telemetry import traced
+from .translation import once_written
 from .upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
     Every call may raise ``InvalidInputError`` for arguments that make no sense, ids
     that are no non-empty strings of 4,096 bytes at most for example,
     ``ConfigurationError``, ``SchemaVersionError``, ``StorageError`` and its
-    ``StorageUnavailableError``. The README has a table of them.
+    ``StorageUnavailableError``. A write that raises was not done, unless that is
+    ``UnknownOutcomeError``. The README has a table of them.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
             AlreadyExistsError: the session exists. No state was written.
             InvalidInputError: something of it cannot be stored.
             DocumentTooLargeError: the state does not fit into a document.
-            StorageUnavailableError: the session, whole, may have been stored or not.
+            UnknownOutcomeError: the session, whole, may have been stored or not.
         """
         if session_id is None or (
             isinstance(session_id, str) and not session_id.strip()
@@ -156,7 +158,8 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         async with self._opened() as opened:
             reading = opened.store.reading_shared_state(key)
             await _create(opened, new)
-            shared = await asyncio.shield(reading)
+            with once_written():
+                shared = await asyncio.shield(reading)
         return to_session(decode_new_session(new, shared, self._hooks))
 
     @override
@@ -227,6 +230,8 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
             AlreadyExistsError: another event of the session has the same id.
             InvalidInputError: a value of the event cannot be stored.
             DocumentTooLargeError: the event or the session's state got too large.
+            UnknownOutcomeError: it may have been stored or not. Append the same event
+                again: it is recognised if it was.
         """
         check_event(event)
         if event.partial:

@@ -7,17 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextvars import Context
 from typing import Any, Final
 
-from google.adk.errors import StaleSessionError
-from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import PyMongoError
 
 from . import queries
-from .codec import decode_sessions, decode_state, is_same_event
-from .database import Connection, Txn
+from .codec import decode_sessions, decode_state
+from .database import Connection
 from .documents import event_document, initial_updates, is_apart, session_document
+from .explaining import find_event, find_session
 from .hooks import Owner
 from .records import (
     Append,
@@ -28,21 +26,22 @@ from .records import (
     SessionKey,
     StoredSession,
 )
-from .refused import STALE, OtherTtlError, RefusedError
-from .telemetry import count_commit, count_stale
-from .translation import is_duplicate_key
+from .refused import RefusedError
+from .telemetry import count_commit
+from .transactions import Txn
+from .translation import in_doubt, is_duplicate_key
 
 _MAX_ATTEMPTS_TOGETHER: Final = 4
 """How often several appends are tried as one before each has to fend for itself."""
 
 
-def _is_one_document(planned: list[Planned]) -> bool:
-    """Whether a write is atomic by itself, and needs no transaction."""
-    return [
-        isinstance(write, NewSession)
-        and not (write.delta.app or write.delta.user or is_apart(write))
-        for write, *_ in planned
-    ] == [True]
+def _one_document(planned: list[Planned]) -> NewSession | None:
+    """The only write, if it is atomic by itself and needs no transaction."""
+    write, *_ = planned[0]
+    if len(planned) > 1 or not isinstance(write, NewSession):
+        return None
+    is_more = write.delta.app or write.delta.user or is_apart(write)
+    return None if is_more else write
 
 
 class SessionStore:
@@ -126,11 +125,10 @@ class SessionStore:
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""
-        stored = await self._connection.user_states.find_one(
-            {"_id": queries.user_state_id(app_name, user_id)}
-        )
+        id_ = queries.user_state_id(app_name, user_id)
+        stored = await self.read(queries.Wanted("user_states", {"_id": id_}))
         owner = Owner.of_user(app_name, user_id)
-        fields = stored["state"] if stored else {}
+        fields = stored[0]["state"] if stored else {}
         return decode_state(fields, owner, self._connection.hooks)
 
     async def load_head(self, key: SessionKey) -> SessionHead:
@@ -139,7 +137,7 @@ class SessionStore:
         Raises:
             SessionNotFoundError: it is not stored.
         """
-        stored = await self._find_session(key, platform_time.get_time())
+        stored = await find_session(self._connection, key, platform_time.get_time())
         log = queries.events_after(key, 0)
         latest = self._connection.events.find(log, {"event.id": 1}).sort("_id", -1)
         events = await latest.limit(1).to_list(None)
@@ -155,7 +153,7 @@ class SessionStore:
         Raises:
             RefusedError: a session is not as expected, something is stored already, or
                 other writers keep conflicting. Nothing was written; of several writes
-                others may succeed alone, of a single one :meth:`explain` tells more.
+                others may succeed alone, of a single one :func:`explain` tells more.
         """
         attempts = 0
 
@@ -170,15 +168,27 @@ class SessionStore:
             at = self._connection
             if not (at.has_transactions and at.has_event_index):
                 await self._refuse_known_events(planned)
-            if _is_one_document(planned):
-                await self._write(planned, None)
+            if new := _one_document(planned):
+                await self._create(new)
             else:
-                await self._connection.transaction(write)
+                await at.transaction(write)
         except PyMongoError as error:
             if is_duplicate_key(error):
                 raise RefusedError from None
             raise
         count_commit(self._connection.database.name, len(planned))
+
+    async def _create(self, new: NewSession) -> None:
+        """Store a session that sets nothing but its own state."""
+        at = self._connection
+        document = session_document(new)
+        with in_doubt():
+            if at.has_transactions:
+                await at.acknowledged(
+                    lambda session: at.sessions.insert_one(document, session=session)
+                )
+            else:
+                await at.sessions.insert_one(document)
 
     async def _write(self, planned: list[Planned], txn: Txn) -> None:
         created = [write for write, *_ in planned if isinstance(write, NewSession)]
@@ -246,52 +256,9 @@ class SessionStore:
         command = {"update": collection.name, "updates": statements}
         return await self._connection.write(command, txn)
 
-    async def explain(self, planned: Planned) -> int:
-        """The revision at which a refused write was stored before.
-
-        Raises:
-            OtherTtlError: it was not; try again and expect what this says.
-            StaleSessionError: it was not; the session has moved on.
-            SessionNotFoundError: it was not; the session is not stored.
-            AlreadyExistsError: the session to be created, or another event with the
-                id of the one to be appended, is stored.
-        """
-        write, expected, now = planned
-        if isinstance(write, NewSession):
-            message = f"Session {write.key.session_id!r} already exists."
-            raise AlreadyExistsError(message)
-        marker = Marker.of(await self._find_session(write.key, now))
-        stored = await self.find_event(write.key, write.event["id"])
-        if stored is None:
-            if marker != expected == marker._replace(ttl=expected.ttl):
-                raise OtherTtlError(marker)
-            count_stale(self._connection.database.name)
-            raise StaleSessionError(STALE)
-        if not is_same_event(write, stored["event"], self._connection.hooks):
-            message = f"Another event with id {write.event['id']!r} already exists."
-            raise AlreadyExistsError(message)
-        revision: int = stored["_id"]["revision"]
-        return revision
-
     async def _refuse_known_events(self, planned: list[Planned]) -> None:
         for write, *_ in planned:
-            if isinstance(write, Append) and await self.find_event(
-                write.key, write.event["id"]
+            if isinstance(write, Append) and await find_event(
+                self._connection, write.key, write.event["id"]
             ):
                 raise RefusedError
-
-    async def find_event(
-        self, key: SessionKey, event_id: str
-    ) -> queries.Document | None:
-        """The stored event of a session that has this id."""
-        query = queries.event_by_id(key, event_id)
-        stored: queries.Document | None = await self._connection.events.find_one(query)
-        return stored
-
-    async def _find_session(self, key: SessionKey, now: float) -> queries.Document:
-        stored: queries.Document | None = await self._connection.sessions.find_one(
-            {"_id": key.id, **queries.visible(now)}, {"state": 0}
-        )
-        if stored is None:
-            raise SessionNotFoundError(f"Session {key.session_id!r} not found.")
-        return stored

@@ -21,6 +21,7 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
+    WriteConcernError,
 )
 from pymongo.errors import (
     ConfigurationError as DriverConfigurationError,
@@ -34,6 +35,7 @@ from .errors import (
     NotAuthorizedError,
     StorageError,
     StorageUnavailableError,
+    UnknownOutcomeError,
 )
 from .privileges import Refusal
 
@@ -43,8 +45,8 @@ FOREIGN_LOOP: Final = (
 )
 
 _UNKNOWN_OUTCOME: Final = (
-    "MongoDB stopped answering during a commit, so its outcome is unknown. Do the same"
-    " again: the same event is recognised if it was stored."
+    "MongoDB stopped answering during a write, so its outcome is unknown: it may have"
+    " been done or not. Do the same again; an event that is stored is recognised."
 )
 
 _NOT_FOUND: Final = (
@@ -66,6 +68,20 @@ _DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
 _UNAUTHORIZED: Final = 13
 _AUTHENTICATION_FAILED: Final = 18
+_PASSING_CODES: Final = {
+    24,  # LockTimeout
+    50,  # MaxTimeMSExpired
+    91,  # ShutdownInProgress
+    112,  # WriteConflict
+    134,  # ReadConcernMajorityNotAvailableYet
+    189,  # PrimarySteppedDown
+    239,  # SnapshotTooOld
+    246,  # SnapshotUnavailable
+    251,  # NoSuchTransaction
+    262,  # ExceededTimeLimit
+    11600,  # InterruptedAtShutdown
+    11602,  # InterruptedDueToReplStateChange
+}
 _PASSING: Final = ("TransientTransactionError", "RetryableWriteError")
 
 
@@ -82,6 +98,38 @@ def translated() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def in_doubt() -> Iterator[None]:
+    """Tell of a write that is no transaction when it may have been done.
+
+    Raises:
+        UnknownOutcomeError: there was no answer to what was sent.
+    """
+    try:
+        yield
+    except ServerSelectionTimeoutError:
+        raise
+    except PyMongoError as error:
+        is_lost = isinstance(error, ConnectionFailure | ExecutionTimeout)
+        if is_lost or error.has_error_label("RetryableWriteError"):
+            raise UnknownOutcomeError(_UNKNOWN_OUTCOME) from None
+        raise
+
+
+@contextmanager
+def once_written() -> Iterator[None]:
+    """Tell, when a read fails that follows a write, that this was done.
+
+    Raises:
+        UnknownOutcomeError: it failed.
+    """
+    try:
+        yield
+    except PyMongoError as error:
+        what = f"It is stored, but could not be read back. {translation(error)}"
+        raise UnknownOutcomeError(what) from None
+
+
 def is_duplicate_key(error: PyMongoError) -> bool:
     """Whether a write failed because something with its key is stored already."""
     if isinstance(error, BulkWriteError):
@@ -96,8 +144,10 @@ def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
         return DocumentTooLargeError()
     if isinstance(error, BSONError):
         return InvalidInputError()
-    if error.has_error_label("UnknownTransactionCommitResult"):
-        return StorageUnavailableError(_UNKNOWN_OUTCOME)
+    if error.has_error_label("UnknownTransactionCommitResult") or isinstance(
+        error, WriteConcernError
+    ):
+        return UnknownOutcomeError(_UNKNOWN_OUTCOME)
     if isinstance(error, ConnectionFailure | ExecutionTimeout):
         return _unavailable(error)
     if isinstance(error, OperationFailure):
@@ -144,7 +194,8 @@ def _refused(error: OperationFailure) -> StorageError:
         return StorageError(_BAD_CREDENTIALS)
     if error.code == _UNAUTHORIZED:
         return _not_authorized(Refusal.of(str(details.get("errmsg", ""))))
-    if any(error.has_error_label(label) for label in _PASSING):
+    is_passing = any(error.has_error_label(label) for label in _PASSING)
+    if is_passing or error.code in _PASSING_CODES:
         return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
     return StorageError(f"MongoDB refused the operation: {name}.")
 

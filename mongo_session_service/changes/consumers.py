@@ -13,8 +13,8 @@ from typing import Final, Self
 
 from mongo_session_service.arguments import check_callable
 from mongo_session_service.authorization import naming_privileges
-from mongo_session_service.database import Txn
 from mongo_session_service.errors import InvalidInputError, LeaseLostError
+from mongo_session_service.transactions import Txn
 from mongo_session_service.translation import translated
 
 from .change import Change

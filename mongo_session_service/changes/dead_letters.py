@@ -10,9 +10,10 @@ from typing import Final
 
 import bson
 
-from mongo_session_service.database import Connection, Txn
+from mongo_session_service.database import Connection
 from mongo_session_service.hooks import Hooks
 from mongo_session_service.records import SessionKey
+from mongo_session_service.transactions import Txn
 from mongo_session_service.values import decode_fields, encode_fields
 
 from .change import Change

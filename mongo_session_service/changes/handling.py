@@ -9,7 +9,8 @@ from typing import Final
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from mongo_session_service.database import Connection, Txn
+from mongo_session_service.database import Connection
+from mongo_session_service.transactions import Txn
 
 from .happenings import Happening
 from .patience import persistently

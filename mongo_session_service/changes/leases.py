@@ -20,8 +20,9 @@ from typing import Any, Final
 from bson.codec_options import CodecOptions
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.database import Connection, Txn
+from mongo_session_service.database import Connection
 from mongo_session_service.errors import ConfigurationError, LeaseLostError
+from mongo_session_service.transactions import Txn
 
 from .checkpoints import Position, decode_position, encode_position
 from .handling import Work

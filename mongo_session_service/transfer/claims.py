@@ -25,10 +25,11 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service import queries
 from mongo_session_service.cancellation import uninterrupted
-from mongo_session_service.database import Connection, Txn
+from mongo_session_service.database import Connection
 from mongo_session_service.deletions import STEP
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.records import SessionKey
+from mongo_session_service.transactions import Txn
 from mongo_session_service.translation import is_duplicate_key
 
 from .incoming import Document, Incoming

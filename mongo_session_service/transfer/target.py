@@ -8,12 +8,13 @@ from typing import Final, NamedTuple
 from google.adk.platform import time as platform_time
 from pymongo import UpdateOne
 
-from mongo_session_service.database import Connection, Txn
+from mongo_session_service.database import Connection
 from mongo_session_service.deletions import remove_expired
 from mongo_session_service.details import DETAILS
 from mongo_session_service.documents import INITIAL
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.records import SessionKey
+from mongo_session_service.transactions import Txn
 
 from .claims import ChangedError, Claims, as_read, changes_told, patiently
 from .incoming import Document, Incoming, IncomingState

@@ -18,7 +18,7 @@ from mongo_session_service import (
     InvalidInputError,
     MongoSessionService,
     StorageError,
-    StorageUnavailableError,
+    UnknownOutcomeError,
 )
 
 IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
@@ -140,7 +140,7 @@ async def test_a_commit_without_answer_says_its_outcome_is_unknown(
 
     with (
         failing(admin, "commitTransaction", **unknown),
-        pytest.raises(StorageUnavailableError, match="outcome is unknown"),
+        pytest.raises(UnknownOutcomeError, match="outcome is unknown"),
     ):
         await victim.append_event(session, new_event())
 

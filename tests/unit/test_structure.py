@@ -33,8 +33,10 @@ LAYERS = (
     ("page_tokens",),
     ("documents",),
     ("past",),
+    ("drivers",),
+    ("transactions",),
     ("database", "translation"),
-    ("greeting", "page_key"),
+    ("greeting", "page_key", "explaining"),
     (
         "address",
         "schema",

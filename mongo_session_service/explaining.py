@@ -1,0 +1,77 @@
+"""What there is to say of a write that was refused."""
+
+from __future__ import annotations
+
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+from . import queries
+from .codec import is_same_event
+from .database import Connection
+from .records import Marker, NewSession, Planned, SessionKey
+from .refused import STALE, OtherTtlError
+from .telemetry import count_stale
+from .transactions import Txn
+
+
+async def explain(connection: Connection, planned: Planned) -> int:
+    """The revision at which a refused write was stored before.
+
+    Raises:
+        OtherTtlError: it was not; try again and expect what this says.
+        StaleSessionError: it was not; the session has moved on.
+        SessionNotFoundError: it was not; the session is not stored.
+        AlreadyExistsError: the session to be created, or another event with the id of
+            the one to be appended, is stored.
+    """
+    write, expected, now = planned
+    if isinstance(write, NewSession):
+        message = f"Session {write.key.session_id!r} already exists."
+        raise AlreadyExistsError(message)
+
+    async def find(txn: Txn) -> tuple[Marker, queries.Document | None]:
+        session = await find_session(connection, write.key, now, txn)
+        event = await find_event(connection, write.key, write.event["id"], txn)
+        return Marker.of(session), event
+
+    # A primary may show what it has not replicated, and lose it when it is deposed.
+    # What a transaction has read is on a majority once it is committed.
+    marker, stored = await connection.transaction(find)
+    if stored is None:
+        if marker != expected == marker._replace(ttl=expected.ttl):
+            raise OtherTtlError(marker)
+        count_stale(connection.database.name)
+        raise StaleSessionError(STALE)
+    if not is_same_event(write, stored["event"], connection.hooks):
+        message = f"Another event with id {write.event['id']!r} already exists."
+        raise AlreadyExistsError(message)
+    revision: int = stored["_id"]["revision"]
+    return revision
+
+
+async def find_event(
+    connection: Connection, key: SessionKey, event_id: str, txn: Txn = None
+) -> queries.Document | None:
+    """The stored event of a session that has this id."""
+    query = queries.event_by_id(key, event_id)
+    found: queries.Document | None = await connection.events.find_one(
+        query, session=txn
+    )
+    return found
+
+
+async def find_session(
+    connection: Connection, key: SessionKey, now: float, txn: Txn = None
+) -> queries.Document:
+    """A session's document, without its state.
+
+    Raises:
+        SessionNotFoundError: there is none.
+    """
+    found: queries.Document | None = await connection.sessions.find_one(
+        {"_id": key.id, **queries.visible(now)}, {"state": 0}, session=txn
+    )
+    if found is None:
+        raise SessionNotFoundError(f"Session {key.session_id!r} not found.")
+    return found

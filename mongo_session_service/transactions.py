@@ -1,0 +1,111 @@
+"""Transactions brought to an end: in bounded time, and with nothing left open."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, TypeAlias, TypeVar
+
+import pymongo
+from bson.timestamp import Timestamp
+from pymongo import ReadPreference, WriteConcern
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from .drivers import Driver
+
+Result = TypeVar("Result")
+Txn: TypeAlias = Any
+"""The driver's session inside a transaction; None where there are no transactions."""
+
+PATIENCE: Final = 60.0
+"""Seconds after which a transaction is given up that MongoDB does not finish."""
+
+_FAREWELL: Final = 2.0  # seconds to have the server drop what was given up
+
+
+class Latest:
+    """The latest write a service has made, on the deployment's clock.
+
+    Right after an election a primary may not know yet that it is committed, and would
+    answer as of before. The one that has confirmed it does know.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._time = Timestamp(0, 0)
+        self._primary: object = None
+
+    @property
+    def time(self) -> Timestamp:
+        """When it was; the beginning of time if there was none."""
+        return self._time
+
+    def advance(self, time: Timestamp, primary: object) -> None:
+        """Take notice of a write, and of the primary it was sent to; in any thread."""
+        with self._lock:
+            if self._time < time:
+                self._time, self._primary = time, primary
+
+    def missing_at(self, time: Timestamp, primary: object) -> Timestamp | None:
+        """What to wait for, if a primary that answers as of a time may lack it."""
+        with self._lock:
+            is_there = time >= self._time or primary == self._primary
+            return None if is_there else self._time
+
+
+async def run(
+    txn: Txn, driver: Driver, work: Callable[[Txn], Awaitable[Result]], probe: Any
+) -> Result:
+    """Run ``work`` as one transaction, majority-committed when this returns.
+
+    Args:
+        txn: The driver's session.
+        driver: Whose it is.
+        work: What to do, from the start each time that the driver tries it again.
+        probe: A collection that may be read from.
+    """
+    is_committing = False
+
+    async def tracked(txn: Txn) -> Result:
+        nonlocal is_committing
+        is_committing = False
+        result = await work(txn)
+        is_committing = True
+        return result
+
+    try:
+        with pymongo.timeout(patience(txn.client)):
+            result: Result = await txn.with_transaction(
+                tracked,
+                read_concern=ReadConcern("local"),
+                write_concern=WriteConcern("majority"),
+                read_preference=ReadPreference.PRIMARY,
+            )
+    except PyMongoError:
+        if is_committing:
+            with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
+                async with asyncio.timeout(_FAREWELL):
+                    await _release(txn, driver, probe)
+        raise
+    return result
+
+
+def patience(client: Any) -> float:
+    """Seconds after which a write is given up: the URI's ``timeoutMS``, or a minute."""
+    return min(client.options.timeout or PATIENCE, PATIENCE)
+
+
+async def _release(txn: Txn, driver: Driver, probe: Any) -> None:
+    """End a transaction whose commit has failed, so that it holds no locks.
+
+    The driver will not abort what it tried to commit, but the server drops it for the
+    next transaction of the same session.
+    """
+    starting = txn.start_transaction()
+    if driver is Driver.PYMONGO:
+        await starting
+    await probe.find_one({"_id": "schema"}, session=txn)
+    await txn.abort_transaction()

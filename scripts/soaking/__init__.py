@@ -1,0 +1,1 @@
+"""A long run under faults, and its figures: see scripts/soak --help."""

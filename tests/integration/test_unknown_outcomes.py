@@ -1,0 +1,148 @@
+"""When nobody knows whether a write was done: it is said, and trying again is safe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+from faults import VICTIM, failing, open_transactions, victim_uri
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.events import Event
+from google.adk.sessions import Session
+from pymongo import MongoClient
+
+from mongo_session_service import (
+    MongoSessionService,
+    UnknownOutcomeError,
+    transactions,
+)
+from mongo_session_service.embedded import EmbeddedReplicaSet
+
+IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
+UNREPLICATED = {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
+UNSATISFIABLE = {"writeConcernError": {"code": 100, "errmsg": "not enough members"}}
+SILENT = {"blockConnection": True, "blockTimeMS": 1000}
+
+
+async def read(service: MongoSessionService) -> Session:
+    found = await service.get_session(**IDS)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("how", [UNREPLICATED, {"closeConnection": True}])
+async def test_a_create_without_answer_says_so(
+    victim: MongoSessionService, admin: MongoClient, how: dict[str, Any]
+) -> None:
+    """A session that may have been stored is not said to be refused."""
+    with failing(admin, "insert", **how), pytest.raises(UnknownOutcomeError):
+        await victim.create_session(**IDS)
+
+    if "writeConcernError" in how:
+        with pytest.raises(AlreadyExistsError):
+            await victim.create_session(**IDS)
+    else:
+        await victim.create_session(**IDS)
+
+
+async def test_a_create_that_cannot_be_read_back_says_so(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """A session that is stored is not said to be refused, whatever fails then."""
+    with (
+        failing(admin, "aggregate", errorCode=2),
+        pytest.raises(UnknownOutcomeError, match="stored, but"),
+    ):
+        await victim.create_session(**IDS)
+
+    assert (await read(victim)).events == []
+
+
+async def test_a_commit_that_may_be_lost_says_so(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """An event that is stored, but perhaps on no majority, is recognised later."""
+    session = await victim.create_session(**IDS)
+    event = Event(author="x")
+
+    with (
+        failing(admin, "commitTransaction", **UNSATISFIABLE),
+        pytest.raises(UnknownOutcomeError),
+    ):
+        await victim.append_event(session, event)
+    assert session.events == []
+    await victim.append_event(session, event)
+
+    assert session.events == [event]
+    assert (await read(victim)).events == [event]
+
+
+@pytest.mark.parametrize("command", ["update", "commitTransaction"])
+@pytest.mark.parametrize("limited_by", ["us", "the URI"])
+async def test_a_write_is_given_up_in_time(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    limited_by: str,
+) -> None:
+    """A server that does not answer is not waited for for ever; nothing stays open."""
+    uri = victim_uri(mongodb_uri)
+    if limited_by == "us":
+        monkeypatch.setattr(transactions, "PATIENCE", 0.3)
+    else:
+        uri += "&timeoutMS=300"
+    async with MongoSessionService(mongodb_uri, database=database) as calm:
+        session = await calm.create_session(**IDS)
+    async with MongoSessionService(uri, database=database) as hasty:
+        with (
+            failing(admin, command, **SILENT),
+            pytest.raises(Exception, match=r"unknown|unavailable") as caught,
+        ):
+            await hasty.append_event(session, Event(author="x"))
+        is_unknown = isinstance(caught.value, UnknownOutcomeError)
+        assert is_unknown == (command == "commitTransaction")
+        assert open_transactions(admin) == 0
+        await hasty.append_event(session, Event(author="x"))
+        assert len((await read(hasty)).events) == 1
+
+
+@pytest.mark.xdist_group("heavy")
+async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
+    """An event found on a primary that is cut off may be lost: it is waited for."""
+    async with EmbeddedReplicaSet(members=3) as replica_set:
+        uri = f"{replica_set.uri}&heartbeatFrequencyMS=500&appName={VICTIM}"
+        async with (
+            MongoSessionService(uri) as first,
+            MongoSessionService(uri) as second,
+        ):
+            session = await first.create_session(**IDS)
+            copy, event = session.model_copy(deep=True), Event(author="x")
+            primary = await asyncio.to_thread(lambda: replica_set.primary)
+            others = [pid for n, pid in enumerate(replica_set.pids) if n != primary]
+            for pid in others:
+                os.kill(pid or 0, signal.SIGSTOP)
+            # It is stored on the primary, which waits for a second member to have it.
+            one = asyncio.create_task(first.append_event(session, event))
+            with MongoClient(replica_set.uri) as admin:
+                events = admin.adk.events
+                async with asyncio.timeout(10):
+                    # No signal comes from the server.
+                    while not await asyncio.to_thread(  # noqa: ASYNC110
+                        events.count_documents, {}
+                    ):
+                        await asyncio.sleep(0.01)
+            other = asyncio.create_task(second.append_event(copy, event))
+            done, _ = await asyncio.wait([other], timeout=0.5)
+            assert not done, "acknowledged what only one member has"
+            await asyncio.to_thread(replica_set.stop_member, primary, kill=True)
+            for pid in others:
+                os.kill(pid or 0, signal.SIGCONT)
+            # What was lost with the primary is stored again, by whoever is first.
+            async with asyncio.timeout(60):
+                await asyncio.gather(one, other)
+            assert (await read(first)).events == [event]

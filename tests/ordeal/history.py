@@ -1,0 +1,196 @@
+"""What is recorded of a run, and read back from it: calls, answers, what was told.
+
+Every process has a journal, a file of JSON lines. A line is written before a call and
+another after its answer, so that the journal of a killed process tells what it had
+begun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Key(NamedTuple):
+    """What names a session."""
+
+    app: str
+    user: str
+    session: str
+
+
+@dataclass(slots=True)
+class Operation:
+    """A call and how it was answered."""
+
+    name: str
+    """Unique in the whole run; an append's is its event's id."""
+    loop: str
+    """The event loop it was made in, which has a connection of its own."""
+    kind: str
+    key: Key
+    start: float
+    """On the machine's monotonic clock, which all its processes share."""
+    born: str = ""
+    """Of an append: the create that made its session."""
+    delta: dict[str, Any] = field(default_factory=dict)
+    """What a create or an append sets, keys prefixed by scope."""
+    is_owner: bool = False
+    """Whether nobody else writes to the session."""
+    end: float = float("inf")
+    outcome: str = "unknown"
+    """``ok``, ``failed`` if it had no effect, or ``unknown``."""
+    error: str = ""
+    found: dict[str, Any] = field(default_factory=dict)
+    """What the answer said."""
+
+
+class Told(NamedTuple):
+    """A change, as a reader was told of it."""
+
+    kind: str
+    key: Key
+    revision: int | None
+    event: str | None
+
+
+@dataclass(slots=True)
+class Reader:
+    """A subscription or a consumer in one process, and all it was told."""
+
+    name: str
+    kind: str
+    """``watch``, ``follow`` for a single session's, or ``consume``."""
+    ready: float
+    """From when on it is told of everything."""
+    told: list[Told] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+    """Of a consumer: how many of these were told when a commit returned."""
+    ended: str = ""
+    """``end`` if it saw the last change of the run; else why it stopped."""
+    state: dict[str, Any] | None = None
+    """What a follower has put together in the end."""
+
+
+@dataclass(slots=True)
+class StoredLog:
+    """A session as MongoDB holds it."""
+
+    key: Key
+    state: dict[str, Any]
+    revision: int
+    events: list[tuple[int, str, dict[str, Any]]]
+    """Revision, id and delta of each, in order."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """The state of an app, or of a user."""
+
+    state: dict[str, Any]
+    revision: int
+
+
+@dataclass(slots=True)
+class Stored:
+    """All that MongoDB holds in the end."""
+
+    sessions: dict[Key, StoredLog] = field(default_factory=dict)
+    orphans: list[str] = field(default_factory=list)
+    """Events whose session is not stored."""
+    remnants: list[str] = field(default_factory=list)
+    """What deletes have left."""
+    shared: dict[tuple[str, ...], Shared] = field(default_factory=dict)
+    """By app, and by app and user."""
+    open_transactions: int = 0
+
+
+@dataclass(slots=True)
+class History:
+    """A run: what was asked and answered, told, and stored."""
+
+    operations: dict[str, Operation]
+    readers: list[Reader]
+    stored: Stored
+
+
+class Journal:
+    """One process's record; what is in it survives that process."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, **line: Any) -> None:
+        """Add a line, at once."""
+        os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
+
+    def call(self, operation: Operation) -> None:
+        """Note that a call begins."""
+        self.write(
+            call=operation.name,
+            loop=operation.loop,
+            kind=operation.kind,
+            key=operation.key,
+            at=operation.start,
+            born=operation.born,
+            delta=operation.delta,
+            owner=operation.is_owner,
+        )
+
+    def answer(self, name: str, outcome: str, error: str = "", **found: Any) -> None:
+        """Note how it ended."""
+        self.write(
+            answer=name, at=time.monotonic(), is_=outcome, error=error, found=found
+        )
+
+
+def read_journals(paths: Iterable[Path]) -> tuple[dict[str, Operation], list[Reader]]:
+    """What the processes of a run have recorded.
+
+    Raises:
+        ValueError: a line is damaged that is not the last of its journal.
+    """
+    operations: dict[str, Operation] = {}
+    readers: dict[str, Reader] = {}
+    for path in paths:
+        *lines, torn = path.read_bytes().split(b"\n")
+        del torn  # a line that a killed process has not finished, or nothing
+        for line in lines:
+            _take(json.loads(line), operations, readers)
+    return operations, list(readers.values())
+
+
+def _take(
+    line: dict[str, Any],
+    operations: dict[str, Operation],
+    readers: dict[str, Reader],
+) -> None:
+    if name := line.get("call"):
+        operations[name] = Operation(
+            name,
+            line["loop"],
+            line["kind"],
+            Key(*line["key"]),
+            line["at"],
+            line["born"],
+            line["delta"],
+            line["owner"],
+        )
+    elif name := line.get("answer"):
+        operation = operations[name]
+        operation.end, operation.outcome = line["at"], line["is_"]
+        operation.error, operation.found = line["error"], line["found"]
+    elif name := line.get("reader"):
+        readers[name] = Reader(name, line["kind"], line["at"])
+    elif name := line.get("to"):
+        told = Told(line["kind"], Key(*line["key"]), line["revision"], line["event"])
+        readers[name].told.append(told)
+    elif name := line.get("committed"):
+        readers[name].committed.append(len(readers[name].told))
+    elif name := line.get("ended"):
+        readers[name].ended, readers[name].state = line["why"], line.get("state")

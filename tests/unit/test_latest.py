@@ -1,0 +1,33 @@
+"""What a read has to wait for, right after another primary was elected."""
+
+from __future__ import annotations
+
+from bson.timestamp import Timestamp
+
+from mongo_session_service.transactions import Latest
+
+EARLIER, LATER = Timestamp(1, 1), Timestamp(2, 1)
+
+
+def test_nothing_is_missing_before_the_first_write() -> None:
+    """Who has written nothing waits for nothing."""
+    assert Latest().missing_at(EARLIER, "any") is None
+
+
+def test_only_another_primary_may_lack_a_write() -> None:
+    """The primary that has confirmed a write shows it; another may need to catch up."""
+    latest = Latest()
+    latest.advance(LATER, "first")
+
+    assert latest.missing_at(EARLIER, "first") is None
+    assert latest.missing_at(EARLIER, "second") == LATER
+    assert latest.missing_at(LATER, "second") is None
+
+
+def test_it_is_the_latest_of_all() -> None:
+    """An earlier write, noted late by another thread, takes nothing back."""
+    latest = Latest()
+    latest.advance(LATER, "second")
+    latest.advance(EARLIER, "first")
+
+    assert latest.missing_at(EARLIER, "first") == LATER
