@@ -51,6 +51,9 @@ async def test_nothing_is_stored_in_clear(
         running.cancel()
         letters = [each async for each in consumer.dead_letters()]
 
+    fork = await sealed.fork_session(**KEY, new_session_id="fork", at_revision=1)
+    before = await sealed.get_session_at(**KEY, revision=0)
+
     copy = f"{database}_copy"
     async with (
         MongoSessionService(mongodb_uri, database=copy, **SEALED) as other,
@@ -64,6 +67,9 @@ async def test_nothing_is_stored_in_clear(
     admin.drop_database(copy)
 
     assert clear == []
+    assert fork.events == [event]
+    assert before is not None
+    assert before.state["own"] == STATE["own"]
     assert found == copied
     assert found is not None
     assert found.events == [event]
