@@ -16,6 +16,7 @@ from .log_pages import load_session_page, load_user_page, session_id
 from .queries import Document
 from .records import SessionKey, session_key
 from .spans import Span
+from .telemetry import Operation
 
 
 class UserEvent(NamedTuple):
@@ -71,9 +72,10 @@ class Histories(Lifecycle):
     ) -> AsyncGenerator[tuple[int, Event], None]:
         created: float | None = None
         while span.left != 0:
-            async with self._opened() as opened:
-                now = platform_time.get_time()
-                page = await load_session_page(opened.connection, key, span, now)
+            with Operation("iter_events", self.database_name, key.app_name):
+                async with self._opened() as opened:
+                    now = platform_time.get_time()
+                    page = await load_session_page(opened.connection, key, span, now)
             found = page.created.get(key.session_id)
             if found is None or created not in {None, found}:
                 raise SessionNotFoundError(f"Session {key.session_id!r} not found.")
@@ -111,19 +113,19 @@ class Histories(Lifecycle):
         last: Document | None = None
         created: float | None = None
         while True:
-            async with self._opened() as opened:
-                page = await load_user_page(
-                    opened.connection,
-                    app_name,
-                    user_id,
-                    last and last["_id"],
-                    platform_time.get_time(),
-                )
+            with Operation("iter_user_events", self.database_name, app_name):
+                async with self._opened() as opened:
+                    now, after = platform_time.get_time(), last and last["_id"]
+                    page = await load_user_page(
+                        opened.connection, app_name, user_id, after, now
+                    )
             begun = session_id(last) if last else None
             for each in page.events:
                 id_ = session_id(each)
                 found = page.created.get(id_)
-                if found is not None and (id_ != begun or found == created):
+                is_same = found is not None and (id_ != begun or found == created)
+                # A large initial state is kept beside the events.
+                if is_same and "event" in each:
                     event = decode_event(each, self._hooks)
                     yield UserEvent(id_, each["_id"]["revision"], event)
             if page.is_last:

@@ -16,6 +16,7 @@ from . import queries
 from .arguments import check_id
 from .conditions import state_conditions
 from .details import check_labels, check_title, label_list
+from .documents import INITIAL
 from .errors import InvalidInputError
 from .hooks import Hooks, Owner
 from .queries import Document
@@ -62,12 +63,12 @@ class Search:
     ) -> list[Document]:
         """The pipeline that reads a page, which begins after a place."""
         match = {"$and": [self.filter, queries.visible(now), *self._later(after)]}
-        stages: list[Document] = [
+        return [
             {"$match": match},
             {"$sort": self.order},
             {"$limit": limit},
+            {"$project": {INITIAL: 0} if with_state else {INITIAL: 0, "state": 0}},
         ]
-        return stages if with_state else [*stages, {"$project": {"state": 0}}]
 
     def _later(self, after: Place | None) -> list[Document]:
         """What comes after a place."""

@@ -135,7 +135,11 @@ async def test_a_session_that_is_not_there(ours: MongoSessionService) -> None:
 
 async def test_all_events_of_a_user(ours: MongoSessionService) -> None:
     """They come session by session, each in order, and nobody else's among them."""
-    logs = {name: await fill(ours, count, name) for name, count in COUNTS.items()}
+    state = {"large": "x" * 5000}  # which is kept beside the events
+    logs = {
+        name: await fill(ours, count, name, state=state)
+        for name, count in COUNTS.items()
+    }
     other = await ours.create_session(app_name="app", user_id="ada2")
     await ours.append_event(other, Event(author="x"))
     other = await ours.create_session(app_name="app2", user_id="ada")
