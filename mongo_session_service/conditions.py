@@ -7,6 +7,7 @@ None. Dicts may have their keys in any order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.adk.sessions.state import State
@@ -29,7 +30,7 @@ def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document
     Raises:
         InvalidInputError: it is no dict of values of a session's own state.
     """
-    if not isinstance(where, dict):
+    if not isinstance(where, Mapping):
         message = f"where must be a dict, not {type(where).__name__}."
         raise InvalidInputError(message)
     values = {key: _form(key, value) for key, value in where.items()}

@@ -231,12 +231,16 @@ class Connection:
         self, collection: Any, pipeline: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         """All results of an aggregation, not before this service's latest write."""
+        if not self.latest.is_known:
+            return await self._all(collection.aggregate(pipeline, batchSize=ONE_BATCH))
         async with self._session() as session:
             session.advance_operation_time(self.latest.time)
-            cursor = collection.aggregate(
-                pipeline, session=session, batchSize=ONE_BATCH
+            return await self._all(
+                collection.aggregate(pipeline, session=session, batchSize=ONE_BATCH)
             )
-            if self.driver is Driver.PYMONGO:
-                cursor = await cursor
-            results: list[dict[str, Any]] = await cursor.to_list(None)
-            return results
+
+    async def _all(self, cursor: Any) -> list[dict[str, Any]]:
+        if self.driver is Driver.PYMONGO:
+            cursor = await cursor
+        results: list[dict[str, Any]] = await cursor.to_list(None)
+        return results

@@ -140,7 +140,7 @@ def check_labels(labels: object) -> dict[str, str]:
     Raises:
         InvalidInputError: they cannot.
     """
-    if not isinstance(labels, dict):
+    if not isinstance(labels, Mapping):
         kind = type(labels).__name__
         raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")
     if len(labels) > MAX_LABELS:

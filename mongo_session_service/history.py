@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, NamedTuple
 
 from bson.int64 import Int64
@@ -10,9 +11,10 @@ from pymongo import ReadPreference
 from pymongo.read_concern import ReadConcern
 
 from .database import ONE_BATCH, Connection
-from .drivers import Driver
+from .drivers import Driver, primary_of
 from .errors import ConfigurationError
 
+_RETRY: Final = 0.02  # seconds
 _MAJORITY: Final = ReadConcern("majority")
 _PRIMARY: Final = ReadPreference.PRIMARY
 
@@ -55,6 +57,26 @@ async def watch(
     database = connection.database.with_options(read_concern=_MAJORITY)
     stream = database.watch(pipeline, **options)
     return await stream if connection.driver is Driver.PYMONGO else stream
+
+
+async def snapshot(
+    connection: Connection,
+    collection: Any,
+    pipeline: list[dict[str, Any]],
+    *,
+    whole: bool = True,
+) -> Snapshot:
+    """Results of an aggregation, not before this service's latest write.
+
+    Right after an election a new primary may not know yet that it is committed; it is
+    asked until it does.
+    """
+    while True:
+        found = await snapshot_at(connection, collection, pipeline, whole=whole)
+        primary = primary_of(connection.client, connection.driver)
+        if connection.latest.missing_at(found.at, primary) is None:
+            return found
+        await asyncio.sleep(_RETRY)
 
 
 async def snapshot_at(

@@ -70,7 +70,7 @@ async def _session_part(
         cursor = at.events.find(where).sort("_id", span.order).limit(span.size)
         return [*await head.to_list(None), *await cursor.to_list(None)], True
     stages = [{"$match": where}, {"$sort": {"_id": span.order}}, {"$limit": span.size}]
-    read = await history.snapshot_at(
+    read = await history.snapshot(
         at,
         at.sessions,
         [
@@ -96,7 +96,7 @@ async def _user_part(
         {"$sort": {"_id": 1}},
         {"$limit": PAGE},
     ]
-    read = await history.snapshot_at(at, at.events, stages, whole=False)
+    read = await history.snapshot(at, at.events, stages, whole=False)
     if not read.documents:
         return [], [], True
     stages = [{"$match": _sessions_of(read.documents)}, {"$project": _HEAD}]

@@ -64,7 +64,7 @@ async def _load(
                 cursor = each.find(getattr(at, each.collection))
                 shared += await cursor.to_list(None)
         return documents, shared
-    found = await history.snapshot_at(at, at.sessions, stages)
+    found = await history.snapshot(at, at.sessions, stages)
     if with_state and found.documents:
         first, other = _shared_by(found.documents)
         union = {"coll": at.user_states.name, "pipeline": other.stages()}

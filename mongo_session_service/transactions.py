@@ -43,6 +43,11 @@ class Latest:
         """When it was; the beginning of time if there was none."""
         return self._time
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there was one."""
+        return self._time.time > 0
+
     def advance(self, time: Timestamp, primary: object) -> None:
         """Take notice of a write, and of the primary it was sent to; in any thread."""
         with self._lock:

@@ -30,7 +30,7 @@ async def test_documents_have_what_they_need(
     await service.create_session(**SESSION, **details)
     plain = await service.create_session(**IDS, session_id="plain")
     await service.append_event(plain, Event(author="x"))
-    bare = {"_id", "state", "revision", "create_time", "update_time"}
+    bare = {"_id", "state", "revision", "create_time", "update_time", "initial_state"}
 
     stored = {
         each["_id"]["session_id"]: {name: each[name] for name in each.keys() - bare}
