@@ -112,12 +112,13 @@ class Incoming:
     def rest(self) -> Incoming:
         """The part that follows."""
         self.is_last = False
+        of_events = sum(append.size for append in self.appends)
         return Incoming(
             self.key,
             self.state,
             self.update_time,
             self.create_time,
-            self.size,
+            self.size - of_events,
             self.details,
             offset=self.revision,
             began=self.began,
