@@ -11,6 +11,7 @@ from pymongo import AsyncMongoClient
 from pymongo.driver_info import DriverInfo
 from pymongo.errors import InvalidName, PyMongoError
 
+from . import concerns
 from .drivers import Driver
 from .errors import ConfigurationError
 from .hooks import NO_HOOKS, Hooks
@@ -69,6 +70,8 @@ class Target:
         if Driver.of(probe) is Driver.MOCK and transactions:
             message = "mongomock has no transactions: pass transactions=False with it."
             raise ConfigurationError(message)
+        if Driver.of(probe) is not Driver.MOCK:
+            concerns.check(probe)
         _check_names(probe, database, prefix)
         hooks.check()
         return cls(database, prefix, transactions, hooks)

@@ -17,7 +17,7 @@ from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
-from pymongo import ReadPreference, WriteConcern
+from pymongo import ReadPreference
 from pymongo.errors import (
     DuplicateKeyError,
     OperationFailure,
@@ -27,9 +27,15 @@ from pymongo.errors import (
 )
 from pymongo.read_concern import ReadConcern
 
-from . import transactions
+from . import concerns, transactions
 from .drivers import Driver, primary_of
 from .hooks import NO_HOOKS, Hooks
+from .secondaries import (
+    SNAPSHOT,
+    SNAPSHOT_PAUSES,
+    SNAPSHOT_UNAVAILABLE,
+    Secondaries,
+)
 from .telemetry import count_conflict, count_retry
 from .transactions import Latest, Txn
 
@@ -37,17 +43,13 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-_MAJORITY: Final = WriteConcern("majority")
 _PRIMARY: Final = ReadPreference.PRIMARY
 _LOCAL: Final = ReadConcern("local")
-_SNAPSHOT: Final = ReadConcern("snapshot")
 ONE_BATCH: Final = 1_000_000
 """Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
 
 _DUPLICATE_KEY: Final = 11000
 _WRITE_CONFLICT: Final = 112
-_SNAPSHOT_UNAVAILABLE: Final = 246
-_SNAPSHOT_PAUSES: Final = (0.01, 0.05, 0.2)  # seconds
 
 
 class _PlainInt(TypeDecoder):
@@ -89,6 +91,9 @@ class Connection:
         self.driver = Driver.of(client)
         self.prefix = prefix
         self.has_transactions = transactions
+        self.secondaries = (
+            Secondaries.of(client, self.driver, self.latest) if transactions else None
+        )
         self.setup_lock = asyncio.Lock()
         self.has_event_index = True
         self.database = (
@@ -97,10 +102,10 @@ class Connection:
             else client.get_database(
                 database,
                 codec_options=_CODEC_OPTIONS,
-                # A secondary may lag behind what this very process just wrote.
+                # What only reads goes elsewhere by itself, if it is to.
                 read_preference=_PRIMARY,
                 read_concern=_LOCAL,
-                write_concern=_MAJORITY,
+                write_concern=concerns.write_concern(client),
             )
         )
         self.sessions = self.database[f"{prefix}sessions"]
@@ -136,9 +141,15 @@ class Connection:
 
         primary = primary_of(self.client, self.driver)
         async with self._session() as session:
-            result = await transactions.run(
-                session, self.driver, counted, self.metadata
-            )
+            try:
+                result = await transactions.run(
+                    session, self.driver, counted, self.metadata
+                )
+            except Exception:
+                if self.secondaries is not None and session.operation_time:
+                    # Who reads now is to see what it failed for.
+                    self.secondaries.heard_of(session.operation_time)
+                raise
             self.latest.advance(session.operation_time, primary)
             return result
 
@@ -174,12 +185,17 @@ class Connection:
         return count
 
     async def snapshot(
-        self, collection: Any, pipeline: list[dict[str, Any]]
+        self, collection: Any, pipeline: list[dict[str, Any]], *, anywhere: bool = False
     ) -> list[dict[str, Any]]:
         """All results of an aggregation, from one point in time of every collection.
 
-        It is not before the latest write that this service has made.
+        It is not before the latest write that this service has made. The primary is
+        asked, or whom the client prefers if it may be ``anywhere``.
         """
+        if anywhere and self.secondaries is not None:
+            found = await self.secondaries.read(collection, pipeline, ONE_BATCH)
+            if found is not None:
+                return found
         try:
             results, at = await self._one_reply(collection.name, pipeline)
             missing = self.latest.missing_at(at, primary_of(self.client, self.driver))
@@ -189,13 +205,13 @@ class Connection:
             results, missing = None, None
         if results is not None and missing is None:
             return results
-        collection = collection.with_options(read_concern=_SNAPSHOT)
-        for pause in _SNAPSHOT_PAUSES:
+        collection = collection.with_options(read_concern=SNAPSHOT)
+        for pause in SNAPSHOT_PAUSES:
             try:
                 return await self.aggregate(collection, pipeline)
             except OperationFailure as error:
                 # A collection or index younger than the snapshot: a later one has it.
-                if error.code != _SNAPSHOT_UNAVAILABLE:
+                if error.code != SNAPSHOT_UNAVAILABLE:
                     raise
             await asyncio.sleep(pause)
         return await self.aggregate(collection, pipeline)
@@ -212,7 +228,7 @@ class Connection:
             "aggregate": collection,
             "pipeline": pipeline,
             "cursor": {"batchSize": ONE_BATCH},
-            "readConcern": _SNAPSHOT.document,
+            "readConcern": SNAPSHOT.document,
         }
         reply = await self.database.command(
             command, read_preference=_PRIMARY, codec_options=_RAW

@@ -56,7 +56,7 @@ FEATURES: Final[dict[str, tuple[_Need, ...]]] = {
         _Need((*_CHANGE, "remove", "listIndexes"), ("sessions",)),
         _Need(("find", "insert", "remove", "listIndexes"), ("events",)),
         _Need(_CHANGE, _SHARED),
-        _Need(("find",), ("metadata",)),
+        _Need(("find", "insert"), ("metadata",)),
         _Need(("listCollections",)),
     ),
     "changes": (

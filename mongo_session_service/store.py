@@ -64,6 +64,7 @@ class SessionStore:
             queries.Wanted("sessions", {"_id": key.id}),
             *queries.shared_state(key.app_name, key.user_id),
             *queries.events(key, config, after_revision),
+            anywhere=True,
         )
         now, hooks = platform_time.get_time(), self._connection.hooks
         return next(decode_sessions(documents, now, hooks), None)
@@ -80,6 +81,7 @@ class SessionStore:
         documents = await self.read(
             queries.Wanted("sessions", wanted),
             *queries.shared_state(app_name, user_id),
+            anywhere=True,
         )
         return decode_sessions(documents, now, self._connection.hooks)
 
@@ -106,7 +108,9 @@ class SessionStore:
         keys, self._next_keys, self._next_read = self._next_keys, set(), None
         return await self.read(*queries.shared_states(keys))
 
-    async def read(self, *wanted: queries.Wanted) -> list[queries.Document]:
+    async def read(
+        self, *wanted: queries.Wanted, anywhere: bool = False
+    ) -> list[queries.Document]:
         """Documents of several collections, in one round trip and from one snapshot."""
         at = self._connection
         if not at.has_transactions:
@@ -116,17 +120,18 @@ class SessionStore:
                 documents += each.since_then(await cursor.to_list(None))
             return documents
         first, *others = wanted
-        unions = [
-            {"coll": getattr(at, each.collection).name, "pipeline": each.stages()}
-            for each in others
-        ]
-        stages = [*first.stages(), *({"$unionWith": each} for each in unions)]
-        return await at.snapshot(getattr(at, first.collection), stages)
+        stages = first.stages()
+        for each in others:
+            name = getattr(at, each.collection).name
+            stages.append({"$unionWith": {"coll": name, "pipeline": each.stages()}})
+        collection = getattr(at, first.collection)
+        return await at.snapshot(collection, stages, anywhere=anywhere)
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""
         id_ = queries.user_state_id(app_name, user_id)
-        stored = await self.read(queries.Wanted("user_states", {"_id": id_}))
+        wanted = queries.Wanted("user_states", {"_id": id_})
+        stored = await self.read(wanted, anywhere=True)
         owner = Owner.of_user(app_name, user_id)
         fields = stored[0]["state"] if stored else {}
         return decode_state(fields, owner, self._connection.hooks)

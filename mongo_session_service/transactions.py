@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import pymongo
 from bson.timestamp import Timestamp
-from pymongo import ReadPreference, WriteConcern
+from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
@@ -70,7 +70,7 @@ async def run(
         txn: The driver's session.
         driver: Whose it is.
         work: What to do, from the start each time that the driver tries it again.
-        probe: A collection that may be read from.
+        probe: A collection that may be read from, with the concern to write with.
     """
     is_committing = False
 
@@ -86,7 +86,7 @@ async def run(
             result: Result = await txn.with_transaction(
                 tracked,
                 read_concern=ReadConcern("local"),
-                write_concern=WriteConcern("majority"),
+                write_concern=probe.write_concern,
                 read_preference=ReadPreference.PRIMARY,
             )
     except PyMongoError:

@@ -110,6 +110,8 @@ class Stream:
             # What was read and not returned is read again.
             await self.close()
             raise
+        if change and (elsewhere := self._connection.secondaries):
+            elsewhere.heard_of(items.cluster_time(change))
         age = time.time() - items.committed_at(change) if change else 0
         self._is_level = age < _RECENT
         token = change["_id"] if change else self._open.resume_token

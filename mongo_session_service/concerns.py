@@ -1,0 +1,47 @@
+"""Which of a client's read and write concerns are kept, and which cannot be."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from pymongo import WriteConcern
+
+from .errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+MAJORITY: Final = WriteConcern("majority")
+_JOURNALED: Final = WriteConcern("majority", j=True)
+
+
+def check(client: Any) -> None:
+    """Refuse, or tell, what a client asks for and cannot have.
+
+    Raises:
+        ConfigurationError: it asks for more than it would get.
+    """
+    if client.read_concern.level == "linearizable":
+        message = (
+            "readConcernLevel=linearizable cannot be kept: sessions are read from"
+            " several collections at one time, which MongoDB offers as snapshots. Leave"
+            " it out: what is read is committed by a majority in any case."
+        )
+        raise ConfigurationError(message)
+    asked = client.write_concern.document
+    unkept = [
+        f"{option}={value}"
+        for option, value in asked.items()
+        if (option, value) not in {("w", "majority"), ("j", True)}
+    ]
+    if unkept:
+        logger.warning(
+            "The client's write concern (%s) is not used: what is stored is waited for"
+            " until a majority has it, without which it could be lost again.",
+            ", ".join(unkept),
+        )
+
+
+def write_concern(client: Any) -> WriteConcern:
+    """How everything is written through a client."""
+    return _JOURNALED if client.write_concern.document.get("j") else MAJORITY

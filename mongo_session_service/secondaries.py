@@ -1,0 +1,100 @@
+"""Reads from secondaries that are never behind what their service has seen.
+
+A secondary may lag. So a service remembers the latest time on MongoDB's clock that it
+has heard of, whether from a write of its own or from a change it was told of, and has
+the secondary wait until it has come as far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Self
+
+from bson.timestamp import Timestamp
+from pymongo import ReadPreference
+from pymongo.errors import ExecutionTimeout, OperationFailure
+from pymongo.read_concern import ReadConcern
+
+from .drivers import Driver
+from .transactions import Latest
+
+_NEVER: Final = Timestamp(0, 0)
+SNAPSHOT: Final = ReadConcern("snapshot")
+
+CATCHING_UP: Final = 5.0
+"""Seconds a secondary has for a read, before the primary is asked instead."""
+STRICTLY_CATCHING_UP: Final = 60.0
+"""The same where the primary must not be asked."""
+
+SNAPSHOT_UNAVAILABLE: Final = 246
+SNAPSHOT_PAUSES: Final = (0.01, 0.05, 0.2)
+"""Seconds to wait for a snapshot that has a collection just created."""
+
+
+class Secondaries:
+    """What a client's read preference lets be read, if it is not the primary."""
+
+    @classmethod
+    def of(cls, client: Any, driver: Driver, latest: Latest) -> Self | None:
+        """What the client prefers to read; None if that is the primary."""
+        if client.read_preference == ReadPreference.PRIMARY:
+            return None
+        return cls(client, driver, latest)
+
+    def __init__(self, client: Any, driver: Driver, latest: Latest) -> None:
+        self._client = client
+        self._driver = driver
+        self._latest = latest
+        self._preference = client.read_preference
+        self._is_strict = self._preference.mode == ReadPreference.SECONDARY.mode
+        patience = STRICTLY_CATCHING_UP if self._is_strict else CATCHING_UP
+        self._patience_ms = round(1000 * patience)
+
+    async def read(
+        self, collection: Any, pipeline: list[dict[str, Any]], batch_size: int
+    ) -> list[dict[str, Any]] | None:
+        """All results of an aggregation, from one point in time of every collection.
+
+        None if no such server has caught up in time, and the primary may be asked.
+        """
+        for pause in (*SNAPSHOT_PAUSES, None):
+            try:
+                return await self._read(collection, pipeline, batch_size)
+            except ExecutionTimeout:
+                if self._is_strict:
+                    raise
+                return None
+            except OperationFailure as error:
+                if error.code != SNAPSHOT_UNAVAILABLE or pause is None:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError
+
+    async def _read(
+        self, collection: Any, pipeline: list[dict[str, Any]], batch_size: int
+    ) -> list[dict[str, Any]]:
+        there = collection.with_options(
+            read_preference=self._preference, read_concern=SNAPSHOT
+        )
+        # Causally consistent, as the drivers' sessions are by default.
+        starting = self._client.start_session()
+        if self._driver is Driver.MOTOR:
+            starting = await starting
+        async with starting as session:
+            if self._latest.time > _NEVER:
+                session.advance_operation_time(self._latest.time)
+            cursor = there.aggregate(
+                pipeline,
+                session=session,
+                batchSize=batch_size,
+                maxTimeMS=self._patience_ms,
+            )
+            if self._driver is Driver.PYMONGO:
+                cursor = await cursor
+            results: list[dict[str, Any]] = await cursor.to_list(None)
+            self.heard_of(session.operation_time)
+            return results
+
+    def heard_of(self, time: Timestamp) -> None:
+        """The service has seen something of this time, which none may be behind."""
+        self._latest.advance(time, None)

@@ -1,0 +1,276 @@
+"""Reads from a secondary that lags: three real members, one held back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from google.adk.errors import StaleSessionError
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.uri_parser import parse_uri
+from watching import SESSION, new_event
+
+from mongo_session_service import (
+    MongoSessionService,
+    StorageUnavailableError,
+    secondaries,
+)
+from mongo_session_service.embedded import EmbeddedReplicaSet
+
+pytestmark = pytest.mark.xdist_group("secondaries")
+
+PATIENCE = 20.0
+
+
+class Laggard:
+    """A secondary that can be held back, and is read by whoever prefers its tag."""
+
+    def __init__(self, uri: str, client: MongoClient[Any]) -> None:
+        self._plain_uri = uri
+        self._client = client
+
+    def uri(self, mode: str = "secondary") -> str:
+        """The URI of a client that reads nobody else."""
+        return f"{self._plain_uri}&readPreference={mode}&readPreferenceTags=held:back"
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Have it apply nothing more, meanwhile."""
+        self._hold("alwaysOn")
+        try:
+            yield
+        finally:
+            self._hold("off")
+
+    def _hold(self, mode: str) -> None:
+        self._client.admin.command("configureFailPoint", "rsSyncApplyStop", mode=mode)
+
+    async def is_waited_for(self) -> None:
+        """Return when somebody's read waits for it to catch up."""
+        stages = [
+            {"$currentOp": {"allUsers": True}},
+            {"$match": {"command.readConcern.afterClusterTime": {"$exists": True}}},
+        ]
+        async with asyncio.timeout(PATIENCE):
+            # No signal comes from the server.
+            while not list(self._client.admin.aggregate(stages)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[EmbeddedReplicaSet]:
+    """Three members, of which a secondary has a tag."""
+    with EmbeddedReplicaSet(members=3) as replica_set:
+        tagged = (replica_set.primary + 1) % 3
+        with MongoClient[Any](replica_set.uri) as client:
+            config = client.admin.command("replSetGetConfig")["config"]
+            config["version"] += 1
+            config["members"][tagged]["tags"] = {"held": "back"}
+            client.admin.command("replSetReconfig", config)
+        yield replica_set
+
+
+@pytest.fixture
+def laggard(three: EmbeddedReplicaSet) -> Iterator[Laggard]:
+    """The tagged member."""
+    nodes = parse_uri(three.uri)["nodelist"]
+    with MongoClient[Any](three.uri) as client:
+        config = client.admin.command("replSetGetConfig")["config"]
+    (tagged,) = (each["_id"] for each in config["members"] if each["tags"])
+    host, port = nodes[tagged]
+    with MongoClient[Any](host, port, directConnection=True) as client:
+        yield Laggard(three.uri, client)
+
+
+@pytest.fixture
+def database(three: EmbeddedReplicaSet) -> Iterator[str]:
+    """A name of a database that is dropped after the test."""
+    with MongoClient[Any](three.uri) as client:
+        yield "lagging"
+        client.drop_database("lagging")
+
+
+@pytest.fixture
+async def far(laggard: Laggard, database: str) -> AsyncIterator[MongoSessionService]:
+    """A service that reads the laggard, and nobody else."""
+    async with MongoSessionService(laggard.uri(), database=database) as service:
+        yield service
+
+
+@pytest.fixture
+async def other(
+    three: EmbeddedReplicaSet, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """Another process's service, as far as the first one knows."""
+    async with MongoSessionService(three.uri, database=database) as service:
+        yield service
+
+
+async def events(service: MongoSessionService) -> int:
+    """How many events a session has, and three ways of reading agree on its state."""
+    session = await service.get_session(**SESSION)
+    listed = await service.list_sessions(app_name="app", user_id="user")
+    user_state = await service.get_user_state(app_name="app", user_id="user")
+    assert session is not None
+    assert listed.sessions[0].state == session.state
+    assert user_state.get("n", 0) == session.state.get("user:n", 0)
+    assert session.state.get("user:n", 0) == len(session.events)
+    return len(session.events)
+
+
+async def caught_up(
+    laggard: Laggard, reading: Callable[[], Awaitable[int]]
+) -> Callable[[], Awaitable[int]]:
+    """Begin to read, wait until it is held up, and give what ends it."""
+    task = asyncio.create_task(reading())  # type: ignore[arg-type]
+    await laggard.is_waited_for()
+    assert not task.done()
+
+    async def result() -> int:
+        async with asyncio.timeout(PATIENCE):
+            return await task
+
+    return result
+
+
+async def test_what_was_written_is_read(
+    laggard: Laggard, far: MongoSessionService
+) -> None:
+    """A read waits until the secondary has what the same service has appended."""
+    session = await far.create_session(**SESSION)
+    assert await events(far) == 0
+
+    with laggard.held_back():
+        await far.append_event(session, new_event("x", user_n=1))
+
+        # Somebody else knows of nothing, and is shown what the laggard has.
+        async with MongoSessionService(laggard.uri(), database="lagging") as stranger:
+            assert await events(stranger) == 0
+
+        result = await caught_up(laggard, lambda: events(far))
+
+    assert await result() == 1
+
+
+@pytest.mark.parametrize("kind", [AsyncMongoClient, AsyncIOMotorClient])
+async def test_a_borrowed_client_is_respected(
+    laggard: Laggard, other: MongoSessionService, kind: Any
+) -> None:
+    """The read preference of the caller's own client is kept in the same way."""
+    session = await other.create_session(**SESSION)
+    client = kind(laggard.uri())
+    service = MongoSessionService(client=client, database="lagging")
+    await service.setup()
+    with laggard.held_back():
+        await service.append_event(session, new_event("x", user_n=1))
+        result = await caught_up(laggard, lambda: events(service))
+    assert await result() == 1
+
+    await service.close()
+    if closing := client.close():
+        await closing
+
+
+async def test_a_new_session_is_found(
+    laggard: Laggard, far: MongoSessionService
+) -> None:
+    """What create_session has stored alone, without shared state, is read as well."""
+    await far.create_session(app_name="app", user_id="before")
+    with laggard.held_back():
+        await far.create_session(**SESSION)  # which does not wait for the laggard
+        result = await caught_up(laggard, lambda: events(far))
+
+    assert await result() == 0
+
+
+async def test_what_was_written_in_another_loop_is_read(
+    laggard: Laggard, far: MongoSessionService
+) -> None:
+    """The time is the service's, whatever thread or event loop has heard of it."""
+    session = await far.create_session(**SESSION)
+
+    async def append() -> None:
+        await far.append_event(session, new_event("x", user_n=1))
+
+    with laggard.held_back():
+        await asyncio.to_thread(lambda: asyncio.run(append()))
+        result = await caught_up(laggard, lambda: events(far))
+
+    assert await result() == 1
+
+
+async def test_a_stale_writer_reads_what_made_it_stale(
+    laggard: Laggard, far: MongoSessionService, other: MongoSessionService
+) -> None:
+    """Reading the session again, as the error says, never shows the old one."""
+    session = await far.create_session(**SESSION)
+    theirs = await other.get_session(**SESSION)
+    assert theirs is not None
+    with laggard.held_back():
+        await other.append_event(theirs, new_event("x", user_n=1))
+        with pytest.raises(StaleSessionError):
+            await far.append_event(session, new_event())
+        result = await caught_up(laggard, lambda: events(far))
+
+    assert await result() == 1
+
+
+async def test_what_was_pushed_is_read(
+    laggard: Laggard, far: MongoSessionService, other: MongoSessionService
+) -> None:
+    """Who was told of a change does not read what was before it."""
+    session = await other.create_session(**SESSION)
+    async with far.watch(**SESSION) as changes:
+        assert (await anext(changes)).kind == "snapshot"
+        with laggard.held_back():
+            await other.append_event(session, new_event("x", user_n=1))
+            assert (await anext(changes)).revision == 1
+            result = await caught_up(laggard, lambda: events(far))
+
+    assert await result() == 1
+
+
+async def test_the_primary_stands_in(
+    laggard: Laggard, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it may be asked, the primary is, once a secondary has had its time."""
+    monkeypatch.setattr(secondaries, "CATCHING_UP", 0.2)
+    uri = laggard.uri("secondaryPreferred")
+    async with MongoSessionService(uri, database=database) as service:
+        session = await service.create_session(**SESSION)
+        with laggard.held_back():
+            await service.append_event(session, new_event("x", user_n=1))
+
+            assert await events(service) == 1
+
+
+async def test_a_secondary_alone_may_be_too_late(
+    laggard: Laggard, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the primary must not be asked, a read ends as unavailable, not never."""
+    monkeypatch.setattr(secondaries, "STRICTLY_CATCHING_UP", 0.2)
+    async with MongoSessionService(laggard.uri(), database=database) as service:
+        session = await service.create_session(**SESSION)
+        with laggard.held_back():
+            await service.append_event(session, new_event("x", user_n=1))
+
+            with pytest.raises(StorageUnavailableError):
+                await events(service)
+
+        async with asyncio.timeout(PATIENCE):
+            assert await events(service) == 1
+
+
+async def test_without_a_preference_the_primary_is_read(
+    laggard: Laggard, other: MongoSessionService
+) -> None:
+    """By default no secondary is waited for, or read."""
+    session = await other.create_session(**SESSION)
+    with laggard.held_back():
+        await other.append_event(session, new_event("x", user_n=1))
+
+        assert await events(other) == 1
