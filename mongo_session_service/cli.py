@@ -12,6 +12,7 @@ import click
 
 from .commands.connection import connection_options
 from .commands.consumers import consumers
+from .commands.doctor import doctor
 from .commands.grants import grants
 from .commands.live import live
 from .commands.mongod import mongod
@@ -26,7 +27,7 @@ Exit codes:
   0    it did what it was asked to
   1    it failed; one line on stderr says why and what to do
   2    the arguments make no sense
-  3    it came to its end, but something was left out or differs
+  3    it came to its end, but something was left out, differs or is not well
   130  it was interrupted
   141  nobody reads its output any more, as after "| head"
 """
@@ -52,5 +53,5 @@ def main() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-for command in (watch, live, consumers, grants, mongod, prune, *COMMANDS):
+for command in (watch, live, consumers, doctor, grants, mongod, prune, *COMMANDS):
     main.add_command(command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
@@ -58,15 +59,35 @@ class Lifecycle:
     ) -> None:
         await self.close()
 
+    @traced
+    async def ping(self) -> float:
+        """Returns how many seconds MongoDB's primary took to answer; for health checks.
+
+        Nothing is created. An outage is told after ``serverSelectionTimeoutMS``, which
+        is 30 seconds unless the URI says otherwise: ``asyncio.timeout`` shortens it.
+
+        Raises:
+            StorageUnavailableError: there is no primary, or it does not answer.
+        """
+        async with self._connected() as opened:
+            asked = perf_counter()
+            await opened.connection.database.command("ping")
+            return perf_counter() - asked
+
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Opened]:
+    async def _connected(self) -> AsyncIterator[Opened]:
         with translated(), heeding_cancellation():
             opened = await self._clients.opened()
             async with naming_privileges(opened.connection):
-                if not self._is_set_up:
-                    async with opened.connection.setup_lock:
-                        if not self._is_set_up:
-                            self._has_indexes = await set_up(opened.connection)
-                            self._is_set_up = True
-                opened.connection.has_event_index = self._has_indexes
                 yield opened
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Opened]:
+        async with self._connected() as opened:
+            if not self._is_set_up:
+                async with opened.connection.setup_lock:
+                    if not self._is_set_up:
+                        self._has_indexes = await set_up(opened.connection)
+                        self._is_set_up = True
+            opened.connection.has_event_index = self._has_indexes
+            yield opened

@@ -63,7 +63,7 @@ FEATURES: Final[dict[str, tuple[_Need, ...]]] = {
         _Need(("changeStream", "find")),
         _Need(("insert", "update"), ("checkpoints", "leases")),
         _Need(("insert", "update", "remove"), ("dead_letters",)),
-        _Need(("find",), ("oplog.rs",), "local"),
+        _Need(("find", "collStats"), ("oplog.rs",), "local"),
     ),
     "setup": (
         _Need(
@@ -86,6 +86,7 @@ _REFUSAL: Final = re.compile(
 )
 _ACTIONS: Final = {
     "aggregate": ("find", "changeStream", "collStats"),
+    "count": ("find",),
     "create": ("createCollection",),
     "createIndexes": ("createIndex",),
     "delete": ("remove",),

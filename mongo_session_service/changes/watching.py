@@ -187,7 +187,7 @@ class Watching(Lifecycle):
     @traced
     async def consumers(self) -> list[ConsumerStatus]:
         """Returns how every consumer is doing, by name, wherever it runs."""
-        async with self._opened() as opened:
+        async with self._connected() as opened:
             return await all_consumers(opened.connection)
 
     def feed_stats(self) -> FeedStats:

@@ -32,6 +32,12 @@ def noted(context: click.Context, parameter: click.Parameter, value: Any) -> Any
     return said(context, str(parameter.name))
 
 
+def placed(context: click.Context, _: click.Parameter, uri: str | None) -> None:
+    """Keep a URI that is given as an argument."""
+    if uri is not None:
+        context.meta[f"{_META}.uri"] = uri
+
+
 def said(context: click.Context, name: str) -> Any:
     """What an option says, wherever it stands."""
     return context.meta.get(f"{_META}.{name}")
@@ -91,8 +97,11 @@ class Place:
             self.uri, database=self.database, collection_prefix=self.prefix
         )
         await self._knock()
-        async with service:
+        try:
+            # Not set up: who looks at a wrong database must not create anything.
             yield service
+        finally:
+            await service.close()
 
     async def _knock(self) -> None:
         """Have MongoDB answer soon; a service would rather be patient."""

@@ -104,20 +104,20 @@ def dead_letters(context: click.Context, name: str, *, as_json: bool) -> None:
 async def _dead_letters(place: Place, name: str, *, as_json: bool) -> None:
     screen = Screen()
     async with place.service() as service:
+        names = [each.name for each in await service.consumers()]
+        if name not in names:
+            known = ", ".join(map(repr, names)) or "none"
+            raise click.ClickException(f"There is no consumer {name!r}, but: {known}.")
         letters = service.consumer(name).dead_letters()
         if as_json:
             async for letter in letters:
                 screen.write(_json(_letter_fields(letter)))
             return
         rows = [_letter_cells(letter) async for letter in letters]
-        names = [] if rows else [each.name for each in await service.consumers()]
     if rows:
         screen.show(*table(_DEAD_LETTERS, rows))
-    elif name in names:
-        say(f"Consumer {name!r} has no dead letters.")
     else:
-        known = ", ".join(map(repr, names)) or "none"
-        raise click.ClickException(f"There is no consumer {name!r}, but: {known}.")
+        say(f"Consumer {name!r} has no dead letters.")
 
 
 def _letter_cells(letter: DeadLetter) -> list[Text]:

@@ -1,0 +1,118 @@
+"""How what was looked at is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mongo_session_service.checkups import (
+    Examined,
+    Finding,
+    Oplog,
+    Status,
+    judge_clock,
+    judge_indexes,
+    judge_members,
+    judge_oplog,
+    judge_orphans,
+    judge_privileges,
+    judge_revisions,
+    judge_server,
+    judge_transaction,
+    judge_version,
+)
+from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.privileges import needs
+from mongo_session_service.schema import INDEXES, SCHEMA_VERSION
+
+OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
+DAY = 86400.0
+SET = {"setName": "rs0", "hosts": ["a:1", "b:1", "c:1"]}
+IDS = [{"app_name": "app", "user_id": "ada", "session_id": f"s{n}"} for n in range(5)]
+
+
+def held(*features: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "resource": {"db": each.database, "collection": each.collection},
+            "actions": [each.action],
+        }
+        for each in needs(features, "db")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("finding", "status", "says"),
+    [
+        (judge_server({"maxWireVersion": 17}, "6.0.5"), OK, "6.0.5"),
+        (judge_members(SET, []), OK, "3 members"),
+        (judge_members({**SET, "hosts": ["a:1"]}, []), OK, "none takes over"),
+        (judge_members(SET, ["c:1"]), WARNING, "out of reach: c:1"),
+        (judge_members({"msg": "isdbgrid"}, []), OK, "sharded"),
+        (judge_members({}, []), FAILED, "standalone"),
+        (judge_transaction(0.0021), OK, "2.1 ms"),
+        (judge_transaction(None), WARNING, "do without"),
+        (judge_privileges([], [], "db", ""), WARNING, "nobody is logged in"),
+        (
+            judge_privileges(
+                ["ada"], held("sessions", "changes", "setup", "import"), "db", ""
+            ),
+            OK,
+            "may do all",
+        ),
+        (
+            judge_privileges(["ada"], held("sessions"), "db", ""),
+            WARNING,
+            "for changes: 'changeStream' on database 'db'",
+        ),
+        (
+            judge_privileges(["ada"], held("changes"), "db", ""),
+            FAILED,
+            "for sessions: 'insert' on collection 'db.sessions'",
+        ),
+        (judge_clock(0.3, 0.001), OK, "0.300 s ahead"),
+        (judge_clock(-0.3, 0.001), OK, "0.300 s behind"),
+        (judge_clock(-4.0, 0.001), WARNING, "4.000 s behind"),
+        (judge_clock(4.0, 5.0), OK, "give or take 5"),
+        (judge_version(None), OK, "none"),
+        (judge_version(SCHEMA_VERSION), OK, str(SCHEMA_VERSION)),
+        (judge_version(SCHEMA_VERSION - 1), WARNING, "older"),
+        (judge_version(SCHEMA_VERSION + 1), FAILED, "newer"),
+        (judge_indexes([], is_set_up=True), OK, "all"),
+        (judge_indexes(INDEXES, is_set_up=False), OK, "nothing yet"),
+        (judge_indexes(INDEXES, is_set_up=True), WARNING, "event_id_once_per_session"),
+        (judge_oplog(Oplog(3 * DAY, 1.0)), OK, "3 days"),
+        (judge_oplog(Oplog(90.0, 0.02)), OK, "2% of it"),
+        (judge_oplog(Oplog(180.0, 0.99)), WARNING, "3 minutes"),
+        (judge_orphans(Examined(9, is_sample=False, wrong=[])), OK, "all 9 events"),
+        (
+            judge_orphans(Examined(9, is_sample=False, wrong=IDS)),
+            FAILED,
+            "app/ada/s2 and 2 more",
+        ),
+        (
+            judge_revisions(Examined(90_000, is_sample=True, wrong=[])),
+            OK,
+            "sample of 400 of 90,000",
+        ),
+        (
+            judge_revisions(Examined(9, is_sample=False, wrong=IDS[:1])),
+            FAILED,
+            "app/ada/s0",
+        ),
+    ],
+)
+def test_a_finding_is_told_with_its_remedy(
+    finding: Finding, status: Status, says: str
+) -> None:
+    """What is well needs no remedy, and what is not has one."""
+    assert finding.status is status
+    assert says in finding.says
+    assert (finding.remedy is None) == (status is OK)
+
+
+def test_a_server_that_is_too_old_is_none() -> None:
+    """A server that the service would refuse is refused here as well."""
+    with pytest.raises(ConfigurationError, match="MongoDB 5.0"):
+        judge_server({"maxWireVersion": 9}, "4.4.0")
