@@ -17,12 +17,14 @@ from sealing import (
     clear_text,
     cluster_time,
 )
+from serving import Client, serving
 from watching import Follower
 
 from mongo_session_service import (
     Change,
     MongoSessionService,
 )
+from mongo_session_service.changes.sse import live_app
 from mongo_session_service.transfer import StoreSource, export, move
 
 APP, USER = KEY["app_name"], KEY["user_id"]
@@ -123,6 +125,19 @@ async def test_what_is_pushed_is_clear(sealed: MongoSessionService) -> None:
     kinds = sorted(each.kind for each in all_of_app.told)
     assert kinds == ["appended", "created", "state"]
     assert replay.state["app:motto"] == "new"
+
+
+async def test_browsers_are_told_in_clear(sealed: MongoSessionService) -> None:
+    """The live page's stream, its history included, is of what was said."""
+    session = await sealed.create_session(**KEY, state=STATE)
+    await sealed.append_event(session, canary_event())
+    app = live_app(sealed, authorize=lambda *_: True)
+    async with serving(app) as url, Client(f"{url}/changes", history="all") as client:
+        snapshot, appended = await client.next(), await client.next()
+
+    assert snapshot.data["state"] == session.state
+    assert appended.data["state_delta"] == {"own": [CANARY, None]}
+    assert appended.data["event"]["author"] == CANARY
 
 
 async def test_an_import_is_recognised(

@@ -36,6 +36,13 @@ def test_every_public_call_is_traced() -> None:
     assert untraced == set(UNTRACED), "put @traced of telemetry.py above it"
 
 
+def test_every_public_iteration_is_traced() -> None:
+    """An iterator of the service has a span for each page that it reads."""
+    for name, method in inspect.getmembers(MongoSessionService):
+        if inspect.isasyncgenfunction(method) and not name.startswith("_"):
+            assert "with Operation(" in inspect.getsource(method), name
+
+
 def test_tracing_hides_no_signature() -> None:
     """What is traced still tells its name, documentation and parameters."""
     for name, method in public_coroutines().items():
