@@ -108,8 +108,8 @@ def _app_name(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
 class Operation:
     """A span, a child of the caller's, and a place in the latency histogram.
 
-    What yields is no operation, for its caller's time is not the store's; each page that
-    it reads is one.
+    What yields is no operation, for its caller's time is not the store's; each page
+    that it reads is one.
     """
 
     __slots__ = ("_labels", "_span", "_started", "_token")
