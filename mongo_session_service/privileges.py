@@ -53,10 +53,9 @@ _CHANGE: Final = ("find", "insert", "update")
 
 FEATURES: Final[dict[str, tuple[_Need, ...]]] = {
     "sessions": (
-        _Need((*_CHANGE, "remove", "listIndexes"), ("sessions",)),
-        _Need(("find", "insert", "remove", "listIndexes"), ("events",)),
+        _Need((*_CHANGE, "remove", "listIndexes"), ("sessions", "events")),
         _Need(_CHANGE, _SHARED),
-        _Need(("find", "insert"), ("metadata",)),
+        _Need(("find",), ("metadata",)),
         _Need(("listCollections",)),
     ),
     "changes": (
@@ -85,6 +84,7 @@ _REFUSAL: Final = re.compile(
     r'(?P<collection>[^",]*)'
 )
 _ACTIONS: Final = {
+    "$merge": ("find", "insert", "update"),
     "aggregate": ("find", "changeStream", "collStats"),
     "count": ("find",),
     "create": ("createCollection",),
@@ -113,10 +113,12 @@ class Refusal(NamedTuple):
         found = _REFUSAL.match(text)
         if found is None:
             return None
-        collection = found["collection"]
+        command, collection = found["command"], found["collection"]
+        if command == "aggregate" and "{ $merge: {" in text:
+            command = "$merge"  # which copies within a collection
         # A command on a database has a number in the place of a name.
         return cls(
-            found["command"],
+            command,
             found["database"],
             "" if re.fullmatch(r"[\d.]+", collection) else collection,
         )

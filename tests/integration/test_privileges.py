@@ -83,6 +83,13 @@ async def use_sessions(service: MongoSessionService) -> None:
     stored = await service.get_session(**SESSION)
     assert stored is not None
     assert len(stored.events) == 2
+    await service.update_session(**SESSION, title="t", labels={"a": "b"})
+    await service.fork_session(**SESSION, at_revision=1, new_session_id="fork")
+    page = await service.find_sessions(app_name="app", limit=1)
+    await service.find_sessions(
+        app_name="app", limit=1, page_token=page.next_page_token
+    )
+    assert len([each async for each in service.iter_events(**SESSION)]) == 2
     await service.delete_session(**SESSION)
     await service.prune()
 

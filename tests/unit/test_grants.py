@@ -62,6 +62,10 @@ def test_a_privilege_is_held_on_more_than_its_collection(
     [
         ('insert: "events", lsid: { id: 1 }', Refusal("insert", "db", "events")),
         ("aggregate: 1, pipeline: []", Refusal("aggregate", "db")),
+        (
+            'aggregate: "events", pipeline: [ {}, { $merge: { into: "events" } } ]',
+            Refusal("$merge", "db", "events"),
+        ),
         ("listCollections: 1.0, cursor: {}", Refusal("listCollections", "db")),
     ],
 )
