@@ -50,4 +50,4 @@ async def _explained(
         f" {' and '.join(map(str, lacking))}. An administrator grants it with the"
         f" role that `mongo-session-service grants {options}` prints."
     )
-    return NotAuthorizedError(message)
+    return NotAuthorizedError(message, preface=error.preface)

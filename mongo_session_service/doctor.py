@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 from . import checkups, history
 from .authorization import naming_privileges
 from .checkups import EXAMINED, LATEST, SAMPLE, Examined, Finding, Oplog, Status
-from .database import Connection, Driver, Txn
+from .database import Connection
+from .drivers import Driver
 from .errors import (
     ConfigurationError,
     MongoSessionServiceError,
@@ -20,6 +21,7 @@ from .errors import (
 from .greeting import greeted
 from .schema import missing_indexes
 from .service import MongoSessionService
+from .transactions import Txn
 from .translation import translated
 
 Document = dict[str, Any]

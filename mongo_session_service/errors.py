@@ -96,10 +96,19 @@ class DocumentTooLargeError(StorageError, ValueError):
 class NotAuthorizedError(StorageError):
     """MongoDB refused: the user lacks a privilege."""
 
-    def __init__(self, message: str | None = None, refusal: object = None) -> None:
-        """``refusal`` is what was refused, if the message does not name it in full."""
-        super().__init__(message)
+    def __init__(
+        self, message: str | None = None, refusal: object = None, preface: str = ""
+    ) -> None:
+        """Something was refused to the user.
+
+        Args:
+            message: What lacks, and what to do.
+            refusal: What was refused, if the message does not name it in full.
+            preface: What has to be said before.
+        """
+        super().__init__(f"{preface}{message}" if message else None)
         self.refusal = refusal
+        self.preface = preface
 
 
 class StorageUnavailableError(StorageError):

@@ -18,7 +18,6 @@ from pymongo.read_concern import ReadConcern
 from .drivers import Driver
 from .transactions import Latest
 
-_NEVER: Final = Timestamp(0, 0)
 SNAPSHOT: Final = ReadConcern("snapshot")
 
 CATCHING_UP: Final = 5.0
@@ -81,7 +80,7 @@ class Secondaries:
         if self._driver is Driver.MOTOR:
             starting = await starting
         async with starting as session:
-            if self._latest.time > _NEVER:
+            if self._latest.is_known:
                 session.advance_operation_time(self._latest.time)
             cursor = there.aggregate(
                 pipeline,

@@ -49,6 +49,8 @@ _UNKNOWN_OUTCOME: Final = (
     " been done or not. Do the same again; an event that is stored is recognised."
 )
 
+_STORED: Final = "It is stored, but could not be read back. "
+
 _NOT_FOUND: Final = (
     " Is mongod running there, as a replica set of the name in the URI? A standalone,"
     " or a replica set without rs.initiate(), has none."
@@ -121,13 +123,16 @@ def once_written() -> Iterator[None]:
     """Tell, when a read fails that follows a write, that this was done.
 
     Raises:
+        NotAuthorizedError: it was refused.
         UnknownOutcomeError: it failed.
     """
     try:
         yield
     except PyMongoError as error:
-        what = f"It is stored, but could not be read back. {translation(error)}"
-        raise UnknownOutcomeError(what) from None
+        told = translation(error)
+        if isinstance(told, NotAuthorizedError):
+            raise NotAuthorizedError(str(told), told.refusal, _STORED) from None
+        raise UnknownOutcomeError(f"{_STORED}{told}") from None
 
 
 def is_duplicate_key(error: PyMongoError) -> bool:
