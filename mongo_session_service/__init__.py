@@ -8,6 +8,7 @@ from .changes.dead_letters import DeadLetter
 from .changes.roster import ConsumerStatus
 from .changes.stats import FeedStats
 from .changes.subscriptions import Subscription
+from .erasing import Erased
 from .errors import (
     ConfigurationError,
     DocumentTooLargeError,
@@ -36,6 +37,7 @@ __all__ = [
     "ConsumerStatus",
     "DeadLetter",
     "DocumentTooLargeError",
+    "Erased",
     "FeedStats",
     "HistoryLostError",
     "InvalidInputError",

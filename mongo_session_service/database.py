@@ -116,6 +116,9 @@ class Connection:
         self.leases = self.database[f"{prefix}leases"]
         self.dead_letters = self.database[f"{prefix}dead_letters"]
         self.metadata = self.database[f"{prefix}metadata"]
+        self.imports = self.database[f"{prefix}imports"]
+        """At which revision shared state was imported, so that a later import knows
+        whether it has changed here since. Not needed after the last."""
 
     async def transaction(self, work: Callable[[Txn], Awaitable[Result]]) -> Result:
         """Run ``work`` as one transaction, majority-committed when this returns.

@@ -12,6 +12,7 @@ comes late finds it gone, and cannot touch the events of a new session of the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 from . import queries
@@ -148,3 +149,35 @@ async def remove_remnant(connection: Connection, id_: Document, txn: Txn) -> Non
     await connection.sessions.delete_one({"_id": id_}, session=txn)
     if txn:
         await connection.sessions.delete_one(announcement, session=txn)
+
+
+async def remove_events(
+    connection: Connection, app_name: str, user_id: str | None
+) -> int:
+    """Remove events of an app, or a user, whose sessions are gone; how many it were."""
+    # Their _ids begin as those of sessions do.
+    wanted = queries.all_sessions(app_name, user_id)
+    removed = 0
+    while True:
+        cursor = connection.events.find(wanted, {"_id": 1}).sort("_id", 1)
+        found = [each["_id"] for each in await cursor.limit(STEP).to_list(None)]
+        orphans = await _orphans(connection, found)
+        if orphans:
+            gone = await connection.events.delete_many({"_id": {"$in": orphans}})
+            removed += gone.deleted_count
+        if len(found) < STEP:
+            return removed
+        wanted = {"_id": {**wanted["_id"], "$gt": found[-1]}}
+
+
+async def _orphans(connection: Connection, events: list[Document]) -> list[Document]:
+    """The ``_id``s of those events that belong to no session, nor to what is left."""
+    sessions = [SessionKey(*islice(each.values(), 3)) for each in events]
+    ids = [key.id for key in set(sessions)]
+    found = connection.sessions.find({"_id": {"$in": ids}}, {"_id": 1})
+    there = {SessionKey(**each["_id"]) for each in await found.to_list(None)}
+    return [
+        event
+        for event, session in zip(events, sessions, strict=True)
+        if session not in there
+    ]

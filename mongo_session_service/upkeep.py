@@ -10,6 +10,7 @@ from google.adk.platform import time as platform_time
 from . import deletions, queries
 from .arguments import check_callable
 from .changes.watching import Watching
+from .erasing import Erasing
 from .telemetry import traced
 
 
@@ -22,7 +23,7 @@ class Pruned:
     events: int = 0
 
 
-class Upkeep(Watching):
+class Upkeep(Erasing, Watching):
     """What is done to a service's database now and then."""
 
     @traced

@@ -29,7 +29,10 @@ class Position:
     """
 
     start: Timestamp | Document
-    """Where the stream of changes goes on: a time, or a resume token."""
+    """Where the stream of changes goes on: a time, or the resume token of a silence.
+
+    The token of a change holds its ``_id`` in clear, and nobody's ids are kept here.
+    """
     at: Timestamp
     """When the latest change told was committed."""
     is_replaying: bool = False
@@ -37,6 +40,8 @@ class Position:
     """The ``_id`` of the latest event that was replayed."""
     segments: tuple[Segment, ...] = ()
     """What was replayed; while it goes on, the last is the one that is being read."""
+    passed: str | None = None
+    """The mark of the last of the changes of that time that were told; None if none."""
 
     @classmethod
     def at_end(cls, now: Timestamp) -> Position:
@@ -69,15 +74,15 @@ class Position:
         """After all of a replay, before what has changed since it began."""
         return replace(self, is_replaying=False, replayed=None)
 
-    def after_change(self, token: Document, at: Timestamp) -> Position:
+    def after_change(self, mark: str, at: Timestamp) -> Position:
         """After one more change of the stream."""
         is_past = not self.segments or at > self.segments[-1].at
         segments = () if is_past else self.segments
-        return replace(self, start=token, at=at, segments=segments)
+        return replace(self, start=at, at=at, segments=segments, passed=mark)
 
     def after_silence(self, token: Document) -> Position:
         """After what the stream has passed over."""
-        return replace(self, start=token)
+        return replace(self, start=token, passed=None)
 
     def as_of(self, now: Timestamp) -> Position:
         """The same, known to be all there was a moment ago."""
@@ -108,6 +113,7 @@ def encode_position(position: Position) -> Document:
     return {
         "start_at": start if is_time else None,
         "token": None if is_time else start,
+        "passed": position.passed,
         "at": position.at,
         "is_replaying": position.is_replaying,
         "replayed": position.replayed,
@@ -123,4 +129,5 @@ def decode_position(document: Document) -> Position:
         is_replaying=document["is_replaying"],
         replayed=document["replayed"],
         segments=tuple(Segment(**each) for each in document["segments"]),
+        passed=document.get("passed"),
     )

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service import history, queries
@@ -59,6 +60,10 @@ class Deliveries:
         """After all that was delivered, and what was passed over since."""
         self._page: deque[Document] = deque()
         self._stream: Stream | None = None
+        self._passed = at.passed
+        """What is still to be read again, up to the change of this mark."""
+        self._heard: Document | None = None
+        """The token of the latest change, which is not one of a silence."""
         self._router: Router[_Recipient] = Router()
         self._router.attach(_Recipient(Scope(app_name)))
 
@@ -81,16 +86,22 @@ class Deliveries:
         change = await self._stream.next()
         if change is not None:
             return self._changed(change)
-        if token := self._stream.token:
+        token = self._stream.token
+        if token and token != self._heard and self._passed is None:
             self.position = self.position.after_silence(token)
         return None
 
     def _changed(self, change: Document) -> Delivery | None:
         """What a change of the stream means to this consumer, if anything."""
-        at = items.cluster_time(change)
-        before = self.position
-        self.position = before.after_change(change["_id"], at)
+        at, mark = items.cluster_time(change), items.mark_of(change)
+        self._heard = change["_id"]
         item = items.interpret(change, self._names, self._connection.hooks)
+        if self._is_passed(mark, at):
+            if item is not None:
+                self._router.note(item, items.transaction_of(change))
+            return None
+        before = self.position
+        self.position = before.after_change(mark, at)
         if item is None:
             return None
         if isinstance(item, Dropped):
@@ -106,6 +117,15 @@ class Deliveries:
                 return None
             _, item = told
         return Delivery(item, self.position)
+
+    def _is_passed(self, mark: str, at: Timestamp) -> bool:
+        """Whether a change comes before the position, which is in its very time."""
+        if self._passed is None or at != self.position.start:
+            self._passed = None
+            return False
+        if mark == self._passed:
+            self._passed = None
+        return True
 
     async def _replayed(self) -> Delivery | None:
         """The next event of the log; None at its end, where the stream goes on."""

@@ -8,10 +8,12 @@ every write.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import bson
 from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
 
@@ -129,6 +131,12 @@ def cluster_time(change: Document) -> Timestamp:
     """When it was committed, on the deployment's own clock."""
     time: Timestamp = change["clusterTime"]
     return time
+
+
+def mark_of(change: Document) -> str:
+    """What tells a change from others of the same time, and nobody's ids."""
+    named = {name: change.get(name) for name in ("operationType", "ns", "documentKey")}
+    return hashlib.sha256(bson.encode(named)).hexdigest()
 
 
 def interpret(change: Document, names: Names, hooks: Hooks) -> Item | None:

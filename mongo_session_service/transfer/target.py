@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from google.adk.platform import time as platform_time
 from pymongo import UpdateOne
@@ -19,10 +19,6 @@ from mongo_session_service.transactions import Txn
 from .claims import ChangedError, Claims, as_read, changes_told, patiently
 from .incoming import Document, Incoming, IncomingState
 from .planning import Plan, Standing, plan_state
-
-IMPORTS: Final = "imports"
-"""The collection that tells at which revision shared state was imported, so that a
-later import knows whether it changed in the target since. Not needed after the last."""
 
 
 class StatePlan(NamedTuple):
@@ -54,8 +50,6 @@ class Target:
         self.hooks = connection.hooks
         self._is_read_only = is_read_only
         self._claims = Claims(connection)
-        sessions = connection.sessions.name.removesuffix("sessions")
-        self._imports = connection.database[f"{sessions}{IMPORTS}"]
 
     async def check(self) -> None:
         """Refuse collections that another service writes.
@@ -118,7 +112,7 @@ class Target:
         for collection, ids in (
             (self._at.app_states, [each.id for each in states]),
             (self._at.user_states, [each.id for each in states]),
-            (self._imports, [{"of": each.id} for each in states]),
+            (self._at.imports, [{"of": each.id} for each in states]),
         ):
             cursor = collection.find({"_id": {"$in": ids}})
             stored |= {repr(each["_id"]): each for each in await cursor.to_list(None)}
@@ -222,4 +216,4 @@ class Target:
             await self._at.database[name].bulk_write(updates, ordered=False)
         # Last: without its note, state counts as changed in the target.
         if notes:
-            await self._imports.bulk_write(notes, ordered=False)
+            await self._at.imports.bulk_write(notes, ordered=False)

@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
+import pytest
 from google.adk.events import Event
 from google.genai import types
 from pymongo import MongoClient
@@ -107,6 +109,22 @@ async def test_the_prune_runs(service: MongoSessionService) -> None:
     exec(code, prune)  # noqa: S102  it is the project's own
 
     assert await prune["run"](service) == Pruned()
+
+
+async def test_the_erasure_runs(
+    service: MongoSessionService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines that erase do so, and print what their comment shows."""
+    await service.create_session(app_name="my_app", user_id="ada", state={"user:k": 1})
+    (code,) = [each for each in blocks("python") if "service.delete_user(" in each]
+    erase: dict[str, Any] = {}
+    exec(f"async def run(service):\n{indent(code, '    ')}", erase)  # noqa: S102
+
+    await erase["run"](service)
+
+    shown = code[code.index("Erased(") :].partition("(")[0]
+    assert capsys.readouterr().out.startswith(f"{shown}(sessions=0, events=0, ")
+    assert await service.get_user_state(app_name="my_app", user_id="ada") == {}
 
 
 def test_what_the_guarantees_name_exists() -> None:

@@ -219,5 +219,7 @@ async def test_large_initial_states_are_stored_apart(
         reread = await service.get_session(**key)
         assert reread is not None
         assert len(reread.events) == number
+        told = service.iter_user_events(app_name=KEY.app_name, user_id=KEY.user_id)
+        assert [each.event async for each in told] == reread.events
         await service.delete_session(**key)
         assert left_in(admin, database) == {"sessions": 0, "events": 0}

@@ -65,7 +65,7 @@ def test_what_a_replay_reads_and_what_the_stream_tells_are_everything_once(
         if at > begun:
             if not position.has_replayed(id_, at):
                 told.append(order)
-            position = position.after_change({"_data": "token"}, at)
+            position = position.after_change("mark", at)
 
     assert sorted(told) == sorted(appended)
 
@@ -79,7 +79,7 @@ def test_positions_survive_storage() -> None:
         Position.at_end(Timestamp(5, 0)),
         beginning,
         later,
-        later.after_change({"_data": "82"}, Timestamp(5, 2)),
+        later.after_change("mark", Timestamp(5, 2)),
         later.after_silence({"_data": "83"}).as_of(Timestamp(9, 0)),
     ):
         stored = bson.decode(bson.encode(encode_position(position)))
@@ -91,8 +91,8 @@ def test_segments_are_forgotten_once_the_stream_is_past_them() -> None:
     """A checkpoint does not carry a replay's parts for ever."""
     position = Position.at_beginning(Timestamp(5, 0)).after_replay()
 
-    assert position.after_change({}, Timestamp(5, 0)).segments
-    assert not position.after_change({}, Timestamp(5, 1)).segments
+    assert position.after_change("mark", Timestamp(5, 0)).segments
+    assert not position.after_change("mark", Timestamp(5, 1)).segments
 
 
 def test_silence_forgets_no_segments() -> None:

@@ -73,6 +73,7 @@ LAYERS = (
         "changes.handling",
         "changes.roster",
         "changes.metrics",
+        "changes.forgetting",
     ),
     ("changes.expiry",),
     (
@@ -84,6 +85,7 @@ LAYERS = (
     ("changes.reader", "changes.tenure"),
     ("changes.feed", "changes.consumers"),
     ("changes.watching",),
+    ("erasing",),
     ("upkeep",),
     ("service", "changes.live", "changes.refusals"),
     ("doctor",),
