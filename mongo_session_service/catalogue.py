@@ -111,11 +111,13 @@ class Catalogue(Lifecycle):
         )
         now = platform_time.get_time()
         async with self._opened() as opened:
-            at, after = opened.connection, None
+            at, after, key = opened.connection, None, None
             if page_token is not None:
-                after = place_in(page_token, search, await load_page_key(at))
+                key = await load_page_key(at)
+                after = place_in(page_token, search, key)
             page = await load_page(at, search, after, limit, now, with_state=with_state)
             following = None
             if page.last is not None:
-                following = token(page.last, search, await load_page_key(at))
+                key = key or await load_page_key(at)
+                following = token(page.last, search, key)
         return SessionPage(sessions=page.summaries, next_page_token=following)

@@ -13,11 +13,14 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
 from long_sessions import left_in, store_long_session
 from pymongo import MongoClient
+from serving import Client, serving
+from starlette.applications import Starlette
 from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event, until
 
 from mongo_session_service import MongoSessionService, Pruned, deletions
 from mongo_session_service.changes import subscriptions
 from mongo_session_service.changes.live import latest_sessions
+from mongo_session_service.changes.sse import changes_route
 from mongo_session_service.records import SessionKey
 
 
@@ -118,6 +121,17 @@ async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> N
             pass
     with pytest.raises(SessionNotFoundError):
         await service.wait_for(**SESSION, revision=0)
+
+
+async def test_a_stream_to_a_browser_ends(service: MongoSessionService) -> None:
+    """A stream over HTTP tells that its session has expired, and ends."""
+    await service.create_session(**SESSION, ttl=0.5)
+    route = changes_route(service, authorize=lambda *_: True)
+    app = Starlette(routes=[route])
+    async with serving(app) as url, Client(f"{url}/changes") as client:
+        told = await client.rest()
+
+    assert [each.kind for each in told] == ["snapshot", "deleted"]
 
 
 async def test_a_prune_is_told_once(
