@@ -70,6 +70,8 @@ class Lease:
         self._claim = claim
         self._epoch = checkpoint["epoch"]
         self._saves: int | None = checkpoint["saves"]
+        self._serial = 0
+        """Of the latest save, with which an earlier one that comes late is ignored."""
         self._is_lost = False
         stored = checkpoint["position"]
         self.position: Position | None = stored and decode_position(stored)
@@ -104,7 +106,9 @@ class Lease:
                 await asyncio.sleep(_RETRY)
         checkpoint: Document = await persistently(
             lambda: _plain(connection.checkpoints).find_one_and_update(
-                {"_id": name}, {"$inc": {"epoch": 1}}, return_document=True
+                {"_id": name},
+                {"$inc": {"epoch": 1}, "$set": {"serial": 0}},
+                return_document=True,
             )
         )
         return cls(_Claim(connection, name, owner), checkpoint)
@@ -131,22 +135,25 @@ class Lease:
     async def save(self, position: Position, log: object) -> None:
         """Save a position, with a majority; done twice, it is the same.
 
+        Nothing happens if a later one was saved meanwhile.
+
         Raises:
             LeaseLostError: another reader has taken the name over; nothing was saved.
         """
         self.check()
         self._saves = None  # until it is known that this was one
+        checkpoints = self._claim.connection.checkpoints
+        not_later, change = self._next_save(position, log)
         saved: Document | None = await persistently(
-            lambda: _plain(self._claim.connection.checkpoints).find_one_and_update(
-                self._mine,
-                [{"$set": _saved(position, log)}],
-                projection={"saves": 1},
-                return_document=True,
+            lambda: _plain(checkpoints).find_one_and_update(
+                not_later, change, projection={"saves": 1}, return_document=True
             )
         )
-        self._note(is_held=saved is not None)
         if saved is not None:
             self._saves = saved["saves"]
+        else:
+            mine = await persistently(lambda: checkpoints.find_one(self._mine))
+            self._note(is_held=mine is not None)
 
     async def saving(self, position: Position, log: object) -> Work:
         """The same as the end of a transaction, which is then done once.
@@ -166,10 +173,10 @@ class Lease:
             )
             self._note(is_held=found is not None)
             self._saves = found["saves"]
-        last = {**self._mine, "saves": self._saves}
+        not_later, change = self._next_save(position, log)
+        last = {**not_later, "saves": self._saves}
 
         async def work(txn: Txn) -> None:
-            change = [{"$set": _saved(position, log)}]
             saved = await checkpoints.update_one(last, change, session=txn)
             self._note(is_held=bool(saved.matched_count))
 
@@ -179,6 +186,13 @@ class Lease:
     @property
     def _mine(self) -> Document:
         return {"_id": self._claim.name, "epoch": self._epoch}
+
+    def _next_save(
+        self, position: Position, log: object
+    ) -> tuple[Document, list[Document]]:
+        self._serial += 1
+        found = {**self._mine, "serial": {"$not": {"$gt": self._serial}}}
+        return found, [{"$set": {**_saved(position, log), "serial": self._serial}}]
 
     def _note(self, *, is_held: bool) -> None:
         self._is_lost = self._is_lost or not is_held

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from consuming import append, create, take, told
+from faults import failing
 from pymongo import MongoClient
 
 from mongo_session_service import Change, Consumer, LeaseLostError, MongoSessionService
@@ -132,3 +133,21 @@ async def test_the_epoch_rises_with_every_reader(
         async with service.consumer("c") as consumer:
             await take(consumer, 1)
             assert (await service.consumers())[0].epoch == epoch
+
+
+async def test_a_commit_that_comes_late_takes_nothing_back(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """A commit that is overtaken by a later one does not undo it."""
+    await append(victim, await create(victim), 3)
+    async with victim.consumer("c") as consumer:
+        await take(consumer, 1)
+        slow = {"blockConnection": True, "blockTimeMS": 500}
+        with failing(admin, "findAndModify", times=1, **slow) as wait_until_hit:
+            late = asyncio.create_task(consumer.commit())
+            await asyncio.to_thread(wait_until_hit)
+            await take(consumer, 1, commit=True)
+            assert not late.done()
+            await late
+    async with victim.consumer("c") as again:
+        assert told(await take(again, 1)) == [("s", 3)]

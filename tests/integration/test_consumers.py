@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from consuming import APP, PATIENCE, USER, append, create, take, told
+from google.adk.events import Event, EventActions
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
@@ -266,3 +267,27 @@ async def test_consumers_need_transactions(mongodb_uri: str, database: str) -> N
     ) as service:
         with pytest.raises(ConfigurationError, match="transactions"):
             await anext(service.consumer("c"))
+
+
+async def test_a_consumer_goes_on_within_a_transaction(
+    service: MongoSessionService,
+) -> None:
+    """No state is told again that its events have told, wherever it goes on."""
+    sessions = [await create(service, str(number)) for number in range(3)]
+    async with service.consumer("c", start="now"):
+        pass
+    event = EventActions(state_delta={"app:k": 1, "user:k": 1, "k": 1})
+    await asyncio.gather(
+        *(
+            service.append_event(each, Event(author="x", actions=event))
+            for each in sessions
+        )
+    )
+    for number in range(3):
+        async with service.consumer("c", start="now") as consumer:
+            (change,) = await take(consumer, 1, commit=True)
+            assert (change.kind, change.session_id) == ("appended", str(number))
+
+    await append(service, sessions[0])
+    async with service.consumer("c") as consumer:
+        assert told(await take(consumer, 1)) == [("0", 2)]
