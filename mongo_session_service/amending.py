@@ -10,6 +10,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from . import queries
 from .cancellation import uninterrupted
 from .database import Connection
+from .errors import quoted
 from .queries import Document
 from .records import SessionKey
 from .transactions import Txn
@@ -44,5 +45,5 @@ async def amend(
 
     found = await uninterrupted(connection.transaction(work))
     if found is None:
-        raise SessionNotFoundError(f"Session {key.session_id!r} not found.")
+        raise SessionNotFoundError(f"Session {quoted(key.session_id)} not found.")
     return found

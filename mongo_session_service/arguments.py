@@ -6,11 +6,12 @@ import math
 from typing import Any, Final
 
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.session import Session
 from pydantic import ValidationError
 
-from .errors import InvalidInputError
+from .errors import InvalidInputError, quoted
 
 MAX_ID_BYTES: Final = 4096
 """Of an id in UTF-8. Three of them are in every event's ``_id``, and MongoDB tells of a
@@ -75,7 +76,19 @@ def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
         InvalidInputError: it is not.
     """
     if not isinstance(value, str) or value not in choices:
-        message = f"{what} must be one of {', '.join(choices)}, not {value!r}."
+        given = quoted(value) if isinstance(value, str) else type(value).__name__
+        message = f"{what} must be one of {', '.join(choices)}, not {given}."
+        raise InvalidInputError(message)
+
+
+def check_flag(what: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if not isinstance(value, bool):
+        message = f"{what} must be True or False, not {type(value).__name__}."
         raise InvalidInputError(message)
 
 
@@ -109,12 +122,14 @@ def check_session(value: object) -> None:
 
 
 def check_event(value: object) -> None:
-    """Refuse what is no event.
+    """Refuse what is no event, or has no actions that could be looked at.
 
     Raises:
         InvalidInputError: it is not.
     """
     _check_type("event", value, Event)
+    event: Event = value  # type: ignore[assignment]
+    _check_type("event.actions", event.actions, EventActions)
 
 
 def check_config(value: object) -> GetSessionConfig | None:

@@ -16,7 +16,7 @@ from . import scopes
 from .arguments import check_id
 from .details import NO_DETAILS, Details
 from .errors import InvalidInputError, StorageError, quoted
-from .events import build_event, drop_defaults, dump_event
+from .events import build_event, check_readable, drop_defaults, dump_event
 from .hooks import Hooks, Owner
 from .records import Append, Marker, NewSession, SessionKey, StoredSession
 from .scopes import ScopedState
@@ -76,7 +76,7 @@ def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
     """
     check_id("The event's id", event.id)
     try:
-        document = dump_event(event)
+        document, is_doubtful = dump_event(event)
     except InvalidInputError as error:
         raise InvalidInputError(f"The event cannot be stored: {error}.") from None
     delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
@@ -86,6 +86,8 @@ def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
     drop_defaults(document)
     try:
         document = encode_value(document)
+        if is_doubtful:
+            check_readable(decode_value(document))
     except InvalidInputError as error:
         message = f"Event {quoted(event.id)} cannot be stored: {error}."
         raise InvalidInputError(message) from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final, get_args, get_origin
 
 from google.adk.events.event import Event, NodeInfo
 from google.adk.events.event_actions import EventActions
@@ -18,6 +20,7 @@ _DICTS_OF_ACTIONS: Final = [
     if field.default_factory is dict
 ]
 _NEVER_NONE: Final = ("invocation_id", "author", "actions", "node_info", "timestamp")
+_SCALARS: Final = (str, int, float)
 _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 
 
@@ -56,48 +59,125 @@ def is_event(fields: dict[str, Any]) -> bool:
     return _FIELDS.issuperset(fields)
 
 
-def dump_event(event: Event) -> dict[str, Any]:
-    """An event's fields, if it can be read back from them.
+def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
+    """An event's fields, and whether it is doubtful that they can be read back.
 
     Fields can be assigned anything, and an event that cannot be read would take its
     whole session with it.
 
     Raises:
-        InvalidInputError: it cannot.
+        InvalidInputError: it is certain that they cannot.
     """
     for name in _NEVER_NONE:
         if getattr(event, name) is None:
             raise InvalidInputError(f"its {name} is None")
+    if not isinstance(event.actions, EventActions):
+        raise InvalidInputError("its actions are no EventActions")
+    for name in _DICTS_OF_ACTIONS:
+        if not isinstance(getattr(event.actions, name), dict):
+            raise InvalidInputError(f"its actions.{name} is no dict")
+    document, is_doubtful = _dump(event)
+    if not math.isfinite(document["timestamp"]):
+        raise InvalidInputError("its timestamp is no time")
+    for call_id, config in event.actions.requested_auth_configs.items():
+        is_doubtful = True
+        if isinstance(config, BaseModel):
+            # Security schemes are read back by their aliases only.
+            document["actions"]["requested_auth_configs"][call_id] = config.model_dump(
+                by_alias=True, exclude_none=True
+            )
+    return document, is_doubtful
+
+
+def _dump(event: Event) -> tuple[dict[str, Any], bool]:
+    # Of a None in a dict, and of one model in the place of another, pydantic does not
+    # warn.
+    is_doubtful = bool(event.actions.artifact_delta) or not is_as_declared(event)
     try:
         document = event.model_dump(exclude_none=True, warnings="error")
         document["timestamp"] = float(event.timestamp)
         if ids := document.get("long_running_tool_ids"):
             document["long_running_tool_ids"] = sorted(ids)  # so that equals are equal
     except Exception:  # noqa: BLE001  serializers may raise anything, quoting values
-        document = _dump_doubtful(event)
-    if not math.isfinite(document["timestamp"]):
-        raise InvalidInputError("its timestamp is no time")
-    for call_id, config in event.actions.requested_auth_configs.items():
-        if isinstance(config, BaseModel):
-            # Security schemes are read back by their aliases only.
-            document["actions"]["requested_auth_configs"][call_id] = config.model_dump(
-                by_alias=True, exclude_none=True
-            )
-    return document
+        try:
+            document = event.model_dump(exclude_none=True, warnings=False)
+            document["timestamp"] = float(event.timestamp)
+        except Exception:  # noqa: BLE001  as above
+            raise InvalidInputError("a field of it has no JSON form") from None
+        return document, True
+    return document, is_doubtful
 
 
-def _dump_doubtful(event: Event) -> dict[str, Any]:
+def check_readable(fields: dict[str, Any]) -> None:
+    """Refuse the fields of an event that cannot be read.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
     try:
-        document = event.model_dump(exclude_none=True, warnings=False)
-        document["timestamp"] = float(event.timestamp)
-        Event.model_validate(document)
+        Event.model_validate(fields)
     except ValidationError as error:
-        fields = {".".join(map(str, each["loc"][:2])) for each in error.errors()}
-        message = f"wrong type in {', '.join(sorted(fields))}"
+        wrong = {_field(each["loc"]) for each in error.errors()}
+        message = f"wrong type in {', '.join(sorted(wrong))}"
         raise InvalidInputError(message) from None
-    except Exception:  # noqa: BLE001  as above
-        raise InvalidInputError("a field of it has no JSON form") from None
-    return document
+    except Exception:  # noqa: BLE001  ADK's enumerations stumble over other types
+        raise InvalidInputError("a field of it has a wrong type") from None
+
+
+def is_as_declared(model: BaseModel) -> bool:
+    """Whether the models, dicts and floats in it are those that its fields are for.
+
+    Raises:
+        InvalidInputError: one is an object that nothing could be made of.
+    """
+    values = model.__dict__
+    for name, classes in _declared(type(model)):
+        value = values.get(name)
+        if value is not None and not _is_of(value, classes):
+            return False
+    return True
+
+
+def _is_of(value: Any, classes: tuple[type, ...]) -> bool:
+    if isinstance(value, list):
+        return all(_is_one(each, classes) for each in value)
+    if isinstance(value, dict) and dict not in classes:
+        return all(_is_one(each, classes) for each in value.values())
+    return _is_one(value, classes)
+
+
+def _is_one(value: Any, classes: tuple[type, ...]) -> bool:
+    if isinstance(value, classes):
+        return not isinstance(value, BaseModel) or is_as_declared(value)
+    if hasattr(value, "__dict__") and not isinstance(value, _SCALARS):
+        kind, wanted = type(value).__name__, classes[0].__name__
+        raise InvalidInputError(f"it has a {kind} where a {wanted} belongs")
+    return False
+
+
+@cache
+def _declared(model: type[BaseModel]) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """The fields that hold models, dicts of anything or floats, and of which class."""
+    return tuple(
+        (name, classes)
+        for name, field in model.model_fields.items()
+        if (classes := tuple(_classes(field.annotation)))
+    )
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type):
+        if issubclass(annotation, BaseModel | dict | float):
+            yield annotation
+        return
+    inner = [each for arg in get_args(annotation) for each in _classes(arg)]
+    yield from inner or ([dict] if get_origin(annotation) is dict else [])
+
+
+def _field(location: tuple[str | int, ...]) -> str:
+    """An event's field, without what may be a key of its value."""
+    levels = 2 if location[0] == "actions" else 1
+    return ".".join(map(str, location[:levels]))
 
 
 def drop_defaults(document: dict[str, Any]) -> None:

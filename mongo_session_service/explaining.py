@@ -9,6 +9,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from . import queries
 from .codec import is_same_event
 from .database import Connection
+from .errors import quoted
 from .records import Marker, NewSession, Planned, SessionKey
 from .refused import STALE, OtherTtlError
 from .telemetry import count_stale
@@ -27,7 +28,7 @@ async def explain(connection: Connection, planned: Planned) -> int:
     """
     write, expected, now = planned
     if isinstance(write, NewSession):
-        message = f"Session {write.key.session_id!r} already exists."
+        message = f"Session {quoted(write.key.session_id)} already exists."
         raise AlreadyExistsError(message)
 
     async def find(txn: Txn) -> tuple[Marker, queries.Document | None]:
@@ -44,8 +45,8 @@ async def explain(connection: Connection, planned: Planned) -> int:
         count_stale(connection.database.name)
         raise StaleSessionError(STALE)
     if not is_same_event(write, stored["event"], connection.hooks):
-        message = f"Another event with id {write.event['id']!r} already exists."
-        raise AlreadyExistsError(message)
+        which = f"Another event with id {quoted(write.event['id'])}"
+        raise AlreadyExistsError(f"{which} already exists.")
     revision: int = stored["_id"]["revision"]
     return revision
 
@@ -73,5 +74,5 @@ async def find_session(
         {"_id": key.id, **queries.visible(now)}, {"state": 0}, session=txn
     )
     if found is None:
-        raise SessionNotFoundError(f"Session {key.session_id!r} not found.")
+        raise SessionNotFoundError(f"Session {quoted(key.session_id)} not found.")
     return found

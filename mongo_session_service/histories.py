@@ -11,6 +11,7 @@ from google.adk.platform import time as platform_time
 
 from .arguments import check_id, check_revision
 from .codec import decode_event
+from .errors import quoted
 from .lifecycle import Lifecycle
 from .log_pages import load_session_page, load_user_page, session_id
 from .queries import Document
@@ -78,7 +79,9 @@ class Histories(Lifecycle):
                     page = await load_session_page(opened.connection, key, span, now)
             found = page.created.get(key.session_id)
             if found is None or created not in {None, found}:
-                raise SessionNotFoundError(f"Session {key.session_id!r} not found.")
+                raise SessionNotFoundError(
+                    f"Session {quoted(key.session_id)} not found."
+                )
             created = found
             for each in page.events:
                 yield each["_id"]["revision"], decode_event(each, self._hooks)

@@ -71,7 +71,8 @@ class Search:
 
     def named(self, *ids: object) -> None:
         """These are ids, which may be told."""
-        self._ids.update(each for each in ids if isinstance(each, str))
+        # As plain strings: one may be of a class that cannot be hashed, or that lies.
+        self._ids.update(str.__str__(each) for each in ids if isinstance(each, str))
 
     def emitted(self, text: str) -> None:
         """This was logged, raised, traced or the like."""
@@ -99,14 +100,15 @@ class Search:
 
 
 def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _texts(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
+    """The strings in a value, however deep it is, and even if it is in itself."""
+    left, seen = [value], set()
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield str.__str__(value)
+        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            left += value.values() if isinstance(value, dict) else value
 
 
 def _said(event: Event) -> Iterator[object]:

@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
 
-from mongo_session_service.arguments import check_callable
+from mongo_session_service.arguments import check_callable, check_flag
 from mongo_session_service.authorization import naming_privileges
-from mongo_session_service.errors import InvalidInputError, LeaseLostError
+from mongo_session_service.errors import InvalidInputError, LeaseLostError, quoted
 from mongo_session_service.transactions import Txn
 from mongo_session_service.translation import translated
 
@@ -155,8 +155,8 @@ class Consumer:
             async with naming_privileges(self._tenure.connection):
                 await self._tenure.commit()
         elif self._has_uncommitted:
-            message = f"Consumer {self.name!r} was closed; this was not committed."
-            raise LeaseLostError(message)
+            who = f"Consumer {quoted(self.name)}"
+            raise LeaseLostError(f"{who} was closed; this was not committed.")
 
     async def run(
         self, handler: Handler, *, max_attempts: int = 5, transactional: bool = False
@@ -174,10 +174,11 @@ class Consumer:
                 once. It may be called again when the transaction has to be repeated.
 
         Raises:
-            InvalidInputError: ``handler`` is no function, or ``max_attempts`` no
-                number from 1 on.
+            InvalidInputError: ``handler`` is no function, ``max_attempts`` no number
+                from 1 on, or ``transactional`` neither True nor False.
         """
         check_callable("handler", handler)
+        check_flag("transactional", transactional)
         if not isinstance(max_attempts, int) or max_attempts < 1:
             raise InvalidInputError("max_attempts must be a number, 1 or more.")
         token = _handling.set(self)
@@ -256,9 +257,11 @@ class Consumer:
             transactional: As for :meth:`run`, together with the letter's removal.
 
         Raises:
-            InvalidInputError: ``handler`` is no function.
+            InvalidInputError: ``handler`` is no function, or ``transactional`` neither
+                True nor False.
         """
         check_callable("handler", handler)
+        check_flag("transactional", transactional)
         async with self._opener() as opened:
             return await replay(
                 opened.connection, self.name, handler, transactional=transactional

@@ -21,7 +21,7 @@ from bson.codec_options import CodecOptions
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.database import Connection
-from mongo_session_service.errors import ConfigurationError, LeaseLostError
+from mongo_session_service.errors import ConfigurationError, LeaseLostError, quoted
 from mongo_session_service.transactions import Txn
 
 from .checkpoints import Position, decode_position, encode_position
@@ -126,9 +126,9 @@ class Lease:
         """
         if self._is_lost:
             message = (
-                f"Another reader has taken over consumer {self._claim.name!r}, since"
-                f" this one gave no sign of life for {LEASE:.0f} seconds. What was not"
-                " committed here is delivered there."
+                f"Another reader has taken over consumer {quoted(self._claim.name)},"
+                f" since this one gave no sign of life for {LEASE:.0f} seconds. What"
+                " was not committed here is delivered there."
             )
             raise LeaseLostError(message)
 
@@ -268,8 +268,9 @@ async def _check_app(connection: Connection, name: str, app_name: str | None) ->
     if stored is not None and stored["app_name"] != app_name:
         what = stored["app_name"]
         message = (
-            f"Consumer {name!r} was begun with app_name={what!r}, not {app_name!r}, and"
-            " its checkpoint says nothing of the rest. Choose another name."
+            f"Consumer {quoted(name)} was begun with app_name={what!r}, not"
+            f" {app_name!r}, and its checkpoint says nothing of the rest. Choose"
+            " another name."
         )
         raise ConfigurationError(message)
 

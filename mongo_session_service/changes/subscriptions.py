@@ -13,7 +13,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from mongo_session_service import history
 from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.database import Connection
-from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
+from mongo_session_service.errors import InvalidInputError, SlowSubscriberError, quoted
 from mongo_session_service.records import SessionKey
 from mongo_session_service.translation import translated
 
@@ -265,7 +265,9 @@ class SessionSubscription(Subscription):
 
     def _start_from(self, view: View | None) -> None:
         if view is None:
-            raise SessionNotFoundError(f"Session {self._key.session_id!r} not found.")
+            raise SessionNotFoundError(
+                f"Session {quoted(self._key.session_id)} not found."
+            )
         if self._told_up_to > view.marker.revision:
             message = (
                 f"after_revision is {self._revision}, but the session is at revision"
