@@ -59,7 +59,7 @@ def untagged(value: Any) -> Any:
             return {untagged(key): untagged(each) for key, each in items}
         case dict():
             return {key: untagged(each) for key, each in value.items()}
-        case list():
+        case list() | tuple():
             return list(map(untagged, value))
         case _:
             return value

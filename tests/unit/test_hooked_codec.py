@@ -37,6 +37,19 @@ def through_bson(document: dict[str, Any]) -> dict[str, Any]:
 own_states = states.map(
     lambda state: {f"own {key}": value for key, value in state.items()}
 )
+
+
+def test_a_hook_may_make_tuples() -> None:
+    """What it stores in a tuple comes back to it as it would from a list."""
+    sealing = Hooks(lambda value, _: (1, value), lambda stored, _: stored[1])
+    state = {"odd": {"%bytes": ""}, "nan": float("nan"), "text": "\ud800"}
+
+    fields = encode_new_session(KEY, state, 0.0, sealing).delta.session
+
+    found = decode_state(through_bson(fields), Owner.of_session(KEY), sealing)
+    assert identical(found, state)
+
+
 fewer = settings(max_examples=50)  # there is much to seal
 
 
