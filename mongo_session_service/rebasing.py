@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -21,8 +21,9 @@ from .errors import quoted
 from .explaining import find_event
 from .records import Marker, SessionKey, StoredSession
 from .refused import STALE
-from .sessions import bring_in, marker_of
+from .sessions import bring_in, mark, marker_of
 from .store import SessionStore
+from .translation import once_written
 from .turns import is_outrun, is_response, unanswered
 
 PATIENCE: Final = 10.0
@@ -45,6 +46,20 @@ _OUTRUN: Final = (
 )
 
 
+class _Patience:
+    """How long others' function calls have been without response."""
+
+    def __init__(self) -> None:
+        self._calls: set[str | None] = set()
+        self._since = 0.0
+
+    def has_run_out(self, calls: set[str | None]) -> bool:
+        """Whether these calls, and no others, have been waited for in vain."""
+        if calls != self._calls:
+            self._calls, self._since = calls, time.monotonic()
+        return time.monotonic() - self._since > PATIENCE
+
+
 class _Queue:
     """Where the late writers of a session stand in line, in one process.
 
@@ -53,14 +68,7 @@ class _Queue:
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self._calls: set[str | None] = set()
-        self._since = 0.0
-
-    def has_waited_long(self, calls: set[str | None]) -> bool:
-        """Whether these calls, and no others, have been waited for in vain."""
-        if calls != self._calls:
-            self._calls, self._since = calls, time.monotonic()
-        return time.monotonic() - self._since > PATIENCE
+        self.patience = _Patience()
 
 
 class Rebaser:
@@ -97,6 +105,8 @@ class Rebaser:
             if event.actions.rewind_before_invocation_id:
                 raise  # it was made for a log that has grown
             await self._commit_late(caller, session, event)
+        if all(each.id != event.id for each in reversed(session.events)):
+            await self._show_stored(caller, session, event)
 
     async def _let_finish(self, caller: Caller, session: Session, event: Event) -> None:
         """Wait for the response to a call that another turn has just made.
@@ -116,16 +126,18 @@ class Rebaser:
 
     async def _commit_late(self, late: Caller, session: Session, event: Event) -> None:
         queue = self._queues.setdefault(late.write.key, _Queue())
+        patience = _Patience()
         async with AsyncExitStack() as standing_in_line:
             if not is_response(event):  # which is what the others may wait for
                 await standing_in_line.enter_async_context(queue.lock)
+                patience = queue.patience
             attempts = 0
             while attempts < ATTEMPTS:
                 missed = await self._missed(late, session)
                 if missed and is_outrun(session.events, missed.events, event):
                     raise StaleSessionError(_OUTRUN)
                 calls = unanswered(missed.events, event) if missed else set()
-                if calls and queue.has_waited_long(calls):
+                if calls and patience.has_run_out(calls):
                     raise StaleSessionError(_UNANSWERED.format(PATIENCE))
                 if not calls:
                     if missed and await self._try(late, session, missed):
@@ -175,6 +187,25 @@ class Rebaser:
         except StaleSessionError:
             return False
         return True
+
+    async def _show_stored(self, late: Caller, session: Session, event: Event) -> None:
+        """Show an event that was stored before, and what the session has missed."""
+        with once_written(), suppress(StaleSessionError, SessionNotFoundError):
+            missed = await self._missed(late, session)
+            ids = [each.id for each in missed.events] if missed else []
+            if missed is None or event.id not in ids:
+                return
+            index = ids.index(event.id)
+            revision = missed.marker.revision - len(ids) + index
+            before = missed._replace(
+                marker=missed.marker._replace(revision=revision),
+                events=missed.events[:index],
+            )
+            bring_in(session, before)
+            await late.stored(before.marker.next())
+            bring_in(session, missed)
+            mark(session, missed.marker)
+            session.last_update_time = missed.update_time
 
 
 async def _pause() -> None:

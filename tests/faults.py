@@ -19,9 +19,9 @@ def victim_uri(uri: str) -> str:
 
 @contextlib.contextmanager
 def failing(
-    admin: MongoClient, *commands: str, times: int = 0, **how: Any
+    admin: MongoClient, *commands: str, times: int = 0, skip: int = 0, **how: Any
 ) -> Iterator[Callable[[], object]]:
-    """Fail these commands of the victim's, ``times`` times or always.
+    """Fail these commands of the victim's, ``times`` times, or always after ``skip``.
 
     ``how`` is what ``failCommand`` takes: ``errorCode``, ``errorLabels``,
     ``closeConnection``, ``blockConnection`` with ``blockTimeMS``. Gives a function that
@@ -29,7 +29,7 @@ def failing(
     """
     point = {"configureFailPoint": "failCommand"}
     data = {"failCommands": list(commands), "appName": VICTIM, **how}
-    mode: Any = {"times": times} if times else "alwaysOn"
+    mode: Any = {"times": times} if times else {"skip": skip}
     hits = admin.admin.command({**point, "mode": mode, "data": data})["count"]
     next_hit = {"waitForFailPoint": "failCommand", "timesEntered": hits + 1}
     try:
@@ -52,6 +52,12 @@ def connections(admin: MongoClient) -> int:
         },
     ]
     return len(list(admin.admin.aggregate(stages)))
+
+
+def is_copying(admin: MongoClient) -> bool:
+    """Whether the server is at an aggregation of the victim's."""
+    active = {"appName": VICTIM, "active": True, "command.aggregate": {"$exists": True}}
+    return bool(list(admin.admin.aggregate([{"$currentOp": {}}, {"$match": active}])))
 
 
 def open_transactions(admin: MongoClient) -> int:
