@@ -17,6 +17,7 @@ from .records import SessionKey, session_key
 from .revisiting import revisit
 from .sessions import to_session
 from .telemetry import traced
+from .translation import once_written
 
 
 class Branching(Lifecycle):
@@ -76,6 +77,7 @@ class Branching(Lifecycle):
             SessionNotFoundError: the session is not stored, or is deleted meanwhile.
             AlreadyExistsError: the new session's id is taken.
             InvalidInputError: an id is unusable, or the session has not come so far.
+            UnknownOutcomeError: the new session, whole, may have been stored or not.
         """
         key = session_key(app_name, user_id, session_id)
         check_revision("at_revision", at_revision)
@@ -85,7 +87,8 @@ class Branching(Lifecycle):
         target = session_key(app_name, user_id, new_id)
         async with self._opened() as opened:
             await copy_session(opened.connection, key, target, at_revision)
-            stored = await opened.store.load_session(target)
+            with once_written():
+                stored = await opened.store.load_session(target)
         if stored is None:
             raise SessionNotFoundError(f"Session {quoted(new_id)} not found.")
         return to_session(stored)

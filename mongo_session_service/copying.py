@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time as platform_time
-from pymongo.errors import DuplicateKeyError, PyMongoError
+from pymongo.errors import ConnectionFailure, DuplicateKeyError, PyMongoError
 
 from . import queries
 from .cancellation import uninterrupted
@@ -87,10 +87,13 @@ async def copy_session(
     try:
         for after in range(0, revision, STEP):
             await _renew(connection, copy)
-            await _copy_events(connection, copy, after, min(after + STEP, revision))
+            until = min(after + STEP, revision)
+            await uninterrupted(_copy_events(connection, copy, after, until))
         await _renew(connection, copy)
         session = await _session(connection, copy, beginning, revision)
         await uninterrupted(_settle(connection, copy, beginning, session))
+    except ConnectionFailure:
+        raise  # the server may be copying still, so its place is left to expire
     except BaseException:
         await uninterrupted(_give_up(connection, copy))
         raise
@@ -201,13 +204,11 @@ async def _settle(
 
 
 async def _give_up(connection: Connection, copy: Copy) -> None:
+    gone = {"$set": {"expire_time": 0.0}}
     with suppress(PyMongoError):
-        left = await connection.sessions.update_one(
-            copy.claim, {"$set": {"expire_time": 0.0}}
-        )
-        if left.matched_count:
-            now = platform_time.get_time()
-            await remove_expired(connection, copy.target, now)
+        # If the place was lost, it is taken again to remove what was copied since.
+        await connection.sessions.update_one(copy.claim, gone, upsert=True)
+        await remove_expired(connection, copy.target, 0.0)
 
 
 def _not_found(key: SessionKey) -> SessionNotFoundError:

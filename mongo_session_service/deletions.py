@@ -38,27 +38,31 @@ class Step(NamedTuple):
     """Whether nothing was left to remove."""
 
 
-async def remove_session(connection: Connection, key: SessionKey) -> None:
+async def remove_session(connection: Connection, key: SessionKey, now: float) -> None:
     """Remove a session and its events; nothing happens if it is not stored.
 
     It is gone from the first step on. If this is cancelled, the next removal of the
     session, or of what has expired, goes on with it.
     """
-    await _remove_all(connection, {"_id": key.id})
+    wanted = {"_id": key.id, **queries.deletable(now)}
+    step = await remove_some(connection, wanted)
+    if not step.is_last:
+        # The remnant only: what may be there by then is a new session of the same id.
+        await _remove_all(connection, {"_id": key.id, **queries.expired(0.0)})
 
 
 async def remove_expired(connection: Connection, key: SessionKey, now: float) -> bool:
-    """Remove a session if it has expired, or is being removed; tell if it was so."""
-    return await _remove_all(connection, {"_id": key.id, **queries.expired(now)})
+    """Remove a session if it has expired, or is being removed; tell if its id is free.
+
+    So it may be because somebody else has just removed it.
+    """
+    await _remove_all(connection, {"_id": key.id, **queries.expired(now)})
+    return await connection.sessions.find_one({"_id": key.id}, {"_id": 1}) is None
 
 
-async def _remove_all(connection: Connection, wanted: Document) -> bool:
-    found = False
-    while True:
-        step = await remove_some(connection, wanted)
-        found = found or bool(step.sessions or step.events) or not step.is_last
-        if step.is_last:
-            return found
+async def _remove_all(connection: Connection, wanted: Document) -> None:
+    while not (await remove_some(connection, wanted)).is_last:
+        pass
 
 
 async def remove_some(connection: Connection, wanted: Document) -> Step:

@@ -36,9 +36,19 @@ class Beginning(NamedTuple):
     async def load(cls, connection: Connection, key: SessionKey) -> Beginning | None:
         """Read it; None if the session is not stored."""
         session = await connection.sessions.find_one({"_id": key.id})
+        apart = await connection.events.find_one({"_id": key.event_id(0)})
+        return cls.among([each for each in (session, apart) if each], key)
+
+    @classmethod
+    def among(cls, documents: list[Document], key: SessionKey) -> Beginning | None:
+        """Find it among what was read; None if the session is not stored."""
+        ids = (key.id, key.event_id(0))
+        session, apart = (
+            next((each for each in documents if each["_id"] == id_), None)
+            for id_ in ids
+        )
         if session is None or not is_visible(session, platform_time.get_time()):
             return None
-        apart = await connection.events.find_one({"_id": key.event_id(0)})
         return cls(session, apart)
 
 
@@ -50,25 +60,40 @@ async def revisit(
     Raises:
         InvalidInputError: it has not come to that revision.
     """
-    beginning = await Beginning.load(connection, key)
+    wanted = (
+        queries.events_after(key, 0)
+        if revision is None
+        else queries.events_until(key, revision)
+    )
+    documents = await store.read(
+        Wanted("sessions", {"_id": key.id}),
+        Wanted("events", {"_id": key.event_id(0)}),
+        Wanted("events", wanted, latest_first=True),
+        *queries.shared_state(key.app_name, key.user_id),
+    )
+    beginning = Beginning.among(documents, key)
     if beginning is None:
         return None
     head = beginning.session
     revision = checked(head, revision)
-    documents = await store.read(
-        Wanted("events", queries.events_until(key, revision), latest_first=True),
-        *queries.shared_state(key.app_name, key.user_id),
-    )
-    log = [delta_of(each) for each in reversed(documents) if "event" in each]
+    # Without transactions there may be more events by now.
+    events = [
+        each
+        for each in documents
+        if "event" in each and each["_id"]["revision"] <= revision
+    ]
+    shared = [each for each in documents if not {"event", "create_time"} & each.keys()]
+    log = [delta_of(each) for each in reversed(events)]
     initial = await initial_state(connection, key, beginning, log)
-    at = documents[0]["event"]["timestamp"] if log else head["create_time"]
+    at = events[0]["event"]["timestamp"] if log else head["create_time"]
     past = {
         "state": fold(initial, log),
         "revision": revision,
         "update_time": head["update_time"] if revision == head["revision"] else at,
     }
     now, hooks = platform_time.get_time(), connection.hooks
-    session = next(decode_sessions([{**head, **past}, *documents], now, hooks), None)
+    mixed = [{**head, **past}, *events, *shared]
+    session = next(decode_sessions(mixed, now, hooks), None)
     if session is None:
         return None  # it has expired just now
     return Revisited(session, decode_state(initial, Owner.of_session(key), hooks))

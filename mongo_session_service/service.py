@@ -160,7 +160,7 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
             await _create(opened, new)
             with once_written():
                 shared = await asyncio.shield(reading)
-        return to_session(decode_new_session(new, shared, self._hooks))
+                return to_session(decode_new_session(new, shared, self._hooks))
 
     @override
     @traced
@@ -281,7 +281,7 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         """
         key = session_key(app_name, user_id, session_id)
         async with self._opened() as opened:
-            await remove_session(opened.connection, key)
+            await remove_session(opened.connection, key, platform_time.get_time())
 
     @override
     async def flush(self) -> None:

@@ -128,8 +128,8 @@ def once_written() -> Iterator[None]:
     """
     try:
         yield
-    except PyMongoError as error:
-        told = translation(error)
+    except (PyMongoError, StorageError) as error:
+        told = translation(error) if isinstance(error, PyMongoError) else error
         if isinstance(told, NotAuthorizedError):
             raise NotAuthorizedError(str(told), told.refusal, _STORED) from None
         raise UnknownOutcomeError(f"{_STORED}{told}") from None

@@ -118,6 +118,67 @@ async def test_a_new_session_has_no_old_events(
 
 
 @pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("steps", range(1, 6))
+async def test_a_delete_is_of_the_session_it_found(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+) -> None:
+    """A delete that is still under way leaves a new session of the same id alone."""
+    await store_long_session(service, admin, database, KEY, 35)
+    whole, taken = deletions.remove_some, 0
+
+    async def remove_some(connection: Connection, wanted: dict[str, Any]) -> Step:
+        nonlocal taken
+        step = await whole(connection, wanted)
+        taken += 1
+        if taken == steps:
+            with monkeypatch.context() as patch:
+                patch.setattr(deletions, "remove_some", whole)
+                session = await service.create_session(**KEY.id)
+                await service.append_event(session, Event(id="e1", author="new"))
+        return step
+
+    monkeypatch.setattr(deletions, "remove_some", remove_some)
+    await service.delete_session(**KEY.id)
+
+    found = await service.get_session(**KEY.id)
+    assert found is not None
+    assert [each.author for each in found.events] == ["new"]
+    assert left_in(admin, database) == {"sessions": 1, "events": 1}
+
+
+@pytest.mark.parametrize("make", ["create", "fork"])
+async def test_an_id_that_somebody_else_has_freed_is_free(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    make: str,
+) -> None:
+    """Whoever meets a remnant that is removed at that moment goes on all the same."""
+    other = KEY._replace(session_id="other")
+    await service.create_session(**other.id)
+    admin[database].sessions.insert_one({"_id": KEY.id, "expire_time": 0.0, "steps": 0})
+    remove_some = deletions.remove_some
+
+    async def late(connection: Connection, wanted: dict[str, Any]) -> Step:
+        monkeypatch.setattr(deletions, "remove_some", remove_some)
+        await service.prune()
+        return await remove_some(connection, wanted)
+
+    monkeypatch.setattr(deletions, "remove_some", late)
+    if make == "create":
+        await service.create_session(**KEY.id)
+    else:
+        await service.fork_session(**other.id, new_session_id=KEY.session_id)
+
+    assert await service.get_session(**KEY.id) is not None
+
+
+@pytest.mark.usefixtures("small_steps")
 async def test_deletes_and_creates_at_once(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:

@@ -9,7 +9,6 @@ import pytest
 from commands_sent import CommandsSent
 from faults import failing
 from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.adk.sessions import InMemorySessionService
 from long_sessions import left_in, store_long_session
@@ -136,29 +135,6 @@ async def test_a_fork_broken_off_is_none(
 
     assert created.events == []
     assert left_in(admin, database) == {"sessions": 2, "events": 25}
-
-
-@pytest.mark.usefixtures("small_steps")
-async def test_the_source_is_deleted_meanwhile(
-    service: MongoSessionService,
-    database: str,
-    admin: MongoClient[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """No fork has the events of two sessions, or some of those of one."""
-    await store_long_session(service, admin, database, KEY, 25)
-    copy_events = copying._copy_events  # noqa: SLF001  where it is to be overtaken
-
-    async def recreate(*arguments: Any) -> None:
-        await copy_events(*arguments)
-        await service.delete_session(**KEY.id)
-        await store_long_session(service, admin, database, KEY, 30)
-
-    monkeypatch.setattr(copying, "_copy_events", recreate)
-    with pytest.raises(SessionNotFoundError):
-        await fork(service)
-
-    assert left_in(admin, database) == {"sessions": 1, "events": 30}
 
 
 async def test_sessions_without_a_record_of_their_beginning(

@@ -22,7 +22,6 @@ from mongo_session_service import (
     ConfigurationError,
     MongoSessionService,
     StorageError,
-    UnknownOutcomeError,
     rebasing,
 )
 
@@ -155,27 +154,6 @@ async def test_a_call_without_response_is_not_waited_for_forever(
     assert authors(await read(second)) == ["agent", "me"]
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_who_waits_for_other_calls_keeps_nobody_waiting(
-    second: MongoSessionService,
-) -> None:
-    """Two that wait for different calls in vain are both refused in time."""
-    crashed = await second.create_session(**IDS)
-    mine = await read(second)
-    await second.append_event(crashed, called("a", turn="one"))
-    answering = await read(second)
-    await second.append_event(crashed, called("b", turn="other"))
-
-    async with asyncio.timeout(10):
-        refused = await asyncio.gather(
-            second.append_event(mine, new_event()),
-            second.append_event(answering, responded("a", turn="one")),
-            return_exceptions=True,
-        )
-
-    assert [type(each) for each in refused] == [StaleSessionError] * 2
-
-
 async def test_long_running_calls_hold_nobody_up(second: MongoSessionService) -> None:
     """The response to a long-running call may come later, twice, and from others."""
     running = await second.create_session(**IDS)
@@ -271,36 +249,6 @@ async def test_a_failed_rebase_changes_nothing(
     assert mine == before
     await second.append_event(mine, new_event("me"))
     assert authors(mine) == ["them", "me"]
-
-
-async def test_a_late_event_of_unknown_outcome_is_shown_in_its_place(
-    second: MongoSessionService, admin: MongoClient[Any]
-) -> None:
-    """Tried again, it is found among what was missed, before and after it."""
-    theirs = await second.create_session(**IDS)
-    mine = await read(second)
-    await second.append_event(theirs, new_event("before", k=1))
-    event = new_event("me", k=2, **{"temp:seen": 1})
-    unsure = {"writeConcernError": {"code": 100, "errmsg": "not enough members"}}
-    # The first is of the transaction that tells that the session has moved on.
-    with (
-        failing(admin, "commitTransaction", skip=1, **unsure),
-        pytest.raises(UnknownOutcomeError),
-    ):
-        await second.append_event(mine, event)
-    assert mine.events == []
-    await second.append_event(theirs, new_event("after", k=3))
-
-    await second.append_event(mine, event)
-
-    assert authors(mine) == ["before", "me", "after"]
-    assert mine.events[1] is event
-    stored = await read(second)
-    assert mine.events == stored.events
-    assert mine.last_update_time == stored.last_update_time
-    assert mine.state == {**stored.state, "temp:seen": 1} == {"k": 3, "temp:seen": 1}
-    await second.append_event(mine, new_event("last"))
-    assert mine.events == (await read(second)).events
 
 
 async def test_who_is_not_late_pays_nothing(mongodb_uri: str, database: str) -> None:
