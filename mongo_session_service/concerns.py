@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from pymongo import WriteConcern
 
-from .errors import ConfigurationError
-
 logger = logging.getLogger(__name__)
 
 MAJORITY: Final = WriteConcern("majority")
@@ -16,18 +14,12 @@ _JOURNALED: Final = WriteConcern("majority", j=True)
 
 
 def check(client: Any) -> None:
-    """Refuse, or tell, what a client asks for and cannot have.
-
-    Raises:
-        ConfigurationError: it asks for more than it would get.
-    """
+    """Tell what a client asks for and cannot have."""
     if client.read_concern.level == "linearizable":
-        message = (
-            "readConcernLevel=linearizable cannot be kept: sessions are read from"
-            " several collections at one time, which MongoDB offers as snapshots. Leave"
-            " it out: what is read is committed by a majority in any case."
+        logger.warning(
+            "The client's read concern (linearizable) is not used: sessions are read"
+            " from several collections at one time, as snapshots of what a majority has."
         )
-        raise ConfigurationError(message)
     asked = client.write_concern.document
     unkept = [
         f"{option}={value}"

@@ -100,15 +100,15 @@ class Search:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """The strings in a value, however deep it is, and even if it is in itself."""
-    left, seen = [value], set()
+    left = [value]  # which may be nested too deeply for calls
     while left:
-        value = left.pop()
-        if isinstance(value, str):
-            yield str.__str__(value)
-        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
-            seen.add(id(value))
-            left += value.values() if isinstance(value, dict) else value
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, list | tuple):
+            left += each
 
 
 def _said(event: Event) -> Iterator[object]:
