@@ -18,7 +18,7 @@ def check(client: Any) -> None:
     if client.read_concern.level == "linearizable":
         logger.warning(
             "The client's read concern (linearizable) is not used: sessions are read"
-            " from several collections at one time, as snapshots of what a majority has."
+            " from several collections at one time, of what a majority has."
         )
     asked = client.write_concern.document
     unkept = [
