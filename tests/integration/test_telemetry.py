@@ -195,7 +195,7 @@ async def test_latencies_are_in_seconds(
 ) -> None:
     """The histogram has the conventions' unit and boundaries, and the real time."""
     slow = {"blockConnection": True, "blockTimeMS": 120}
-    with failing(admin, "find", times=1, **slow):
+    with failing(admin, "aggregate", times=1, **slow):
         await victim.get_user_state(app_name=APP, user_id=USER)
 
     (point,) = [
