@@ -21,7 +21,7 @@ from pymongo.errors import ConnectionFailure, DuplicateKeyError, PyMongoError
 from . import queries
 from .cancellation import uninterrupted
 from .database import Connection
-from .deletions import remove_expired, remove_remnant
+from .deletions import ATTEMPTS, remove_expired, remove_remnant
 from .details import Details
 from .documents import INITIAL, initial_updates, session_document
 from .drivers import Driver
@@ -100,7 +100,7 @@ async def copy_session(
 
 
 async def _take_place(connection: Connection, copy: Copy) -> None:
-    while True:
+    for left in reversed(range(ATTEMPTS)):
         now = platform_time.get_time()
         place = {"_id": copy.target.id, "held_by": copy.holder, "steps": 0}
         try:
@@ -108,7 +108,7 @@ async def _take_place(connection: Connection, copy: Copy) -> None:
                 {**place, "expire_time": now + LIFETIME}
             )
         except DuplicateKeyError:
-            if not await remove_expired(connection, copy.target, now):
+            if not (await remove_expired(connection, copy.target, now) and left):
                 message = f"Session {quoted(copy.target.session_id)} already exists."
                 raise AlreadyExistsError(message) from None
         else:

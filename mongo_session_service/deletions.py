@@ -28,6 +28,9 @@ STEP: Final = 1000
 _SESSIONS: Final = 50
 """Sessions removed in one transaction, if they are short."""
 
+ATTEMPTS: Final = 10
+"""How often an id that was found free may be refused as taken."""
+
 
 class Step(NamedTuple):
     """What one step has removed."""
@@ -125,9 +128,10 @@ async def _leave_remnant(connection: Connection, id_: Document, txn: Txn) -> Ste
 
 async def _shorten(connection: Connection, id_: Document, txn: Txn) -> Step:
     """Remove what has the remnant's oldest events, and the remnant after the last."""
-    await connection.sessions.update_one(
-        {"_id": id_}, {"$set": {"expire_time": 0.0}, "$inc": {"steps": 1}}, session=txn
-    )
+    step = {"$set": {"expire_time": 0.0}, "$inc": {"steps": 1}}
+    held = await connection.sessions.update_one(_remnant(id_), step, session=txn)
+    if not held.matched_count:
+        return Step(0, 0, is_last=False)  # who did the rest has no transactions either
     log = queries.all_events(SessionKey(**id_))
     cursor = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
     oldest = [each["_id"] for each in await cursor.limit(STEP + 1).to_list(None)]
@@ -150,9 +154,13 @@ async def remove_remnant(connection: Connection, id_: Document, txn: Txn) -> Non
     announcement = {"_id": queries.announcement_id(id_, queries.REMOVED)}
     if txn:
         await connection.sessions.insert_one(announcement, session=txn)
-    await connection.sessions.delete_one({"_id": id_}, session=txn)
+    await connection.sessions.delete_one(_remnant(id_), session=txn)
     if txn:
         await connection.sessions.delete_one(announcement, session=txn)
+
+
+def _remnant(id_: Document) -> Document:
+    return {"_id": id_, "revision": {"$exists": False}}
 
 
 async def remove_events(

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.platform import uuid as platform_uuid
@@ -24,15 +23,15 @@ from .address import Target
 from .arguments import check_config, check_event, check_id, check_session
 from .branching import Branching, rewinding
 from .catalogue import Catalogue
-from .clients import Opened
 from .codec import decode_new_session, encode_append, encode_new_session
 from .committer import Caller
-from .deletions import remove_expired, remove_session
+from .creating import create
+from .deletions import remove_session
 from .details import new_details
 from .errors import ConfigurationError
 from .histories import Histories
 from .hooks import Hook, Hooks
-from .records import Marker, NewSession, session_key
+from .records import Marker, session_key
 from .sessions import mark, marker_of, to_session
 from .telemetry import traced
 from .translation import once_written
@@ -157,7 +156,7 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         new = encode_new_session(key, initial, now, self._hooks, details)
         async with self._opened() as opened:
             reading = opened.store.reading_shared_state(key)
-            await _create(opened, new)
+            await create(opened, new)
             with once_written():
                 shared = await asyncio.shield(reading)
                 return to_session(decode_new_session(new, shared, self._hooks))
@@ -286,14 +285,3 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
     @override
     async def flush(self) -> None:
         """Does nothing: every append is committed before it returns."""
-
-
-async def _create(opened: Opened, new: NewSession) -> None:
-    """Store a session, in the place of an expired one perhaps."""
-    while True:
-        try:
-            return await opened.committer.commit(Caller.creating(new))
-        except AlreadyExistsError:
-            now = platform_time.get_time()
-            if not await remove_expired(opened.connection, new.key, now):
-                raise

@@ -150,34 +150,6 @@ async def test_a_delete_is_of_the_session_it_found(
     assert left_in(admin, database) == {"sessions": 1, "events": 1}
 
 
-@pytest.mark.parametrize("make", ["create", "fork"])
-async def test_an_id_that_somebody_else_has_freed_is_free(
-    service: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
-    make: str,
-) -> None:
-    """Whoever meets a remnant that is removed at that moment goes on all the same."""
-    other = KEY._replace(session_id="other")
-    await service.create_session(**other.id)
-    admin[database].sessions.insert_one({"_id": KEY.id, "expire_time": 0.0, "steps": 0})
-    remove_some = deletions.remove_some
-
-    async def late(connection: Connection, wanted: dict[str, Any]) -> Step:
-        monkeypatch.setattr(deletions, "remove_some", remove_some)
-        await service.prune()
-        return await remove_some(connection, wanted)
-
-    monkeypatch.setattr(deletions, "remove_some", late)
-    if make == "create":
-        await service.create_session(**KEY.id)
-    else:
-        await service.fork_session(**other.id, new_session_id=KEY.session_id)
-
-    assert await service.get_session(**KEY.id) is not None
-
-
 @pytest.mark.usefixtures("small_steps")
 async def test_deletes_and_creates_at_once(
     service: MongoSessionService, database: str, admin: MongoClient

@@ -59,7 +59,7 @@ LAYERS = (
     ("copying", "rebasing"),
     ("clients",),
     ("lifecycle", "changes.change"),
-    ("branching", "changes.happenings", "changes.patience"),
+    ("branching", "creating", "changes.happenings", "changes.patience"),
     ("pages", "log_pages"),
     ("catalogue", "histories"),
     ("changes.items",),
