@@ -46,8 +46,11 @@ def recorded(session: Document, apart: Document | None) -> Document | None:
     return None
 
 
-def inferred(state: Document, log: Iterable[Document]) -> Document:
-    """What is known of an initial state that was not recorded: what nobody has set."""
+def inferred(state: Document, log: Iterable[Iterable[str]]) -> Document:
+    """What is known of an initial state that was not recorded: what nobody has set.
+
+    Of the log, the names of what each event has set are enough.
+    """
     changed = {name for delta in log for name in delta}
     return {name: value for name, value in state.items() if name not in changed}
 

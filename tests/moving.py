@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from filling import APPS
@@ -11,11 +12,13 @@ from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import (
+    JsonLinesSource,
     Moved,
     Policies,
     Problem,
     ServiceSource,
     StoreSource,
+    export,
     move,
     verify,
 )
@@ -43,6 +46,29 @@ async def moved(
 async def differences(old: Any, service: MongoSessionService) -> list[str]:
     found: list[Problem] = []
     async with ServiceSource(old, APPS) as source, StoreSource(service) as target:
+        await verify(source, target, is_exact=True, on_difference=found.append)
+    return [str(each) for each in found]
+
+
+async def exported(service: MongoSessionService, path: Path) -> bytes:
+    """Export everything, and what the file holds."""
+    async with StoreSource(service) as source:
+        await export(source, path)
+    return path.read_bytes()
+
+
+async def imported(
+    path: Path, service: MongoSessionService, policies: Policies = FAIL
+) -> Moved:
+    """Import all of a file."""
+    async with JsonLinesSource(path) as source:
+        return await move(source, service, policies=policies)
+
+
+async def compared(one: MongoSessionService, other: MongoSessionService) -> list[str]:
+    """What is different in two of our own stores."""
+    found: list[Problem] = []
+    async with StoreSource(one) as source, StoreSource(other) as target:
         await verify(source, target, is_exact=True, on_difference=found.append)
     return [str(each) for each in found]
 

@@ -20,13 +20,14 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from google.adk.platform import time as platform_time
-from pymongo import InsertOne, ReplaceOne, UpdateOne
+from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
 
 from mongo_session_service import queries
 from mongo_session_service.cancellation import uninterrupted
 from mongo_session_service.database import Connection
 from mongo_session_service.deletions import STEP
+from mongo_session_service.documents import initial_updates
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.records import SessionKey
 from mongo_session_service.transactions import Txn
@@ -141,6 +142,21 @@ class Claims:
 
         while await patiently(self._at, key, step):
             pass
+
+    async def begin(self, whole: Iterable[tuple[Incoming, Document | None]]) -> None:
+        """Store the initial states of claimed sessions that are kept apart.
+
+        Args:
+            whole: Each with what was found in its place, which may have left another.
+        """
+        writes: list[UpdateOne | DeleteOne] = []
+        for incoming, found in whole:
+            apart = initial_updates([incoming.created()])
+            writes += [UpdateOne(*update, upsert=True) for update in apart]
+            if found is not None and not apart:
+                writes.append(DeleteOne({"_id": incoming.key.event_id(0)}))
+        if writes:
+            await self._at.events.bulk_write(writes, ordered=False)
 
     async def settle(self, whole: Iterable[Incoming]) -> None:
         """Make sessions exist, all of whose events are stored.

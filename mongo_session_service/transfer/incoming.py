@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
-import bson
 from google.adk.events.event import Event
 
 from mongo_session_service import queries
 from mongo_session_service.codec import encode_append, encode_new_session
 from mongo_session_service.details import NO_DETAILS, Details
-from mongo_session_service.documents import INITIAL, event_document
+from mongo_session_service.documents import event_document, session_document
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.hooks import Hooks
-from mongo_session_service.records import Append, SessionKey, session_key
+from mongo_session_service.past import inferred
+from mongo_session_service.records import Append, NewSession, SessionKey, session_key
+from mongo_session_service.scopes import ScopedState
+from mongo_session_service.sizes import check_initial_state
 from mongo_session_service.values import decode_value
 
 from .items import Item, Problem, SessionHeader, SharedState, named
@@ -27,9 +29,6 @@ Policy: TypeAlias = Literal["fail", "skip", "replace"]
 
 MAX_EVENTS: Final = 1000
 """Documents written together."""
-MAX_INITIAL_BYTES: Final = 1_000_000
-"""Of what a session began with, for which a document of 15.5 MB leaves room."""
-
 MAX_BYTES: Final = 8_000_000
 """Of events and state written together; a single larger event goes alone."""
 
@@ -56,6 +55,8 @@ class Incoming:
     """What the source says; None if it does not know."""
     size: int
     details: Details | None = None
+    initial: Document | None = None
+    """What it began with; None if the source does not know."""
     appends: list[Append] = field(default_factory=list)
     offset: int = 0
     """Events in the parts before this one."""
@@ -84,24 +85,24 @@ class Incoming:
     def session_document(self) -> Document:
         """The session as it is stored once all its events are."""
         return {
-            "_id": self.key.id,
+            **session_document(self.created()),
             "state": self.state,
             "revision": self.revision,
-            "create_time": self._create_time(),
             "update_time": self.update_time,
-            **(self.details or NO_DETAILS).fields(),
-            **self._initial_state(),
         }
 
-    def _initial_state(self) -> Document:
-        """What it began with, as far as a store of the end of it can tell."""
-        initial = {
-            name: value
-            for name, value in self.state.items()
-            if name not in self.changed
-        }
-        is_small = len(bson.encode(initial)) <= MAX_INITIAL_BYTES
-        return {INITIAL: initial} if is_small else {}
+    def created(self) -> NewSession:
+        """The session as it began, as far as a store of the end of it can tell."""
+        initial = self.initial
+        if initial is None:
+            initial = inferred(self.state, [self.changed])
+        return NewSession(
+            self.key,
+            self._create_time(),
+            ScopedState(session=initial),
+            check_initial_state(initial),
+            self.details or NO_DETAILS,
+        )
 
     def _create_time(self) -> float:
         """Where a store keeps none, its first event is the best guess there is."""
@@ -120,6 +121,7 @@ class Incoming:
             self.create_time,
             self.size - of_events,
             self.details,
+            self.initial,
             offset=self.revision,
             began=self.began,
             changed=self.changed,
@@ -213,20 +215,29 @@ class Gathering:
         self._ids.clear()
         try:
             key = session_key(*header.key)
-            new = encode_new_session(
-                key, dict(header.state), header.update_time, self._hooks
-            )
+            state, size = self._encoded(key, header.state)
+            initial = None
+            if header.initial is not None:
+                initial, more = self._encoded(key, header.initial)
+                size += more
         except (InvalidInputError, DocumentTooLargeError) as error:
             self._refuse(named(header.key), error)
             return
         self._current = Incoming(
             key,
-            new.delta.session,
+            state,
             header.update_time,
             header.create_time,
-            new.size,
+            size,
             header.details,
+            initial,
         )
+
+    def _encoded(
+        self, key: SessionKey, state: Mapping[str, Any]
+    ) -> tuple[Document, int]:
+        new = encode_new_session(key, dict(state), 0, self._hooks)
+        return new.delta.session, new.size
 
     def _end_session(self) -> Iterable[Batch]:
         current, self._current = self._current, None

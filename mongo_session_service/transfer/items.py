@@ -78,6 +78,8 @@ class SessionHeader:
     """None if the store keeps none."""
     details: Details | None = None
     """Its title, labels and time to live; None if the store knows nothing of these."""
+    initial: Mapping[str, Any] | None = None
+    """The state it began with, as ``state``; None if the store keeps none."""
 
     def has_expired(self, now: float) -> bool:
         """Whether it is none any more."""

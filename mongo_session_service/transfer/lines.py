@@ -7,13 +7,15 @@ The first line names the form; then each line is an object with one field::
     {"user_state": {"app_name": ..., "user_id": ..., "state": {...}}}
     {"session": {"app_name": ..., "user_id": ..., "session_id": ...,
                  "create_time": ..., "update_time": ..., "title": ...,
-                 "labels": {...}, "ttl": ..., "expire_time": ..., "state": {...}}}
+                 "labels": {...}, "ttl": ..., "expire_time": ...,
+                 "initial_state": {...}, "state": {...}}}
     {"event": {...}}
     {"end": {"sessions": 1, "events": 1}}
 
 Events have ADK's field names and belong to the session above them, oldest first; keys
 of state have no prefix and are sorted; times are seconds since 1970. A session has a
-title, labels, a ttl and an expire_time only if they are set. What JSON cannot hold is
+title, labels, a ttl and an expire_time only if they are set, and an initial_state if
+it is known; exports of earlier releases have none. What JSON cannot hold is
 an object of one field: ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``, ``{"%text":
 "<base64>"}`` for a string with a lone surrogate, and ``{"%object": [[key,
 value], ...]}`` for an object that has such a key or looks like one of these four.
@@ -37,6 +39,7 @@ from mongo_session_service.details import (
     check_title,
     check_ttl,
 )
+from mongo_session_service.documents import INITIAL
 from mongo_session_service.errors import InvalidInputError, SourceError
 from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.records import SessionKey
@@ -55,7 +58,7 @@ _FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
     "user_state": {"app_name", "user_id", "state"},
     "session": {
         *SessionKey._fields,
-        *("create_time", "update_time", "state"),
+        *("create_time", "update_time", INITIAL, "state"),
         *DETAILS,
     },
 }
@@ -70,15 +73,21 @@ def to_line(item: SharedState | SessionHeader | Event) -> str:
     """
     if isinstance(item, Event):
         return as_text({"event": to_fields(item)})
-    state = {key: json_form(item.state[key]) for key in sorted(item.state)}
+    state = _sorted(item.state)
     if isinstance(item, SessionHeader):
         times = {"create_time": item.create_time, "update_time": item.update_time}
         known = item.details.shown() if item.details else {}
+        if item.initial is not None:
+            known[INITIAL] = _sorted(item.initial)
         return as_text({"session": {**item.key.id, **times, **known, "state": state}})
     if item.user_id is None:
         return as_text({"app_state": {"app_name": item.app_name, "state": state}})
     owner = {"app_name": item.app_name, "user_id": item.user_id}
     return as_text({"user_state": {**owner, "state": state}})
+
+
+def _sorted(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: json_form(state[key]) for key in sorted(state)}
 
 
 def to_fields(event: Event) -> dict[str, Any]:
@@ -182,7 +191,15 @@ def to_item(kind: str, value: Any) -> Item:
         update_time=_time(value.get("update_time")),
         create_time=None if create_time is None else _time(create_time),
         details=_details(value),
+        initial=_initial(value),
     )
+
+
+def _initial(value: dict[str, Any]) -> dict[str, Any] | None:
+    initial = value.get(INITIAL)
+    if initial is not None and not isinstance(initial, dict):
+        raise UnreadableError("its session's initial state is no object")
+    return initial
 
 
 def _details(value: dict[str, Any]) -> Details:

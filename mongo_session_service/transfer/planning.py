@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mongo_session_service.codec import decode_state, is_same_event, loaded_fields
 from mongo_session_service.details import Details
+from mongo_session_service.documents import INITIAL
 from mongo_session_service.hooks import Hooks, Owner
 from mongo_session_service.records import Append
 
@@ -113,13 +114,27 @@ def _compared(
         reason = "its title, labels or time to live are others"
     elif _is_same_state(incoming.state, session["state"], owner, hooks):
         if incoming.update_time == session["update_time"]:
-            return Plan(Standing.SAME, matched)
+            return _compared_beginnings(incoming, session, matched, hooks)
         reason = "it was updated at another time"
     else:
         reason = "its state is another"
     if incoming.update_time > session["update_time"]:
         return Plan(Standing.BEHIND, matched)
     return Plan(Standing.CONFLICT, matched, reason)
+
+
+def _compared_beginnings(
+    incoming: Incoming, session: Document, matched: int, hooks: Hooks
+) -> Plan:
+    """Of sessions that end alike: what is not known in the target is brought there."""
+    if incoming.initial is None:
+        return Plan(Standing.SAME, matched)
+    if INITIAL not in session:
+        return Plan(Standing.BEHIND, matched)
+    owner = Owner.of_session(incoming.key)
+    if _is_same_state(incoming.initial, session[INITIAL], owner, hooks):
+        return Plan(Standing.SAME, matched)
+    return Plan(Standing.CONFLICT, matched, "its initial state is another")
 
 
 def plan_state(

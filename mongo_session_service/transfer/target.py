@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from google.adk.platform import time as platform_time
 from pymongo import UpdateOne
 
+from mongo_session_service import queries
 from mongo_session_service.database import Connection
 from mongo_session_service.deletions import remove_expired
 from mongo_session_service.details import DETAILS
-from mongo_session_service.documents import INITIAL
+from mongo_session_service.documents import INITIAL, initial_updates
 from mongo_session_service.errors import ConflictError
+from mongo_session_service.past import recorded
 from mongo_session_service.records import SessionKey
 from mongo_session_service.transactions import Txn
 
@@ -70,6 +73,7 @@ class Target:
     async def sessions(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
         """What there is of sessions: their documents, or claims to them.
 
+        What a document does not hold of its session's initial state is put in.
         What has expired, or is being removed, is removed first: it is none any more.
         """
         ids = [key.id for key in keys]
@@ -81,7 +85,27 @@ class Target:
                 found[key] = each
             elif not self._is_read_only:
                 await remove_expired(self._at, key, now)
-        return found
+        return found | await self._with_initial_states(found)
+
+    async def _with_initial_states(
+        self, found: dict[SessionKey, Document]
+    ) -> dict[SessionKey, Document]:
+        lacking = {
+            key: each
+            for key, each in found.items()
+            if "revision" in each and INITIAL not in each
+        }
+        if not lacking:
+            return {}
+        ids = [key.event_id(0) for key in lacking]
+        cursor = self._at.events.find({"_id": {"$in": ids}})
+        apart = {_key(each): each for each in await cursor.to_list(None)}
+        states = {key: recorded(each, apart.get(key)) for key, each in lacking.items()}
+        return {
+            key: {**lacking[key], INITIAL: state}
+            for key, state in states.items()
+            if state is not None
+        }
 
     async def events(
         self, parts: Iterable[Incoming]
@@ -100,9 +124,7 @@ class Target:
         if ranges:
             cursor = self._at.events.find({"$or": ranges}).sort("_id")
             async for each in cursor:
-                id_ = {**each["_id"]}
-                del id_["revision"]
-                found.setdefault(SessionKey(**id_), []).append(each)
+                found.setdefault(_key(each), []).append(each)
         return found
 
     async def states(self, wanted: Iterable[IncomingState]) -> list[StatePlan]:
@@ -162,7 +184,9 @@ class Target:
             events += incoming.documents(after)
         if events:
             await self._at.events.insert_many(events, ordered=False)
-        await self._claims.settle(each for each, _, _ in entering if each.is_last)
+        whole = [(each, found) for each, _, found in entering if each.is_last]
+        await self._claims.begin(whole)
+        await self._claims.settle(each for each, _ in whole)
 
     async def _catch_up(
         self, incoming: Incoming, stored: Document, matched: int
@@ -170,13 +194,22 @@ class Target:
         """Append what an existing session lacks, which is longer at once."""
         events = list(incoming.documents(incoming.offset + matched))
         gone: Document = {}
+        apart: list[queries.Update] | None = None
         if incoming.is_last:
             change = incoming.session_document()
             del change["_id"], change["create_time"]
             # Without a time to live it has none any more, if the source tells.
             known = DETAILS if incoming.details else ()
             gone = {name: "" for name in known if name not in change}
-            change.pop(INITIAL, None)  # better known when there was less of a log
+            # What is known is taken if it differs; what is inferred was better known
+            # when there was less of a log.
+            if incoming.initial in (None, stored.get(INITIAL)):
+                change.pop(INITIAL, None)
+            else:
+                began = replace(incoming.created(), create_time=stored["create_time"])
+                apart = initial_updates([began])
+                if apart:
+                    gone[INITIAL] = ""
         elif events:
             last = incoming.appends[-1].timestamp
             change = {"revision": incoming.revision, "update_time": last}
@@ -190,10 +223,19 @@ class Target:
             )
             if updated.matched_count == 0:
                 raise ChangedError
+            if apart is not None:
+                await self._replace_apart(incoming.key, apart, txn)
             if events:
                 await self._at.events.insert_many(events, session=txn)
 
         await patiently(self._at, incoming.key, work)
+
+    async def _replace_apart(
+        self, key: SessionKey, apart: list[queries.Update], txn: Txn
+    ) -> None:
+        await self._at.events.delete_one({"_id": key.event_id(0)}, session=txn)
+        for update in apart:
+            await self._at.events.update_one(*update, upsert=True, session=txn)
 
     async def _write_states(self, states: list[StatePlan]) -> None:
         writes: dict[str, list[UpdateOne]] = {}
@@ -217,3 +259,8 @@ class Target:
         # Last: without its note, state counts as changed in the target.
         if notes:
             await self._at.imports.bulk_write(notes, ordered=False)
+
+
+def _key(event: Document) -> SessionKey:
+    """Whose event it is."""
+    return SessionKey(*(event["_id"][name] for name in SessionKey._fields))

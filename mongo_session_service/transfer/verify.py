@@ -180,6 +180,9 @@ def _seen(key: SessionKey, event: Event) -> _Seen:
 
 def _header_differences(here: SessionHeader, there: SessionHeader) -> list[str]:
     reasons = _state_differences(here.state, there.state)
+    if here.initial is not None and there.initial is not None:
+        found = _state_differences(here.initial, there.initial)
+        reasons += [f"initial {difference}" for difference in found]
     if _is_other(here.update_time, there.update_time):
         reasons.append(f"updated at {here.update_time!r}, there {there.update_time!r}")
     if None not in (here.details, there.details) and here.details != there.details:

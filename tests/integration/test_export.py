@@ -14,7 +14,7 @@ import pytest
 from filling import fill
 from google.adk.events import Event, EventActions
 from google.genai import types
-from moving import IDS, say
+from moving import IDS, exported, say
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
@@ -39,12 +39,6 @@ ODD = {
     "%bytes": {"%bytes": "AA=="},
     "app:shared": [1.0, 1, True, None],
 }
-
-
-async def exported(service: MongoSessionService, path: Path) -> bytes:
-    async with StoreSource(service) as source:
-        await export(source, path)
-    return path.read_bytes()
 
 
 @pytest.fixture

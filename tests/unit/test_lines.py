@@ -50,7 +50,8 @@ def test_values_come_back_exactly(value: Any) -> None:
 def test_sessions_and_state_come_back(state: dict[str, Any]) -> None:
     """A session's or scope's line holds all of it."""
     details = Details("t", {"b": "", "a": "x"}, 5.0, 9.5)
-    header = SessionHeader(SessionKey("a", "u/v", "s"), state, 2.5, 1.25, details)
+    key = SessionKey("a", "u/v", "s")
+    header = SessionHeader(key, state, 2.5, 1.25, details, initial=state)
     shared = SharedState("a", "u", state)
 
     for item in (header, shared):
@@ -58,6 +59,7 @@ def test_sessions_and_state_come_back(state: dict[str, Any]) -> None:
         assert type(read) is type(item)
         assert identical(dict(read.state), dict(sorted(state.items())))
         assert getattr(read, "details", None) == getattr(item, "details", None)
+        assert identical(getattr(read, "initial", read.state), read.state)
 
 
 def test_events_come_back_with_bytes() -> None:
@@ -112,6 +114,7 @@ def test_hostile_lines_are_refused(hostile: bytes) -> None:
         ("session", {**SESSION, "labels": {"a": ["b"]}}),
         ("session", {**SESSION, "ttl": -1}),
         ("session", {**SESSION, "expire_time": "soon"}),
+        ("session", {**SESSION, "initial_state": []}),
         ("user_state", {"app_name": "a", "user_id": "u", "state": []}),
     ],
 )

@@ -11,9 +11,11 @@ from typing_extensions import override
 from mongo_session_service import queries
 from mongo_session_service.codec import decode_event, decode_state
 from mongo_session_service.details import Details
+from mongo_session_service.documents import INITIAL
 from mongo_session_service.errors import StorageError
 from mongo_session_service.hooks import Owner
 from mongo_session_service.records import SessionKey
+from mongo_session_service.revisiting import Beginning, initial_state
 from mongo_session_service.schema import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer.items import (
@@ -62,9 +64,11 @@ class StoreSource(Opened):
     @override
     async def totals(self, selection: Selection) -> Totals:
         with translated():
-            sessions = await self._at.sessions.count_documents(_chosen(selection))
-            events = await self._at.events.count_documents(_owned(selection))
-        return Totals(sessions, events)
+            counting = queries.counting(_chosen(selection))
+            found = await self._at.aggregate(self._at.sessions, counting)
+        return (
+            Totals(found[0]["sessions"], found[0]["events"]) if found else Totals(0, 0)
+        )
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state first, then sessions, each with its events; all by id."""
@@ -82,7 +86,7 @@ class StoreSource(Opened):
             while page := await self._page(where):
                 where["_id"] = {"$gt": page[-1]["_id"]}
                 for document in page:
-                    header = self._header(document)
+                    header = await self._header(document)
                     yield header
                     async for item in self.events(header.key, document["revision"]):
                         yield item
@@ -116,9 +120,10 @@ class StoreSource(Opened):
             document = await self._at.sessions.find_one(
                 {"_id": key.id, **queries.visible(platform_time.get_time())}
             )
-        if document is None:
-            return None
-        return self._header(document), self.events(key, document["revision"])
+            if document is None:
+                return None
+            header = await self._header(document)
+        return header, self.events(key, document["revision"])
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
         """Which sessions there are."""
@@ -138,16 +143,26 @@ class StoreSource(Opened):
             )
         return self._shared(document, app_name, user_id) if document else {}
 
-    def _header(self, document: Document) -> SessionHeader:
+    async def _header(self, document: Document) -> SessionHeader:
         key = SessionKey(**document["_id"])
         owner = Owner.of_session(key)
+        initial = await self._initial(key, document)
         return SessionHeader(
             key,
             decode_state(document["state"], owner, self._at.hooks),
             update_time=document["update_time"],
             create_time=document["create_time"],
             details=Details.of(document),
+            initial=decode_state(initial, owner, self._at.hooks),
         )
+
+    async def _initial(self, key: SessionKey, document: Document) -> Document:
+        """What it began with; if it is older than the record of that, what is known."""
+        if INITIAL in document:
+            fields: Document = document[INITIAL]
+            return fields
+        apart = await self._at.events.find_one({"_id": key.event_id(0)})
+        return await initial_state(self._at, key, Beginning(document, apart), [])
 
     def _shared(
         self, document: Document, app_name: str, user_id: str | None = None
@@ -157,14 +172,9 @@ class StoreSource(Opened):
 
 
 def _chosen(selection: Selection) -> Document:
-    where = {**_owned(selection), **queries.visible(platform_time.get_time())}
+    where = queries.visible(platform_time.get_time())
     if selection.since is not None:
         where["update_time"] = {"$gte": selection.since}
-    return where
-
-
-def _owned(selection: Selection) -> Document:
-    where: Document = {}
     if selection.apps:
         where["_id.app_name"] = {"$in": sorted(selection.apps)}
     if selection.users:
