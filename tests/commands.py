@@ -35,10 +35,11 @@ def run(
     )
 
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
+def start(*arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
     """Start a command, to be interrupted."""
     return subprocess.Popen(
         [PROGRAM, *arguments],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,

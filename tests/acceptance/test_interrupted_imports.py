@@ -10,10 +10,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import run, start
+from commands import PATIENCE, run, start
 from filling import fill
+from google.adk.events import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from pymongo import MongoClient
+
+from mongo_session_service.records import SessionKey
+from mongo_session_service.transfer import lines
+from mongo_session_service.transfer.items import SessionHeader
 
 SESSIONS = 8
 EVENTS = 1_500
@@ -100,3 +105,38 @@ def test_ctrl_c_says_how_to_go_on(
     assert "Traceback" not in errors
     assert last.returncode == 0
     assert counts(admin, database) == (SESSIONS, SESSIONS * EVENTS)
+
+
+def test_ctrl_c_ends_the_wait_for_a_silent_pipe(
+    mongodb_uri: str, database: str, admin: MongoClient, tmp_path: Path
+) -> None:
+    """While it is still open, the import ends as any other; a file goes on with it."""
+    session = SessionHeader(SessionKey("app", "user", "s"), {}, update_time=2.5)
+    events = [Event(id=f"{n}", author="x", timestamp=float(n)) for n in range(EVENTS)]
+    said = [lines.as_text(lines.HEADER), *map(lines.to_line, [session, *events])]
+    path = tmp_path / "sessions.jsonl"
+    path.write_text("\n".join([*said, lines.end_line(1, EVENTS), ""]))
+    target = [mongodb_uri, "--database", database]
+    theirs, ours = os.pipe()
+
+    with (
+        admin[database].watch([{"$match": {"ns.coll": "events"}}]) as changes,
+        start("import", "jsonl", "-", *target, stdin=theirs) as process,
+        os.fdopen(ours, "wb") as pipe,
+    ):
+        os.close(theirs)
+        pipe.write("\n".join([*said, ""]).encode())
+        pipe.flush()
+        for _ in range(1_000):
+            next(changes)
+        os.kill(process.pid, signal.SIGINT)
+        process.wait(PATIENCE)
+        errors = process.stderr.read().decode() if process.stderr else ""
+    last = run("import", "jsonl", str(path), *target)
+
+    assert process.returncode == 130
+    assert "Interrupted. What was done stays; the same command goes on" in errors
+    assert "Traceback" not in errors
+    assert "Fatal" not in errors
+    assert (last.returncode, last.stderr) == (0, "")
+    assert counts(admin, database) == (1, EVENTS)

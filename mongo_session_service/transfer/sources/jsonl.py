@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
+import os
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -26,11 +26,11 @@ from mongo_session_service.transfer.items import (
 from mongo_session_service.transfer.lines import check_header, parse, to_item
 from mongo_session_service.transfer.rows import UnreadableError
 
-from .opening import Opened, drawn
+from .opening import Opened, drawn, in_thread
 
 STREAM: Final = "-"
-MAX_LINE_BYTES: Final = 64_000_000
-"""No document is larger than 16 MB, whose JSON may be a few times that."""
+MAX_LINE_BYTES: Final = 128_000_000
+"""No state is larger than 16 MB, nor an initial one; JSON may take a few times that."""
 
 
 class JsonLinesSource(Opened):
@@ -49,10 +49,11 @@ class JsonLinesSource(Opened):
     @override
     async def _open(self) -> None:
         if self._path == STREAM:
-            self._file = sys.stdin.buffer
+            # Not Python's own object: it cannot end while a thread is reading that.
+            self._file = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
             return
         try:
-            self._file = await asyncio.to_thread(_opened, self._path)
+            self._file = await in_thread(lambda: _opened(self._path))
         except OSError as error:
             message = f"{self._path!r} cannot be read: {error.strerror}."
             raise SourceError(message) from None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -11,6 +14,7 @@ from typing import Final, Self, TypeVar
 from mongo_session_service.transfer.items import Selection, Totals
 
 Element = TypeVar("Element")
+Result = TypeVar("Result")
 
 STATE_TOGETHER: Final = 4_000_000
 """Characters of state read at once, beyond which a page of sessions ends early."""
@@ -49,9 +53,35 @@ class Opened:
         return None
 
 
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Run what blocks in a thread that nobody waits for once this is cancelled.
+
+    It may be reading from a pipe that stays silent, and a program that is interrupted
+    waits for the threads of :func:`asyncio.to_thread`.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(put: Callable[[], None]) -> None:
+        if not future.done():
+            put()
+
+    def run() -> None:
+        put: Callable[[], None]
+        try:
+            put = partial(future.set_result, work())
+        except Exception as error:  # noqa: BLE001  raised where it is awaited
+            put = partial(future.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: it was cancelled
+            loop.call_soon_threadsafe(settle, put)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
+
+
 async def drawn(elements: Iterable[Element]) -> AsyncGenerator[Element]:
     """The elements of an iterator that blocks, drawn from it in threads."""
     iterator = iter(elements)
-    while some := await asyncio.to_thread(lambda: list(islice(iterator, _TOGETHER))):
+    while some := await in_thread(lambda: list(islice(iterator, _TOGETHER))):
         for each in some:
             yield each
