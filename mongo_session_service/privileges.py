@@ -74,10 +74,12 @@ FEATURES: Final[dict[str, tuple[_Need, ...]]] = {
         _Need(("listCollections",)),
     ),
     "import": (_Need(_CHANGE, ("imports",)),),
+    "erase": (_Need(("remove",), (*_SHARED, "checkpoints", "leases", "imports")),),
 }
 """What each group of features needs: ``sessions`` are ADK's methods and what belongs to
-them, ``changes`` live subscriptions and consumers, ``setup`` creates and migrates. An
-import needs ``sessions``, too."""
+them, ``changes`` live subscriptions and consumers, ``setup`` creates and migrates,
+``erase`` leaves nothing of users and apps. Imports need ``sessions``, too, and erasing
+``sessions`` and ``changes``."""
 
 _REFUSAL: Final = re.compile(
     r'not authorized on (?P<database>\S+) to execute command \{ (?P<command>\w+): "?'

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 import time
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from mongo_session_service.arguments import check_callable, check_flag
 from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.errors import InvalidInputError, LeaseLostError, quoted
-from mongo_session_service.transactions import Txn
 from mongo_session_service.translation import translated
 
+from .attempts import Attempts
 from .change import Change
-from .dead_letters import DeadLetter, all_dead_letters, bury, dead_letter, replay
-from .deliveries import Delivery
-from .handling import Handler, HandlerFailedError, handling
+from .dead_letters import DeadLetter, all_dead_letters, replay
+from .handling import Handler
 from .reader import Opener
 from .tenure import OnHistoryLost, Start, Tenure, begin_now
-
-logger = logging.getLogger(__name__)
-
-_FIRST_PAUSE: Final = 0.1  # seconds
-_LONGEST_PAUSE: Final = 30.0  # seconds
 
 _handling: ContextVar[object] = ContextVar("_handling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
@@ -191,9 +183,8 @@ class Consumer:
                         except StopAsyncIteration:
                             return
                         self._is_free.clear()
-                        await self._handle(
-                            tenure, delivery, handler, max_attempts, transactional
-                        )
+                        attempts = Attempts(handler, max_attempts, transactional)
+                        await attempts.at(tenure, self.name, delivery)
                     if not tenure.is_over:
                         self._is_free.set()
         finally:
@@ -202,41 +193,6 @@ class Consumer:
                 await self._let_go()
             finally:
                 self._is_free.set()
-
-    async def _handle(
-        self,
-        tenure: Tenure,
-        delivery: Delivery,
-        handler: Handler,
-        max_attempts: int,
-        transactional: bool,  # noqa: FBT001  as run() was told
-    ) -> None:
-        work = handling(handler, delivery.item)
-        for attempt in range(max_attempts):
-            try:
-                if transactional:
-                    await tenure.save_with(work, delivery.position)
-                else:
-                    await work(None)
-                    await tenure.save(delivery.position)
-                return
-            except HandlerFailedError as failed:
-                error = failed.error
-            if attempt + 1 < max_attempts:
-                await asyncio.sleep(_pause(attempt))
-        logger.warning(
-            "Consumer %r keeps a change as a dead letter: its handler failed %d times,"
-            " last with %s.",
-            self.name,
-            max_attempts,
-            type(error).__name__,
-        )
-        letter = dead_letter(self.name, delivery.item, error, max_attempts)
-
-        async def keep(txn: Txn) -> None:
-            await bury(tenure.connection, letter, txn)
-
-        await tenure.save_with(keep, delivery.position)
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes its handler has failed on for good, the oldest failure first."""
@@ -296,9 +252,3 @@ class Consumer:
                 self._start,
                 self._on_history_lost,
             )
-
-
-def _pause(attempt: int) -> float:
-    """How many seconds to wait after a failed attempt, the first being 0."""
-    longest: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
-    return longest * random.uniform(0.5, 1)  # noqa: S311  not for secrets

@@ -14,12 +14,12 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from mongo_session_service import Change, Consumer, MongoSessionService
-from mongo_session_service.changes import consumers
+from mongo_session_service.changes import attempts
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.0)
 
 
 class Handler:

@@ -45,6 +45,7 @@ BESIDES = {
     "changes": ["sessions"],
     "setup": [],
     "import": ["sessions"],
+    "erase": ["sessions", "changes"],
 }
 """What a feature's user is granted as well, because nobody has the feature alone."""
 
@@ -147,11 +148,19 @@ async def use_import(service: MongoSessionService) -> None:
             await export(target, f"{folder}/sessions.jsonl")
 
 
+async def use_erase(service: MongoSessionService) -> None:
+    await service.create_session(**SESSION, state={"app:k": 1, "user:k": 1})
+    erased = await service.delete_user(app_name="app", user_id="user")
+    assert (erased.sessions, erased.user_states) == (1, 1)
+    assert (await service.delete_app(app_name="app")).app_states == 1
+
+
 USES: dict[str, Callable[[MongoSessionService], Awaitable[None]]] = {
     "sessions": use_sessions,
     "changes": use_changes,
     "setup": use_setup,
     "import": use_import,
+    "erase": use_erase,
 }
 
 

@@ -23,7 +23,7 @@ from mongo_session_service.checkups import (
     judge_version,
 )
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.privileges import needs
+from mongo_session_service.privileges import FEATURES, needs
 from mongo_session_service.schema import INDEXES, SCHEMA_VERSION
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
@@ -55,9 +55,7 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_transaction(None), WARNING, "do without"),
         (judge_privileges([], [], "db", ""), WARNING, "nobody is logged in"),
         (
-            judge_privileges(
-                ["ada"], held("sessions", "changes", "setup", "import"), "db", ""
-            ),
+            judge_privileges(["ada"], held(*FEATURES), "db", ""),
             OK,
             "may do all",
         ),

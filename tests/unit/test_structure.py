@@ -83,6 +83,7 @@ LAYERS = (
         "changes.dead_letters",
     ),
     ("changes.reader", "changes.tenure"),
+    ("changes.attempts",),
     ("changes.feed", "changes.consumers"),
     ("changes.watching",),
     ("erasing",),
@@ -239,9 +240,10 @@ def test_pure_modules_do_no_input_or_output() -> None:
 
 
 def test_files_stay_short() -> None:
-    """A file is one idea, in fewer than 300 lines."""
+    """A file is one idea, in 300 lines at most."""
     lengths = {
-        path.name: len(path.read_text().splitlines()) for path in [*MODULES, *TESTS]
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in [*MODULES, *TESTS]
     }
 
     assert {name: length for name, length in lengths.items() if length > 300} == {}
