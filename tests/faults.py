@@ -70,6 +70,6 @@ def open_transactions(admin: MongoClient) -> int:
                 "idleConnections": True,
             }
         },
-        {"$match": {"appName": VICTIM, "transaction": {"$exists": True}}},
+        {"$match": {"appName": VICTIM, "transaction.parameters.autocommit": False}},
     ]
     return len(list(admin.admin.aggregate(stages)))

@@ -105,6 +105,7 @@ class Process:
         """End it at once, whatever it is doing."""
         self._process.kill()
         self._process.wait()
+        self.stop()
 
     def stop(self) -> None:
         """Tell it to finish what it is doing."""
