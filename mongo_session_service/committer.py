@@ -62,6 +62,8 @@ class Caller:
     is_done: asyncio.Event = field(default_factory=asyncio.Event)
     error: BaseException | None = None
     """Why it was not stored, once it is done."""
+    retries: int = 10
+    """How often it may find its session with another time to live than expected."""
     together: int = 1
     """How many writes were committed with it, itself included."""
 
@@ -244,9 +246,12 @@ class Committer:
     async def _explain(self, caller: Caller, planned: Planned) -> None:
         try:
             with translated():
-                revision = await explain(self._connection, planned)
+                revision = await explain(
+                    self._connection, planned, may_retry=caller.retries > 0
+                )
         except OtherTtlError as error:
             expected = error.expected
+            caller.retries -= 1
             caller.expected = lambda: expected
             await self._commit([caller])
             return

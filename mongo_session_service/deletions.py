@@ -170,23 +170,32 @@ async def remove_events(
     # Their _ids begin as those of sessions do.
     wanted = queries.all_sessions(app_name, user_id)
     removed = 0
-    while True:
-        cursor = connection.events.find(wanted, {"_id": 1}).sort("_id", 1)
+
+    # As one transaction, or the events may be those of a new session by then.
+    async def work(txn: Txn) -> tuple[list[Document], int]:
+        cursor = connection.events.find(wanted, {"_id": 1}, session=txn).sort("_id", 1)
         found = [each["_id"] for each in await cursor.limit(STEP).to_list(None)]
-        orphans = await _orphans(connection, found)
+        orphans = await _orphans(connection, found, txn)
         if orphans:
-            gone = await connection.events.delete_many({"_id": {"$in": orphans}})
-            removed += gone.deleted_count
+            which = {"_id": {"$in": orphans}}
+            await connection.events.delete_many(which, session=txn)
+        return found, len(orphans)
+
+    while True:
+        found, gone = await uninterrupted(connection.transaction(work))
+        removed += gone
         if len(found) < STEP:
             return removed
         wanted = {"_id": {**wanted["_id"], "$gt": found[-1]}}
 
 
-async def _orphans(connection: Connection, events: list[Document]) -> list[Document]:
+async def _orphans(
+    connection: Connection, events: list[Document], txn: Txn
+) -> list[Document]:
     """The ``_id``s of those events that belong to no session, nor to what is left."""
     sessions = [SessionKey(*islice(each.values(), 3)) for each in events]
     ids = [key.id for key in set(sessions)]
-    found = connection.sessions.find({"_id": {"$in": ids}}, {"_id": 1})
+    found = connection.sessions.find({"_id": {"$in": ids}}, {"_id": 1}, session=txn)
     there = {SessionKey(**each["_id"]) for each in await found.to_list(None)}
     return [
         event

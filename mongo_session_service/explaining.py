@@ -16,11 +16,13 @@ from .telemetry import count_stale
 from .transactions import Txn
 
 
-async def explain(connection: Connection, planned: Planned) -> int:
+async def explain(
+    connection: Connection, planned: Planned, *, may_retry: bool = False
+) -> int:
     """The revision at which a refused write was stored before.
 
     Raises:
-        OtherTtlError: it was not; try again and expect what this says.
+        OtherTtlError: it was not, and may be tried again, as this says.
         StaleSessionError: it was not; the session has moved on.
         SessionNotFoundError: it was not; the session is not stored.
         AlreadyExistsError: the session to be created, or another event with the id of
@@ -40,7 +42,8 @@ async def explain(connection: Connection, planned: Planned) -> int:
     # What a transaction has read is on a majority once it is committed.
     marker, stored = await connection.transaction(find)
     if stored is None:
-        if marker != expected == marker._replace(ttl=expected.ttl):
+        # It may have changed to what was expected since, so that all looks well.
+        if may_retry and expected == marker._replace(ttl=expected.ttl):
             raise OtherTtlError(marker)
         count_stale(connection.database.name)
         raise StaleSessionError(STALE)

@@ -17,7 +17,7 @@ class RefusedError(Exception):
 
 
 class OtherTtlError(Exception):
-    """A session is as expected but for its time to live; nothing was written."""
+    """All but its time to live is as expected of a session; nothing was written."""
 
     def __init__(self, expected: Marker) -> None:
         super().__init__()

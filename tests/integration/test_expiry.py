@@ -17,7 +17,7 @@ from serving import Client, serving
 from starlette.applications import Starlette
 from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event, until
 
-from mongo_session_service import MongoSessionService, Pruned, deletions
+from mongo_session_service import MongoSessionService, Pruned, committer, deletions
 from mongo_session_service.changes import subscriptions
 from mongo_session_service.changes.live import latest_sessions
 from mongo_session_service.changes.sse import changes_route
@@ -171,6 +171,28 @@ async def test_a_prune_is_told_once(
     assert set(pruned) <= set(seen)
     assert left_in(admin, database) == {"sessions": 2, "events": 0}
     assert await service.get_user_state(**IDS) == {"u": 1}
+
+
+async def test_a_time_to_live_that_changes_back_makes_nobody_stale(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append that is refused for it is tried again, even if all looks well then."""
+    session = await service.create_session(**SESSION)
+    await service.update_session(**SESSION, ttl=10)
+    explain = committer.explain
+
+    async def overtaken(*arguments: Any, **how: Any) -> int:
+        monkeypatch.setattr(committer, "explain", explain)
+        await service.update_session(**SESSION, ttl=None)
+        return await explain(*arguments, **how)
+
+    monkeypatch.setattr(committer, "explain", overtaken)
+    await service.append_event(session, new_event())
+
+    found = await service.get_session(**SESSION)
+    assert found is not None
+    assert found.events == session.events
+    assert len(found.events) == 1
 
 
 async def test_a_prune_and_appends_at_once(

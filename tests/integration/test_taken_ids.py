@@ -47,6 +47,31 @@ async def test_an_id_that_somebody_else_has_freed_is_free(
     assert await service.get_session(**KEY.id) is not None
 
 
+async def test_events_without_session_are_not_those_of_a_new_one(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that is made while its user is erased is erased whole, or not."""
+    admin[database].events.insert_one(event(KEY, 1))
+    orphans = deletions._orphans  # noqa: SLF001  where it is to be overtaken
+
+    async def late(*arguments: Any) -> list[dict[str, Any]]:
+        monkeypatch.setattr(deletions, "_orphans", orphans)
+        found = await orphans(*arguments)
+        await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
+        session = await service.create_session(**KEY.id)
+        await service.append_event(session, Event(author="new"))
+        return found
+
+    monkeypatch.setattr(deletions, "_orphans", late)
+    await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
+
+    assert await service.get_session(**KEY.id) is not None
+    assert left_in(admin, database) == {"sessions": 1, "events": 1}
+
+
 async def test_an_index_of_others_may_refuse_a_session(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
