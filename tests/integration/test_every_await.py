@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -141,6 +142,55 @@ async def close(world: World) -> tuple[Awaitable[Any], Check]:
     return world.service.close(), nothing_to_check
 
 
+async def wait_for(world: World) -> tuple[Awaitable[Any], Check]:
+    session = await world.session()
+    call = world.service.wait_for(
+        app_name=APP, user_id=USER, session_id=session.id, revision=1
+    )
+    return call, nothing_to_check
+
+
+async def watch(world: World) -> tuple[Awaitable[Any], Check]:
+    session = await world.session()
+    told: list[int | None] = []
+    changes = world.service.watch(APP, USER, session.id, after_revision=0)
+
+    async def read() -> None:
+        async with changes:
+            await world.service.append_event(session, new_event())
+            while len(told) < 2:
+                change = await anext(changes)
+                if change.kind == "appended":
+                    told.append(change.revision)
+
+    async def check() -> None:
+        assert told == [1, 2][: len(told)]
+        assert world.service.feed_stats().subscriptions == 1
+
+    return read(), check
+
+
+async def watch_on(world: World) -> tuple[Awaitable[Any], Check]:
+    """A read that is cancelled: the next goes on."""
+    session = await world.session()
+    changes = world.service.watch(APP, USER, session.id, after_revision=0)
+    await changes.__aenter__()
+    told: list[int | None] = []
+
+    async def read() -> None:
+        while len(told) < 1:
+            change = await anext(changes)
+            if change.kind == "appended":
+                told.append(change.revision)
+
+    async def check() -> None:
+        await read()
+        changes.close()
+        assert told == [1]
+
+    return read(), check
+
+
 CASES: list[tuple[Case, int]] = [
     (create, 10),
     (append, 10),
@@ -152,6 +202,9 @@ CASES: list[tuple[Case, int]] = [
     (setup, 5),
     (flush, 0),
     (close, 0),
+    (wait_for, 5),
+    (watch, 10),
+    (watch_on, 0),
 ]
 """What is called, and how many points it awaits at, at the least."""
 
@@ -174,16 +227,20 @@ async def test_a_call_cancelled_at_every_point(
     world: World, admin: MongoClient, case: Case, least: int, *, late: bool
 ) -> None:
     """Wherever it is cancelled, nothing stays open, and what comes next works."""
-    await world.session()
-    for point in itertools.count(1):
-        call, check = await case(world)
-        before = asyncio.all_tasks()
-        was_cancelled = await cancelled_at(call, point, late=late)  # type: ignore[arg-type]
-        await at_rest(before)
-        assert open_transactions(admin) == 0
-        async with asyncio.timeout(PATIENCE):
-            await check()
-        await at_rest(before)
-        if not was_cancelled:
-            break
+    async with contextlib.AsyncExitStack() as stack:
+        if case in {watch, watch_on, wait_for}:
+            # So that the feed is there before and after.
+            await stack.enter_async_context(world.service.watch("nobody"))
+        await world.session()
+        for point in itertools.count(1):
+            call, check = await case(world)
+            before = asyncio.all_tasks()
+            was_cancelled = await cancelled_at(call, point, late=late)  # type: ignore[arg-type]
+            await at_rest(before)
+            assert open_transactions(admin) == 0
+            async with asyncio.timeout(PATIENCE):
+                await check()
+            await at_rest(before)
+            if not was_cancelled:
+                break
     assert point > least
