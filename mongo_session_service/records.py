@@ -113,18 +113,27 @@ class SessionHead:
 
     marker: Marker
     update_time: float
-    last_event_id: str | None
+    latest_ids: list[str]
+    """Of the last two events, the last first."""
 
-    def expected_by(self, last_update_time: float, last_event: Event | None) -> Marker:
+    def expected_by(
+        self, last_update_time: float, last_event: Event | None, event_id: str
+    ) -> Marker:
         """What a session without a marker, rebuilt from JSON perhaps, may append to.
 
         It is current if it ends with the event storage ends with; one without events,
-        if storage is no newer. Else nothing is expected, and its append will be stale.
+        if storage is no newer. Else nothing is expected, and its append will be stale,
+        unless it was stored before as the next.
         """
+        last_id = None if last_event is None else last_event.id
+        if event_id == next(iter(self.latest_ids), None) != last_id:
+            before = next(iter(self.latest_ids[1:]), None)
+            revision = self.marker.revision - 1 if before == last_id else -1
+            return self.marker._replace(revision=revision)
         if last_event is None:
             is_current = self.update_time <= last_update_time
         else:
-            is_current = self.last_event_id == last_event.id
+            is_current = self.latest_ids[:1] == [last_id]
         return self.marker if is_current else self.marker._replace(revision=-1)
 
 

@@ -246,7 +246,9 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
             if marker is None:
                 head = await opened.store.load_head(key)
                 last_event = session.events[-1] if session.events else None
-                marker = head.expected_by(session.last_update_time, last_event)
+                marker = head.expected_by(
+                    session.last_update_time, last_event, event.id
+                )
             caller = Caller(
                 append,
                 session,

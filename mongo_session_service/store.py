@@ -145,11 +145,11 @@ class SessionStore:
         stored = await find_session(self._connection, key, platform_time.get_time())
         log = queries.events_after(key, 0)
         latest = self._connection.events.find(log, {"event.id": 1}).sort("_id", -1)
-        events = await latest.limit(1).to_list(None)
+        events = await latest.limit(2).to_list(None)
         return SessionHead(
             marker=Marker.of(stored),
             update_time=stored["update_time"],
-            last_event_id=events[0]["event"]["id"] if events else None,
+            latest_ids=[each["event"]["id"] for each in events],
         )
 
     async def commit(self, planned: list[Planned]) -> None:

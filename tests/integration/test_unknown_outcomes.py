@@ -80,6 +80,30 @@ async def test_a_commit_that_may_be_lost_says_so(
     assert (await read(victim)).events == [event]
 
 
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_a_session_from_json_is_shown_what_was_stored(
+    victim: MongoSessionService, admin: MongoClient, before: int
+) -> None:
+    """It has no marker, and shows an event that is recognised all the same."""
+    session = await victim.create_session(**IDS)
+    for _ in range(before):
+        await victim.append_event(session, Event(author="x"))
+    rebuilt = Session.model_validate_json(session.model_dump_json())
+    event = Event(author="y")
+
+    with (
+        failing(admin, "commitTransaction", **UNSATISFIABLE),
+        pytest.raises(UnknownOutcomeError),
+    ):
+        await victim.append_event(rebuilt, event)
+    for _ in range(2):
+        await victim.append_event(rebuilt, event)
+
+    assert rebuilt.events == (await read(victim)).events == [*session.events, event]
+    await victim.append_event(rebuilt, Event(author="z"))
+    assert rebuilt.events == (await read(victim)).events
+
+
 @pytest.mark.parametrize("command", ["update", "commitTransaction"])
 @pytest.mark.parametrize("limited_by", ["us", "the URI"])
 async def test_a_write_is_given_up_in_time(
