@@ -123,7 +123,11 @@ class Clients:
             await entry.keeper.aclose()
 
     async def close(self) -> None:
-        """Close every client this service opened, in whichever loop it runs."""
+        """Close every client this service opened, in whichever loop it runs.
+
+        Appends that are under way are finished before: a transaction that loses its
+        client would stay open on the server for a minute.
+        """
         with self._lock:
             entries, self._entries = self._entries, {}
         here = asyncio.get_running_loop()
@@ -131,16 +135,22 @@ class Clients:
             if entry.keeper is None or loop.is_closed():
                 continue
             if loop is here:
-                await entry.keeper.aclose()
+                try:
+                    await entry.committer.settled()
+                finally:
+                    await entry.keeper.aclose()
             else:
-                await _close_elsewhere(entry.connection.client, loop)
+                await _close_elsewhere(entry, loop)
 
 
-async def _close_elsewhere(
-    client: AsyncMongoClient[Any], loop: asyncio.AbstractEventLoop
-) -> None:
+async def _close_elsewhere(entry: Opened, loop: asyncio.AbstractEventLoop) -> None:
     """Close a client in its own loop, which may be ending: then its keeper does it."""
-    closing = client.close()
+
+    async def close() -> None:
+        await entry.committer.settled()
+        await entry.connection.client.close()
+
+    closing = close()
     try:
         done = asyncio.run_coroutine_threadsafe(closing, loop)
     except RuntimeError:  # the loop was closed just now

@@ -174,6 +174,11 @@ class Committer:
                 raise caller.error
             note_batch(caller.together)
 
+    async def settled(self) -> None:
+        """Return when nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def _start_soon(self) -> None:
         """Start a batch once all who are about to come have come."""
         if self._waiting and not self._is_starting:

@@ -44,7 +44,10 @@ class Lifecycle:
         self._is_set_up = True
 
     async def close(self) -> None:
-        """Closes the clients this service opened; a later call opens new ones."""
+        """Closes the clients this service opened, once appends under way are done.
+
+        A later call opens new ones.
+        """
         await self._clients.close()
 
     async def __aenter__(self) -> Self:

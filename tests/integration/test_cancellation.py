@@ -142,3 +142,20 @@ async def test_a_drivers_deadline_cuts_no_transaction_off(
         await victim.delete_session(**IDS)
     assert open_transactions(admin) == 0
     assert await victim.get_session(**IDS) is None
+
+
+@pytest.mark.parametrize("command", ["update", "commitTransaction"])
+async def test_closing_finishes_what_is_under_way(
+    victim: MongoSessionService, admin: MongoClient, command: str
+) -> None:
+    """A service that is closed amid an append leaves it stored, and nothing open."""
+    session = await victim.create_session(**IDS)
+
+    with failing(admin, command, times=1, **BLOCKED) as wait_until_hit:
+        appending = asyncio.create_task(victim.append_event(session, new_event()))
+        await asyncio.to_thread(wait_until_hit)
+        await victim.close()
+
+    assert open_transactions(admin) == 0
+    await appending
+    assert len((await read(victim)).events) == 1

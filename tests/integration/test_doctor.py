@@ -15,7 +15,7 @@ from secured import Secured, secured
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError, doctor
 from mongo_session_service.checkups import Finding, Status
-from mongo_session_service.privileges import needs
+from mongo_session_service.privileges import FEATURES, needs
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ async def test_what_may_not_be_looked_at_is_unknown(server: Secured) -> None:
 
 async def test_with_all_privileges_all_is_well(server: Secured) -> None:
     """What grants prints is enough for the doctor, too."""
-    server.grant(needs(["sessions", "changes", "setup", "import"], "examined"))
+    server.grant(needs(FEATURES, "examined"))
 
     async with MongoSessionService(server.uri(), database="examined") as service:
         assert bad(await examined(service)) == {}
