@@ -17,6 +17,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from stepping import cancelled_at, is_drivers
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.changes import leases
 
 pytestmark = pytest.mark.filterwarnings(
     # PyMongo leaves a socket to the garbage collector if it is cancelled connecting.
@@ -54,8 +55,13 @@ class World:
 
 
 @pytest.fixture
-async def world(mongodb_uri: str, database: str) -> AsyncIterator[World]:
+async def world(
+    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
     """A service whose client, feed and all else are in the test's own event loop."""
+    # A consumer that is cancelled as it begins may leave a lease, which runs out.
+    monkeypatch.setattr(leases, "LEASE", 0.5)
+    monkeypatch.setattr(leases, "RENEWAL", 0.1)
     async with (
         AsyncMongoClient(victim_uri(mongodb_uri)) as client,
         MongoSessionService(client=client, database=database) as service,
@@ -191,6 +197,34 @@ async def watch_on(world: World) -> tuple[Awaitable[Any], Check]:
     return read(), check
 
 
+async def consume(world: World) -> tuple[Awaitable[Any], Check]:
+    session = await world.session()
+    name = session.id
+    async with world.service.consumer(name, start="now"):
+        await world.service.append_event(session, new_event())
+    told: list[int | None] = []
+    committed: list[int | None] = []
+
+    async def read() -> None:
+        async with world.service.consumer(name) as consumer:
+            told.append((await anext(consumer)).revision)
+            await consumer.commit()
+            committed.extend(told)
+
+    async def check() -> None:
+        await world.service.append_event(session, new_event())
+        async with world.service.consumer(name) as consumer:
+            following = [(await anext(consumer)).revision]
+            if following == [2]:
+                following.append((await anext(consumer)).revision)
+        assert told in ([], [2])
+        if committed or not told:
+            assert following == ([3] if committed else [2, 3])
+        assert following in ([3], [2, 3])
+
+    return read(), check
+
+
 CASES: list[tuple[Case, int]] = [
     (create, 10),
     (append, 10),
@@ -205,6 +239,7 @@ CASES: list[tuple[Case, int]] = [
     (wait_for, 5),
     (watch, 10),
     (watch_on, 0),
+    (consume, 10),
 ]
 """What is called, and how many points it awaits at, at the least."""
 
