@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +12,7 @@ from .address import Target
 from .authorization import naming_privileges
 from .cancellation import heeding_cancellation
 from .clients import Clients, Opened
+from .database import Connection
 from .schema import set_up
 from .telemetry import traced
 from .translation import translated
@@ -78,19 +79,21 @@ class Lifecycle:
             return perf_counter() - asked
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Opened]:
+    async def _connected(self, *, sets_up: bool = False) -> AsyncIterator[Opened]:
+        # One layer rather than several: every call goes through it.
         with translated(), heeding_cancellation():
             opened = await self._clients.opened()
             async with naming_privileges(opened.connection):
+                if sets_up and not self._is_set_up:
+                    await self._set_up(opened.connection)
+                opened.connection.has_event_index = self._has_indexes
                 yield opened
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Opened]:
-        async with self._connected() as opened:
+    def _opened(self) -> AbstractAsyncContextManager[Opened]:
+        return self._connected(sets_up=True)
+
+    async def _set_up(self, connection: Connection) -> None:
+        async with connection.setup_lock:
             if not self._is_set_up:
-                async with opened.connection.setup_lock:
-                    if not self._is_set_up:
-                        self._has_indexes = await set_up(opened.connection)
-                        self._is_set_up = True
-            opened.connection.has_event_index = self._has_indexes
-            yield opened
+                self._has_indexes = await set_up(connection)
+                self._is_set_up = True
