@@ -45,7 +45,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 fuzzing = settings(
     deadline=None,
     derandomize=not EXAMPLES,
-    max_examples=EXAMPLES or 25,
+    max_examples=EXAMPLES or 10,
     phases=set(Phase) - {Phase.shrink},  # it takes minutes, and they are short
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
