@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import random
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from consuming import PATIENCE, create
@@ -42,6 +43,9 @@ def read(uri: str, database: str, count: int, keys: set[str]) -> None:
     finally:
         process.kill()
         process.join()
+        with suppress(EOFError):  # it may have committed what was not read yet
+            while here.poll():
+                keys.add(here.recv())
         here.close()
 
 
