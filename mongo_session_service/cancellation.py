@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +40,42 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
     raise cancelled
 
 
-@contextmanager
-def heeding_cancellation() -> Iterator[None]:
-    """Raise the cancellation of the task that came meanwhile, if nobody has.
+def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Have work go on whoever waits for it, who may leave and come back.
+
+    It runs outside its caller's context, whose deadlines are not everyone's. That it
+    failed is of no interest if nobody comes back.
+    """
+    task = asyncio.create_task(work, context=Context())
+    task.add_done_callback(lambda it: it.cancelled() or it.exception())
+    return task
+
+
+def cancellations() -> int:
+    """How often the current task was asked to end."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
+def heed_cancellation(since: int) -> None:
+    """Raise the cancellation of the current task that came meanwhile, if nobody has.
 
     Python 3.11's ``asyncio.wait_for``, which the driver writes with, forgets one that
     comes at the very moment it is done (python/cpython#86296).
+
+    Args:
+        since: What :func:`cancellations` was before.
+
+    Raises:
+        CancelledError: one came.
     """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    yield
-    if task and task.cancelling() > before:
+    if cancellations() > since:
         raise asyncio.CancelledError
+
+
+@contextmanager
+def heeding_cancellation() -> Iterator[None]:
+    """Have :func:`heed_cancellation` follow what succeeds."""
+    before = cancellations()
+    yield
+    heed_cancellation(before)

@@ -25,7 +25,7 @@ from .errors import ConfigurationError
 from .rebasing import Rebaser
 from .store import SessionStore
 from .transactions import Latest
-from .translation import FOREIGN_LOOP
+from .translation import FOREIGN_LOOP, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class Clients:
         loop = asyncio.get_running_loop()
         entry = self._entries.get(loop)
         if entry is None:
-            entry = self._open(loop)
+            with translated():
+                entry = self._open(loop)
             if entry.keeper is not None:
                 await anext(entry.keeper)
         return entry

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Coroutine
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 from .address import Target
 from .authorization import naming_privileges
-from .cancellation import heeding_cancellation
+from .cancellation import cancellations, heed_cancellation
 from .clients import Clients, Opened
 from .database import Connection
 from .schema import set_up
 from .telemetry import traced
-from .translation import translated
+
+
+class Opening:
+    """What one call uses of a service, which may fail and be cancelled meanwhile.
+
+    Every call goes through it. So it is a class, where a generator for each concern
+    would take four times as long.
+    """
+
+    __slots__ = ("_cancellations", "_connection", "_opening")
+
+    def __init__(self, opening: Coroutine[Any, Any, Opened]) -> None:
+        self._opening = opening
+
+    async def __aenter__(self) -> Opened:
+        self._cancellations = cancellations()
+        opened = await self._opening
+        self._connection = opened.connection
+        return opened
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is None:
+            heed_cancellation(self._cancellations)
+        elif isinstance(exc, Exception):
+            async with naming_privileges(self._connection):
+                raise exc
 
 
 class Lifecycle:
@@ -38,10 +67,9 @@ class Lifecycle:
             ConfigurationError: the server is too old, or is no replica set.
             SchemaVersionError: the data was written by a newer release.
         """
-        with translated():
-            opened = await self._clients.opened()
-            async with naming_privileges(opened.connection):
-                self._has_indexes = await set_up(opened.connection)
+        opened = await self._clients.opened()
+        async with naming_privileges(opened.connection):
+            self._has_indexes = await set_up(opened.connection)
         self._is_set_up = True
 
     async def close(self) -> None:
@@ -78,22 +106,21 @@ class Lifecycle:
             await opened.connection.database.command("ping")
             return perf_counter() - asked
 
-    @asynccontextmanager
-    async def _connected(self, *, sets_up: bool = False) -> AsyncIterator[Opened]:
-        # One layer rather than several: every call goes through it.
-        with translated(), heeding_cancellation():
-            opened = await self._clients.opened()
-            async with naming_privileges(opened.connection):
-                if sets_up and not self._is_set_up:
-                    await self._set_up(opened.connection)
-                opened.connection.has_event_index = self._has_indexes
-                yield opened
+    def _connected(self) -> Opening:
+        return Opening(self._ready(sets_up=False))
 
-    def _opened(self) -> AbstractAsyncContextManager[Opened]:
-        return self._connected(sets_up=True)
+    def _opened(self) -> Opening:
+        return Opening(self._ready(sets_up=True))
+
+    async def _ready(self, *, sets_up: bool) -> Opened:
+        opened = await self._clients.opened()
+        if sets_up and not self._is_set_up:
+            await self._set_up(opened.connection)
+        opened.connection.has_event_index = self._has_indexes
+        return opened
 
     async def _set_up(self, connection: Connection) -> None:
-        async with connection.setup_lock:
+        async with naming_privileges(connection), connection.setup_lock:
             if not self._is_set_up:
                 self._has_indexes = await set_up(connection)
                 self._is_set_up = True
