@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from contextvars import Context
 from typing import Any, Final
 
 from google.adk.platform import time as platform_time
@@ -12,6 +11,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import PyMongoError
 
 from . import queries
+from .cancellation import background
 from .codec import decode_sessions, decode_state
 from .database import Connection
 from .documents import event_document, initial_updates, is_apart, session_document
@@ -93,14 +93,7 @@ class SessionStore:
         All who ask in the same turn of the event loop share it, so none may cancel it.
         """
         if self._next_read is None:
-            # Not in the caller's context: its deadlines are not everyone's.
-            self._next_read = asyncio.create_task(
-                self._read_shared(), context=Context()
-            )
-            # Its error is of no interest if nobody is left to hear it.
-            self._next_read.add_done_callback(
-                lambda it: it.cancelled() or it.exception()
-            )
+            self._next_read = background(self._read_shared())
         self._next_keys.add(key)
         return self._next_read
 

@@ -11,6 +11,7 @@ from typing import Self
 
 from mongo_session_service.arguments import check_callable, check_flag
 from mongo_session_service.authorization import naming_privileges
+from mongo_session_service.cancellation import background
 from mongo_session_service.errors import InvalidInputError, LeaseLostError, quoted
 from mongo_session_service.translation import translated
 
@@ -93,13 +94,10 @@ class Consumer:
 
         ``run()`` ends, and lets go, once the change at hand is handled and committed.
         """
-        if self._beginning is not None:
-            self._beginning.cancel()
-            await asyncio.wait([self._beginning])
         if self._tenure is not None:
             self._tenure.stop()
-            if self._is_free.is_set():
-                await self._let_go()
+        if self._is_free.is_set():
+            await self._let_go()
 
     async def end(self) -> None:
         """Close, and wait until the change at hand is handled; not from its handler."""
@@ -108,6 +106,10 @@ class Consumer:
             await self._is_free.wait()
 
     async def _let_go(self) -> None:
+        beginning, self._beginning = self._beginning, None
+        if beginning is not None:
+            beginning.cancel()
+            await asyncio.wait([beginning])
         tenure, self._tenure = self._tenure, None
         if tenure is not None:
             self._has_uncommitted = tenure.has_uncommitted
@@ -224,21 +226,18 @@ class Consumer:
             )
 
     async def _begun(self) -> Tenure | None:
-        """The tenure under way, or a new one; None if it is closed before it has it."""
+        """The tenure under way, or a new one; None if it is closed before it has it.
+
+        Who is cancelled leaves the rest of a beginning to the next call.
+        """
         if self._tenure is None:
             self._loop = asyncio.get_running_loop()
-            beginning = self._beginning = asyncio.create_task(self._begin())
-            try:
-                await asyncio.wait([beginning])
-            except asyncio.CancelledError:
-                beginning.cancel()
-                await asyncio.wait([beginning])
-                if not beginning.cancelled():
-                    beginning.exception()  # of no interest to who was cancelled
-                raise
-            finally:
+            if self._beginning is None:
+                self._beginning = background(self._begin())
+            beginning = self._beginning
+            await asyncio.wait([beginning])
+            if self._beginning is beginning:
                 self._beginning = None
-            if not beginning.cancelled():
                 beginning.result()
         return self._tenure
 

@@ -8,6 +8,7 @@ import time
 from typing import Final, Literal, Self
 
 from mongo_session_service import history
+from mongo_session_service.cancellation import background
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import HistoryLostError
 
@@ -53,7 +54,7 @@ class Tenure:
         self._on_history_lost = on_history_lost
         self._deliveries: Deliveries | None = None
         self._uncommitted: Position | None = None
-        self._is_reading = False
+        self._reading: asyncio.Task[Delivery | None] | None = None
         self._is_over = False
         self.saved_at = time.monotonic()
         """When its checkpoint was saved last, on this machine's monotonic clock."""
@@ -122,24 +123,29 @@ class Tenure:
         await self._begin_at("now" if self._on_history_lost == "skip" else "beginning")
 
     async def next(self) -> Delivery:
-        """What is due next.
+        """What is due next; who is cancelled leaves it to the next call.
 
         Raises:
             StopAsyncIteration: it was closed.
             LeaseLostError: another reader has taken the name over.
             HistoryLostError: what is due cannot be told any more.
         """
-        self._is_reading = True
-        try:
-            while not self._is_over and self._deliveries is not None:
-                delivery = await self._next(self._deliveries)
-                if delivery is not None:
-                    return delivery
-            raise StopAsyncIteration
-        finally:
-            self._is_reading = False
-            if self._is_over:
-                await self._close_deliveries()
+        while not self._is_over and self._deliveries is not None:
+            if self._reading is None:
+                # A driver that is cancelled drops its connection, and to open the
+                # stream anew may take longer than the next caller waits.
+                step = self._next(self._deliveries)
+                self._reading = background(step)
+            reading = self._reading
+            await asyncio.wait([reading])
+            if self._is_over or self._reading is not reading:
+                continue  # another caller has had this one
+            self._reading = None
+            if (delivery := reading.result()) is not None:
+                self._lease.check()
+                self._uncommitted = delivery.position
+                return delivery
+        raise StopAsyncIteration
 
     async def _next(self, deliveries: Deliveries) -> Delivery | None:
         self._lease.check()
@@ -148,12 +154,8 @@ class Tenure:
         except HistoryLostError as error:
             await self._recover(error)
             return None
-        if self._is_over:
-            return None
-        self._lease.check()
-        if delivery is not None:
-            self._uncommitted = delivery.position
-        elif self._uncommitted is None:
+        if delivery is None and self._uncommitted is None:
+            self._lease.check()
             await self._save_silence(deliveries)
         return delivery
 
@@ -214,8 +216,10 @@ class Tenure:
         """Let another reader take over at once."""
         self.stop()
         await self._lease.release()
-        if not self._is_reading:
-            await self._close_deliveries()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await self._close_deliveries()
 
     async def _close_deliveries(self) -> None:
         if self._deliveries is not None:
