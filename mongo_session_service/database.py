@@ -146,7 +146,7 @@ class Connection:
         async with self._session() as session:
             try:
                 result = await transactions.run(
-                    session, self.driver, counted, self.metadata
+                    session, counted, self.database.write_concern
                 )
             except Exception:
                 if self.secondaries is not None and session.operation_time:

@@ -11,10 +11,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 import pymongo
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference
-from pymongo.errors import PyMongoError
+from pymongo.errors import NetworkTimeout, PyMongoError
 from pymongo.read_concern import ReadConcern
-
-from .drivers import Driver
+from pymongo.write_concern import WriteConcern
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
@@ -62,15 +61,14 @@ class Latest:
 
 
 async def run(
-    txn: Txn, driver: Driver, work: Callable[[Txn], Awaitable[Result]], probe: Any
+    txn: Txn, work: Callable[[Txn], Awaitable[Result]], concern: WriteConcern
 ) -> Result:
     """Run ``work`` as one transaction, majority-committed when this returns.
 
     Args:
         txn: The driver's session.
-        driver: Whose it is.
         work: What to do, from the start each time that the driver tries it again.
-        probe: A collection that may be read from, with the concern to write with.
+        concern: What to write with.
     """
     is_committing = False
 
@@ -81,19 +79,27 @@ async def run(
         is_committing = True
         return result
 
+    limit = patience(txn.client)
     try:
-        with pymongo.timeout(patience(txn.client)):
+        # Two timers a transaction, one to interrupt the work and one its abortion,
+        # where the driver's own timeout costs several for each command.
+        async with (
+            asyncio.timeout(limit + _FAREWELL),
+            asyncio.timeout(limit) as timer,
+        ):
             result: Result = await txn.with_transaction(
                 tracked,
                 read_concern=ReadConcern("local"),
-                write_concern=probe.write_concern,
+                write_concern=concern,
                 read_preference=ReadPreference.PRIMARY,
             )
-    except PyMongoError:
-        if is_committing:
+    except (PyMongoError, TimeoutError) as error:
+        if is_committing or timer.expired():
             with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
                 async with asyncio.timeout(_FAREWELL):
-                    await _release(txn, driver, probe)
+                    await _release(txn)
+        if isinstance(error, TimeoutError) and timer.expired():
+            raise _given_up(limit, is_committing=is_committing) from None
         raise
     return result
 
@@ -103,14 +109,17 @@ def patience(client: Any) -> float:
     return min(client.options.timeout or PATIENCE, PATIENCE)
 
 
-async def _release(txn: Txn, driver: Driver, probe: Any) -> None:
-    """End a transaction whose commit has failed, so that it holds no locks.
+def _given_up(limit: float, *, is_committing: bool) -> PyMongoError:
+    message = f"it did not finish a transaction within {limit:g} seconds"
+    if is_committing:
+        return PyMongoError(message, ["UnknownTransactionCommitResult"])
+    return NetworkTimeout(message)
 
-    The driver will not abort what it tried to commit, but the server drops it for the
-    next transaction of the same session.
+
+async def _release(txn: Txn) -> None:
+    """Have the server end what it still does in a session, so that it holds no locks.
+
+    The driver will not abort what it tried to commit, and cannot abort what the server
+    is still at. Whose session it is may do this without a privilege.
     """
-    starting = txn.start_transaction()
-    if driver is Driver.PYMONGO:
-        await starting
-    await probe.find_one({"_id": "schema"}, session=txn)
-    await txn.abort_transaction()
+    await txn.client.admin.command("killSessions", [txn.session_id])
