@@ -30,9 +30,6 @@ MAX_DEPTH: Final = 250
 MAX_KEY_LENGTH: Final = 4096
 """Characters of a state key."""
 
-_LONGEST_REMEMBERED: Final = 256
-"""Characters of a key that may be kept in memory, for it is likely to come again."""
-
 WRAPPER: Final = "%json"
 """The one field name that user data never has natively."""
 
@@ -98,7 +95,7 @@ def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     for key, item in value.items():
         if type(key) is not str:
             return _encode_dict(json_form(value), depth)
-        if not _is_field_name(key):
+        if not key.isidentifier() and _NOT_A_FIELD_NAME.search(key):
             return _wrap(value)
         # What most items are, without a call for each.
         is_plain = type(item) is str and item.isascii()
@@ -158,17 +155,6 @@ def json_form(value: Any, where: str = "An event") -> Any:
         return to_jsonable_python(value, serialize_unknown=True)
     except Exception:  # noqa: BLE001
         raise InvalidInputError("it has no JSON form") from None
-
-
-def _is_field_name(key: str) -> bool:
-    if len(key) > _LONGEST_REMEMBERED:
-        return _NOT_A_FIELD_NAME.search(key) is None
-    return _is_usual_field_name(key)
-
-
-@lru_cache(maxsize=1024)
-def _is_usual_field_name(key: str) -> bool:
-    return _NOT_A_FIELD_NAME.search(key) is None
 
 
 def is_unicode(text: str) -> bool:
