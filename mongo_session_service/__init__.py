@@ -2,33 +2,90 @@
 
 from __future__ import annotations
 
-from .changes.change import Change
-from .changes.consumers import Consumer
-from .changes.dead_letters import DeadLetter
-from .changes.roster import ConsumerStatus
-from .changes.stats import FeedStats
-from .changes.subscriptions import Subscription
-from .erasing import Erased
-from .errors import (
-    ConfigurationError,
-    DocumentTooLargeError,
-    HistoryLostError,
-    InvalidInputError,
-    LeaseLostError,
-    MongoSessionServiceError,
-    NotAuthorizedError,
-    SchemaVersionError,
-    SlowSubscriberError,
-    StorageError,
-    StorageUnavailableError,
-    UnknownOutcomeError,
-)
-from .histories import UserEvent
-from .hooks import Subject
-from .service import MongoSessionService
-from .summaries import SessionPage, SessionSummary
-from .upkeep import Pruned
+from typing import TYPE_CHECKING
+
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .changes.change import Change
+    from .changes.consumers import Consumer
+    from .changes.dead_letters import DeadLetter
+    from .changes.roster import ConsumerStatus
+    from .changes.stats import FeedStats
+    from .changes.subscriptions import Subscription
+    from .erasing import Erased
+    from .errors import (
+        ConfigurationError,
+        DocumentTooLargeError,
+        HistoryLostError,
+        InvalidInputError,
+        LeaseLostError,
+        MongoSessionServiceError,
+        NotAuthorizedError,
+        SchemaVersionError,
+        SlowSubscriberError,
+        StorageError,
+        StorageUnavailableError,
+        UnknownOutcomeError,
+    )
+    from .histories import UserEvent
+    from .hooks import Subject
+    from .service import MongoSessionService
+    from .summaries import SessionPage, SessionSummary
+    from .upkeep import Pruned
+else:
+    import importlib.util
+    import sys
+
+    _HOMES = {
+        "Change": "changes.change",
+        "ConfigurationError": "errors",
+        "Consumer": "changes.consumers",
+        "ConsumerStatus": "changes.roster",
+        "DeadLetter": "changes.dead_letters",
+        "DocumentTooLargeError": "errors",
+        "Erased": "erasing",
+        "FeedStats": "changes.stats",
+        "HistoryLostError": "errors",
+        "InvalidInputError": "errors",
+        "LeaseLostError": "errors",
+        "MongoSessionService": "service",
+        "MongoSessionServiceError": "errors",
+        "NotAuthorizedError": "errors",
+        "Pruned": "upkeep",
+        "SchemaVersionError": "errors",
+        "SessionPage": "summaries",
+        "SessionSummary": "summaries",
+        "SlowSubscriberError": "errors",
+        "StorageError": "errors",
+        "StorageUnavailableError": "errors",
+        "Subject": "hooks",
+        "Subscription": "changes.subscriptions",
+        "UnknownOutcomeError": "errors",
+        "UserEvent": "histories",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import a name, or a module of the package, when it is first used.
+
+        ADK takes a second to import: the command line often does without it.
+        """
+        if name in _HOMES:
+            home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+            globals()[name] = getattr(home, name)
+            return globals()[name]
+        may_be_module = name.isidentifier() and not name.startswith("_")
+        if may_be_module and importlib.util.find_spec(f"{__name__}.{name}"):
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}",
+            name=name,
+            obj=sys.modules[__name__],
+        )
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Change",

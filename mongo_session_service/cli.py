@@ -18,8 +18,8 @@ from .commands.live import live
 from .commands.mongod import mongod
 from .commands.program import Program
 from .commands.prune import prune
+from .commands.transfer import COMMANDS
 from .commands.watch import watch
-from .transfer.commands import COMMANDS
 from .version import __version__
 
 _EXIT_CODES: Final = """\b

@@ -17,7 +17,7 @@ from typing import Any
 
 from pymongo import AsyncMongoClient
 
-from .address import Target, open_client
+from .address import Target
 from .committer import Committer
 from .database import Connection
 from .drivers import Driver
@@ -26,6 +26,7 @@ from .rebasing import Rebaser
 from .store import SessionStore
 from .transactions import Latest
 from .translation import FOREIGN_LOOP, translated
+from .uris import open_client
 
 
 @dataclass(frozen=True, slots=True)

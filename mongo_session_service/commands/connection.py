@@ -91,12 +91,13 @@ class Place:
         Raises:
             MongoSessionServiceError: the URI is none, or MongoDB does not answer soon.
         """
+        # First, because without MongoDB there is no need to import ADK.
+        await self._knock()
         from mongo_session_service.service import MongoSessionService
 
         service = MongoSessionService(
             self.uri, database=self.database, collection_prefix=self.prefix
         )
-        await self._knock()
         try:
             # Not set up: who looks at a wrong database must not create anything.
             yield service
@@ -107,9 +108,9 @@ class Place:
         """Have MongoDB answer soon; a service would rather be patient."""
         import pymongo
 
-        from mongo_session_service.address import open_client
         from mongo_session_service.greeting import greeted
         from mongo_session_service.translation import translated
+        from mongo_session_service.uris import open_client
 
         client = open_client(self.uri)
         is_told = "serverselectiontimeoutms" in self.uri.lower()

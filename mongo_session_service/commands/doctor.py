@@ -48,11 +48,11 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
 
 async def _doctor(place: Place, *, as_json: bool) -> bool:
     """Show each finding as it comes; whether anything has failed."""
-    from mongo_session_service.doctor import examine
-
     screen = Screen()
     found: Counter[str] = Counter()
     async with place.service() as service:
+        from mongo_session_service.doctor import examine
+
         async for finding in examine(service):
             found[finding.status] += 1
             if as_json:

@@ -57,9 +57,10 @@ def _database(context: click.Context) -> str:
     database: str | None = said(context, "database")
     uri: str | None = said(context, "uri") or os.environ.get("MONGODB_URI")
     if database is None and uri:
-        from mongo_session_service.address import Target
+        from mongo_session_service import uris
 
-        return Target.of(
-            uri, None, database=None, prefix="", transactions=True
-        ).database
+        client = uris.open_client(uri)
+        named = client.get_default_database(uris.DEFAULT_DATABASE).name
+        uris.check_names(client, named, "")
+        return named
     return database or "adk"

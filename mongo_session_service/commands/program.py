@@ -11,6 +11,8 @@ from typing import Any, Final
 import click
 from typing_extensions import override
 
+from mongo_session_service.errors import MongoSessionServiceError, SlowSubscriberError
+
 from .connection import is_debugging
 from .output import printable
 
@@ -56,24 +58,19 @@ def _without_password(error: click.ClickException) -> click.ClickException:
 
 def _in_one_line(error: Exception) -> str:
     """What went wrong, and what to do about it."""
-    from google.adk.errors.session_not_found_error import SessionNotFoundError
-
-    from mongo_session_service.errors import (
-        MongoSessionServiceError,
-        SlowSubscriberError,
-    )
-
     text = printable(str(error))
     if isinstance(error, SlowSubscriberError):
         again = "Start again"
         if error.last_revision is not None:
             again += f" with --after-revision {error.last_revision}"
         return f"The changes came faster than they could be written. {again}."
-    if isinstance(error, SessionNotFoundError):
-        return f"{text} Check --app, --user, --session and --database."
     if isinstance(error, MongoSessionServiceError):
         return re.sub(_NOISE, "", text)
     if isinstance(error, ImportError):
         return text
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+    if isinstance(error, SessionNotFoundError):
+        return f"{text} Check --app, --user, --session and --database."
     # Its text may be anything, so also a password or what is stored.
     return f"Unexpected {type(error).__name__}: --debug shows where it comes from."

@@ -10,7 +10,6 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
-from mongo_session_service.address import open_client
 from mongo_session_service.errors import SourceError
 from mongo_session_service.records import SessionKey
 from mongo_session_service.transfer.items import (
@@ -22,6 +21,7 @@ from mongo_session_service.transfer.items import (
     named,
 )
 from mongo_session_service.translation import translated
+from mongo_session_service.uris import open_client
 
 from .opening import Opened
 

@@ -10,14 +10,17 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 import click
 
-from mongo_session_service.commands.connection import noted, said, uri_of
 from mongo_session_service.errors import MongoSessionServiceError
-from mongo_session_service.transfer.items import Selection, Totals
+
+from .connection import noted, said, uri_of
+
+if TYPE_CHECKING:
+    from mongo_session_service.transfer.items import Selection, Totals
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -108,6 +111,8 @@ def help_of(what: str, example: str) -> str:
 
 def selection(options: dict[str, Any]) -> Selection:
     """What the options select, which are taken out."""
+    from mongo_session_service.transfer import Selection
+
     apps, users = frozenset(options.pop("apps")), frozenset(options.pop("users"))
     return Selection(apps, users, options.pop("since"))
 

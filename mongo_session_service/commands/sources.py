@@ -1,23 +1,19 @@
-"""The kinds of sources, as the commands name them, and what opens each."""
+"""The kinds of sources, as the commands name them, and what each is to the library."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.service import MongoSessionService
+from .transfer_options import several, with_password
 
-from .items import Source
-from .options import several, with_password
-from .sources.adk_mongodb import AdkMongoDbSource
-from .sources.extra_services import ExtraServicesSource
-from .sources.jsonl import JsonLinesSource
-from .sources.sql import SqlSource
-from .sources.sqlite import SqliteSource
+if TYPE_CHECKING:
+    from mongo_session_service.service import MongoSessionService
+    from mongo_session_service.transfer import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +24,8 @@ class Kind:
     what: str
     example: str
     parameters: Callable[[Any], Any]
-    open: Callable[..., Source]
+    source: str
+    """The class in :mod:`mongo_session_service.transfer`."""
 
 
 _password = click.option(
@@ -54,29 +51,31 @@ KINDS: Final = (
         "ADK's DatabaseSessionService, schema v0 or v1",
         "sql postgresql://me@localhost/adk",
         several(_source, _zone),
-        SqlSource,
+        "SqlSource",
     ),
-    Kind("sqlite", "ADK's SqliteSessionService", "sqlite adk.db", _path, SqliteSource),
+    Kind(
+        "sqlite", "ADK's SqliteSessionService", "sqlite adk.db", _path, "SqliteSource"
+    ),
     Kind(
         "adk-mongodb",
         "ADK's MongoDbSessionService",
         "adk-mongodb mongodb://localhost/adk --prefix my_",
         _mongodb,
-        AdkMongoDbSource,
+        "AdkMongoDbSource",
     ),
     Kind(
         "extra-services",
         "the MongoDB service of adk-extra-services or google-adk-extras",
         "extra-services mongodb://localhost/adk_sessions --database my_db",
         _mongodb,
-        ExtraServicesSource,
+        "ExtraServicesSource",
     ),
     Kind(
         "jsonl",
         "an export; - is standard input, .gz is unpacked",
         "jsonl sessions.jsonl.gz",
         _path,
-        JsonLinesSource,
+        "JsonLinesSource",
     ),
 )
 
@@ -90,6 +89,8 @@ def _password_of(options: dict[str, Any], flag: str, variable: str) -> str | Non
 
 def service_of(options: dict[str, Any]) -> MongoSessionService:
     """The service that the target's options describe, which are taken out."""
+    from mongo_session_service.service import MongoSessionService
+
     password = _password_of(options, "ask_password", "MONGODB_PASSWORD")
     return MongoSessionService(
         with_password(options.pop("uri"), password),
@@ -100,8 +101,11 @@ def service_of(options: dict[str, Any]) -> MongoSessionService:
 
 def source_of(kind: Kind, options: dict[str, Any]) -> Source:
     """What is left of the options is the source's own."""
+    from mongo_session_service import transfer
+
     url = options.pop("source")
     if "ask_source_password" in options:
         password = _password_of(options, "ask_source_password", "SOURCE_PASSWORD")
         url = with_password(url, password)
-    return kind.open(url, **options)
+    source: Source = getattr(transfer, kind.source)(url, **options)
+    return source

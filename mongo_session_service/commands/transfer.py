@@ -1,25 +1,19 @@
-"""The commands: each reads its options, calls the library and prints what came of it.
+"""``import``, ``verify``, ``export`` and ``migrate``: moving in, moving out, moving on.
 
-``main.add_command`` takes each of ``COMMANDS``. Exit codes: 0 done; 1 an error; 2 wrong
-usage; 3 done, but something was left out or differs; 130 after Ctrl-C.
+Exit codes: 0 done; 1 an error; 2 wrong usage; 3 done, but something was left out or
+differs; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.migrations import Migrator
-
-from .export import export
-from .items import Problem, Source
-from .kinds import KINDS, Kind, service_of, source_of
-from .move import move
-from .moved import Moved, Policies
-from .options import (
+from .sources import KINDS, Kind, service_of, source_of
+from .transfer_options import (
     INCOMPLETE,
     debug_option,
     help_of,
@@ -30,8 +24,9 @@ from .options import (
     several,
     target_options,
 )
-from .sources.stored import StoreSource
-from .verify import verify
+
+if TYPE_CHECKING:
+    from mongo_session_service.transfer import Moved, Problem, Source
 
 _AGAIN: Final = "What was done stays; the same command goes on from there."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
@@ -59,10 +54,7 @@ def verify_() -> None:
 
 def _import_of(kind: Kind) -> click.Command:
     def command(*, debug: bool, **options: Any) -> None:
-        policies = Policies(
-            options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
-        )
-        run(_import(kind, options, policies), is_debug=debug, how_to_go_on=_AGAIN)
+        run(_import(kind, options), is_debug=debug, how_to_go_on=_AGAIN)
 
     decorate = several(
         click.command(
@@ -97,8 +89,13 @@ def _import_of(kind: Kind) -> click.Command:
     return made
 
 
-async def _import(kind: Kind, options: dict[str, Any], policies: Policies) -> int:
+async def _import(kind: Kind, options: dict[str, Any]) -> int:
+    from mongo_session_service.transfer import Policies, move
+
     chosen = selection(options)
+    policies = Policies(
+        options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
+    )
     async with AsyncExitStack() as stack:
         service = service_of(options)
         stack.push_async_callback(service.close)
@@ -170,6 +167,8 @@ def _verify_of(kind: Kind) -> click.Command:
 
 
 async def _verify(kind: Kind, options: dict[str, Any]) -> int:
+    from mongo_session_service.transfer import StoreSource, verify
+
     chosen, is_exact = selection(options), options.pop("exact")
     async with AsyncExitStack() as stack:
         service = service_of(options)
@@ -216,6 +215,8 @@ def export_(*, debug: bool, **options: Any) -> None:
 
 
 async def _export(options: dict[str, Any]) -> int:
+    from mongo_session_service.transfer import StoreSource, export
+
     chosen, path = selection(options), options.pop("path")
     async with AsyncExitStack() as stack:
         service = service_of(options)
@@ -256,6 +257,8 @@ def migrate_(*, debug: bool, **options: Any) -> None:
 
 
 async def _migrate(options: dict[str, Any]) -> int:
+    from mongo_session_service.migrations import Migrator
+
     is_plan = options.pop("is_plan")
     async with AsyncExitStack() as stack:
         service = service_of(options)

@@ -1,0 +1,157 @@
+"""What is imported only when it is used, and seems to be there before."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import mongo_session_service
+
+NOWHERE = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100"
+COMMANDS = {
+    "": 2,
+    "--help": 0,
+    "--version": 0,
+    "nonsense": 2,
+    "watch --help": 0,
+    "watch --session s": 2,
+    "import --help": 0,
+    "import sqlite --help": 0,
+    "import sqlite": 2,
+    "export --help": 0,
+    "mongod --help": 0,
+    "mongod --members 8": 2,
+    "grants": 0,
+    "--uri mongodb://[ watch": 1,
+    f"--uri {NOWHERE} consumers": 1,
+    f"--uri {NOWHERE} doctor": 1,
+    f"--uri {NOWHERE.replace('/?', '/db?')} grants": 0,
+}
+"""What is answered without ADK, and the exit code."""
+
+WITHOUT_ADK = """
+import json, sys
+from click.testing import CliRunner
+from mongo_session_service import MongoSessionServiceError
+from mongo_session_service.cli import main
+from mongo_session_service.embedded import EmbeddedReplicaSet
+
+run = CliRunner().invoke
+codes = {each: run(main, each.split()).exit_code for each in sys.argv[1:]}
+tab = {
+    "_MONGO_SESSION_SERVICE_COMPLETE": "bash_complete",
+    "COMP_WORDS": "mongo-session-service verify ",
+    "COMP_CWORD": "2",
+}
+completed = run(main, prog_name="mongo-session-service", env=tab).output.split()
+heavy = {"google.adk", "google.genai", "opentelemetry", "pydantic"} & sys.modules.keys()
+print(json.dumps([codes, completed, sorted(heavy)]))
+"""
+
+AT_ONCE = """
+import threading
+import mongo_session_service
+
+names = mongo_session_service.__all__ * 2
+start, found = threading.Barrier(len(names)), []
+
+def use(name):
+    start.wait()
+    found.append((name, getattr(mongo_session_service, name)))
+
+threads = [threading.Thread(target=use, args=[name]) for name in names]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+print(len(found), len(set(found)))
+"""
+
+
+def run(program: str, *arguments: str) -> str:
+    """What a program prints in a process that has imported nothing yet."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def seen_by_type_checkers() -> dict[str, str]:
+    """The names that the package imports for them, and from where."""
+    tree = ast.parse(inspect.getsource(mongo_session_service))
+    block = next(each for each in tree.body if isinstance(each, ast.If))
+    return {
+        alias.name: str(each.module)
+        for each in block.body
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    }
+
+
+def test_the_command_line_answers_without_adk() -> None:
+    """Help, completion, wrong usage and a missing server do not wait for its import."""
+    codes, completed, heavy = json.loads(run(WITHOUT_ADK, *COMMANDS))
+
+    assert codes == COMMANDS
+    assert "plain,sqlite" in completed
+    assert heavy == []
+
+
+def test_threads_may_use_every_name_at_once() -> None:
+    """Each gets the same, whoever is first."""
+    names = mongo_session_service.__all__
+
+    assert run(AT_ONCE).split() == [str(2 * len(names)), str(len(names))]
+
+
+def test_public_names_are_the_same_everywhere() -> None:
+    """Who runs, who checks types and who lists find the same names, in order."""
+    homes = mongo_session_service._HOMES  # noqa: SLF001
+
+    assert homes == seen_by_type_checkers()
+    assert mongo_session_service.__all__ == [*sorted(homes), "__version__"]
+
+
+def test_public_names_can_be_used_as_if_imported() -> None:
+    """A star, ``dir`` and ``pickle`` find them, and they are what their module has."""
+    starred: dict[str, object] = {}
+    exec("from mongo_session_service import *", starred)  # noqa: S102
+
+    for name, home in seen_by_type_checkers().items():
+        found = getattr(mongo_session_service, name)
+        module = import_module(f"mongo_session_service.{home}")
+
+        assert found is starred[name] is vars(module)[name]
+        assert name in dir(mongo_session_service)
+        assert pickle.loads(pickle.dumps(found)) is found
+
+
+def test_modules_are_there_unasked() -> None:
+    """``mongo_session_service.errors`` needs no import of its own."""
+    probe = "import mongo_session_service as m; print(m.errors.StorageError.__name__)"
+
+    assert run(probe) == "StorageError\n"
+
+
+@pytest.mark.parametrize("name", ["Session", "error", "errors.StorageError", "__all"])
+def test_other_names_are_missing_as_anywhere(name: str) -> None:
+    """The error is Python's own, and knows what it is about."""
+    with pytest.raises(AttributeError) as caught:
+        getattr(mongo_session_service, name)
+
+    with pytest.raises(AttributeError) as usual:
+        getattr(ast, name)
+    assert str(caught.value) == str(usual.value).replace("ast", "mongo_session_service")
+    assert (caught.value.name, caught.value.obj) == (name, mongo_session_service)
