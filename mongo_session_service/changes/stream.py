@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -12,8 +13,9 @@ from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
 from mongo_session_service import history
-from mongo_session_service.cancellation import heeding_cancellation
+from mongo_session_service.cancellation import background, heeding_cancellation
 from mongo_session_service.database import Connection
+from mongo_session_service.drivers import Driver
 
 from . import items
 from .happenings import Document
@@ -31,7 +33,8 @@ _SEARCH: Final = 3600.0
 """The same for a stream that is behind: a server searches its oplog without a word, at
 some 100,000 entries a second. If it dies meanwhile, the driver notices."""
 _RECENT: Final = 60.0  # seconds
-_FAREWELL: Final = 1.0  # seconds to tell the server that a cursor is not needed
+_FAREWELL: Final = 2.0
+"""Seconds to tell the server that a cursor is not needed; it may be at it for one."""
 _TOO_LARGE: Final = 10334
 
 
@@ -63,6 +66,7 @@ class Stream:
         self._slim = False
         self._open: Any = None
         self._cursor: object = None
+        self._thread: asyncio.Task[Document | None] | None = None
         self._is_level = False
         self.reopened = 0
         """How often it broke and was opened again."""
@@ -125,13 +129,22 @@ class Stream:
         async with asyncio.timeout(_SILENCE if self._is_level else _SEARCH):
             if self._open is None:
                 await self._reopen()
-            change: Document | None = await self._open.try_next()
+            change = await self._called(self._open.try_next())
             self._note_resuming()
             if change is not None:
                 await self._complete(change)
             elif not self._open.alive:
                 raise TimeoutError  # it ended without a word
             return change
+
+    async def _called(
+        self, call: Coroutine[Any, Any, Document | None]
+    ) -> Document | None:
+        if self._connection.driver is not Driver.MOTOR:
+            return await call
+        # It goes on in its thread, whoever is cancelled, and may open a cursor there.
+        self._thread = background(call)
+        return await asyncio.shield(self._thread)
 
     async def _reopen(self) -> None:
         pipeline = items.slim(self._pipeline) if self._slim else self._pipeline
@@ -164,4 +177,6 @@ class Stream:
         if stream is not None:
             with suppress(PyMongoError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL):
+                    if self._thread is not None:
+                        await asyncio.wait([self._thread])
                     await stream.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing, suppress
 
 import pytest
 from bson.timestamp import Timestamp
 from faults import failing
+from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import MongoClient
-from watching import SESSION, new_event
+from watching import SESSION, change_streams, new_event
 
 from mongo_session_service import MongoSessionService, history
 from mongo_session_service.changes import items, stream
@@ -72,3 +74,22 @@ async def test_a_silent_server_is_given_up(
     assert change["ns"]["coll"] == "events"
     assert changes.reopened == 1
     await changes.close()
+
+
+async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
+    mongodb_uri: str, database: str, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Motor opens it in a thread, which goes on when its caller is cancelled."""
+    monkeypatch.setattr(stream, "AWAIT_MS", 50)
+    with closing(AsyncIOMotorClient(mongodb_uri)) as client:
+        service = MongoSessionService(client=client, database=database)
+        await service.create_session(**SESSION)
+        async with service._opened() as opened:  # noqa: SLF001  below what is public
+            now = await history.now(opened.connection)
+        for milliseconds in range(10):
+            changes = opened_at(opened.connection, now)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(milliseconds / 1000):
+                    await changes.next()
+            await changes.close()
+            assert change_streams(admin, database) == set()
