@@ -8,7 +8,7 @@ from filling import fill
 from google.adk.sessions import InMemorySessionService
 from sealing import SEALED
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, rebasing
 
 
 @pytest.fixture
@@ -17,6 +17,21 @@ async def victim(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionS
     uri = victim_uri(mongodb_uri)
     async with MongoSessionService(uri, database=database) as service:
         yield service
+
+
+@pytest.fixture
+async def second(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
+    """A service whose writers come second, if need be."""
+    uri = victim_uri(mongodb_uri)
+    service = MongoSessionService(uri, database=database, on_conflict="rebase")
+    async with service:
+        yield service
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No response is waited for long."""
+    monkeypatch.setattr(rebasing, "PATIENCE", 0.2)
 
 
 @pytest.fixture

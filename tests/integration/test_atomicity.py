@@ -11,6 +11,7 @@ from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
+from one_session import IDS, read
 from pymongo import MongoClient
 
 from mongo_session_service import (
@@ -21,7 +22,6 @@ from mongo_session_service import (
     UnknownOutcomeError,
 )
 
-IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
 ALL_SCOPES = {"k": 1, "app:k": 1, "user:k": 1, "temp:k": 1}
 NETWORK_ERROR = {"closeConnection": True}
 TRANSIENT = {"errorCode": 251, "errorLabels": ["TransientTransactionError"]}
@@ -35,12 +35,6 @@ def new_event(**delta: Any) -> Event:
 def everything(admin: MongoClient, database: str) -> dict[str, list[dict[str, Any]]]:
     names = ("sessions", "events", "app_states", "user_states")
     return {name: list(admin[database][name].find()) for name in names}
-
-
-async def read(service: MongoSessionService) -> Session:
-    found = await service.get_session(**IDS)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("command", ["update", "insert", "commitTransaction"])

@@ -8,24 +8,17 @@ import pymongo
 import pytest
 from faults import failing, open_transactions
 from google.adk.events import Event, EventActions
-from google.adk.sessions import Session
+from one_session import IDS, read
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
 
-IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
 BLOCKED = {"blockConnection": True, "blockTimeMS": 200}
 
 
 def new_event() -> Event:
     delta = {"k": 1, "app:k": 1, "temp:k": 1}
     return Event(author="x", actions=EventActions(state_delta=delta))
-
-
-async def read(service: MongoSessionService) -> Session:
-    found = await service.get_session(**IDS)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("command", ["update", "insert", "commitTransaction"])

@@ -11,6 +11,7 @@ from google.adk.errors import StaleSessionError
 from google.adk.events import Event
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
+from one_session import authors, read
 from watching import APP, ID, IDS, SESSION, USER, Follower
 
 from mongo_session_service import MongoSessionService
@@ -19,19 +20,9 @@ HOUR = 3600.0
 TTL = 10 * HOUR
 
 
-async def read(service: MongoSessionService) -> Session:
-    found = await service.get_session(**SESSION)
-    assert found is not None
-    return found
-
-
 def without_marker(session: Session) -> Session:
     """A copy that went over the wire."""
     return Session.model_validate_json(session.model_dump_json())
-
-
-def authors(session: Session) -> list[str]:
-    return [event.author for event in session.events]
 
 
 async def test_a_clock_that_goes_back(

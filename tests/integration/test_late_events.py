@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from calling import called, responded
-from faults import failing, victim_uri
+from faults import failing
 from google.adk.errors import StaleSessionError
-from google.adk.sessions import Session
+from one_session import IDS, authors, read
 from pymongo import MongoClient
-from watching import SESSION as IDS
 from watching import new_event
 
 from mongo_session_service import (
     MongoSessionService,
     UnknownOutcomeError,
-    rebasing,
 )
-
-
-@pytest.fixture
-async def second(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
-    """A service whose writers come second, if need be."""
-    uri = victim_uri(mongodb_uri)
-    service = MongoSessionService(uri, database=database, on_conflict="rebase")
-    async with service:
-        yield service
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No response is waited for long."""
-    monkeypatch.setattr(rebasing, "PATIENCE", 0.2)
-
-
-async def read(service: MongoSessionService) -> Session:
-    found = await service.get_session(**IDS)
-    assert found is not None
-    return found
-
-
-def authors(session: Session) -> list[str]:
-    return [event.author for event in session.events]
 
 
 @pytest.mark.usefixtures("impatient")

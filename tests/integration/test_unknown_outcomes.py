@@ -12,6 +12,7 @@ from faults import VICTIM, failing, open_transactions, victim_uri
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events import Event
 from google.adk.sessions import Session
+from one_session import IDS, read
 from pymongo import MongoClient
 
 from mongo_session_service import (
@@ -21,16 +22,9 @@ from mongo_session_service import (
 )
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
-IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
 UNREPLICATED = {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
 UNSATISFIABLE = {"writeConcernError": {"code": 100, "errmsg": "not enough members"}}
 SILENT = {"blockConnection": True, "blockTimeMS": 1000}
-
-
-async def read(service: MongoSessionService) -> Session:
-    found = await service.get_session(**IDS)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("how", [UNREPLICATED, {"closeConnection": True}])

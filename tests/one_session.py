@@ -1,0 +1,21 @@
+"""The one session that many tests are about."""
+
+from __future__ import annotations
+
+from google.adk.sessions import Session
+
+from mongo_session_service import MongoSessionService
+
+IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
+
+
+async def read(service: MongoSessionService) -> Session:
+    """It, as a service reads it."""
+    found = await service.get_session(**IDS)
+    assert found is not None
+    return found
+
+
+def authors(session: Session) -> list[str]:
+    """Whose events it has, in order."""
+    return [event.author for event in session.events]
