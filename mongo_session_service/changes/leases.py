@@ -20,6 +20,7 @@ from typing import Any, Final
 from bson.codec_options import CodecOptions
 from pymongo.errors import PyMongoError
 
+from mongo_session_service.cancellation import uninterrupted
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import ConfigurationError, LeaseLostError, quoted
 from mongo_session_service.transactions import Txn
@@ -56,11 +57,23 @@ class _Claim:
         )
         return bool(renewed.matched_count)
 
+    async def take(self) -> bool:
+        """Have the lease, if nobody else has; whoever is cancelled gets to know."""
+        taken = await uninterrupted(
+            _plain(self.connection.leases).find_one_and_update(
+                {"_id": self.name, **_IS_FREE},
+                [{"$set": {"owner": self.owner, "expires_at": _expiry()}}],
+            )
+        )
+        return taken is not None
+
     async def give_up(self) -> None:
-        """Let the next reader have it at once."""
-        await self.connection.leases.update_one(
+        """Let the next reader have it at once, even if the caller is cancelled."""
+        giving_up = self.connection.leases.update_one(
             {"_id": self.name, "owner": self.owner}, {"$set": {"owner": None}}
         )
+        with suppress(PyMongoError):
+            await uninterrupted(giving_up)
 
 
 class Lease:
@@ -94,24 +107,22 @@ class Lease:
         await _add(connection.leases, name, {"owner": None, "expires_at": None})
         await add_checkpoint(connection, name, app_name, None, None)
         await _check_app(connection, name, app_name)
-        taken = {"owner": owner, "expires_at": _expiry()}
-        found = None
-        while found is None:
-            found = await persistently(
-                lambda: _plain(connection.leases).find_one_and_update(
-                    {"_id": name, **_IS_FREE}, [{"$set": taken}]
+        claim = _Claim(connection, name, owner)
+        try:
+            # No signal comes from another process.
+            while not await persistently(claim.take):  # noqa: ASYNC110
+                await asyncio.sleep(_RETRY)
+            checkpoint: Document = await persistently(
+                lambda: _plain(connection.checkpoints).find_one_and_update(
+                    {"_id": name},
+                    {"$inc": {"epoch": 1}, "$set": {"serial": 0}},
+                    return_document=True,
                 )
             )
-            if found is None:
-                await asyncio.sleep(_RETRY)
-        checkpoint: Document = await persistently(
-            lambda: _plain(connection.checkpoints).find_one_and_update(
-                {"_id": name},
-                {"$inc": {"epoch": 1}, "$set": {"serial": 0}},
-                return_document=True,
-            )
-        )
-        return cls(_Claim(connection, name, owner), checkpoint)
+            return cls(claim, checkpoint)
+        except BaseException:
+            await claim.give_up()
+            raise
 
     @property
     def is_lost(self) -> bool:
@@ -206,8 +217,7 @@ class Lease:
         """Let the next reader have it at once."""
         self._renewal.cancel()
         self._is_lost = True
-        with suppress(PyMongoError):
-            await self._claim.give_up()
+        await self._claim.give_up()
 
 
 async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
@@ -221,8 +231,7 @@ async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
                 del held
         await asyncio.sleep(RENEWAL)
     if held is None:
-        with suppress(PyMongoError):
-            await claim.give_up()
+        await claim.give_up()
 
 
 def _plain(collection: Any) -> Any:
@@ -288,11 +297,3 @@ def _saved(position: Position, log: object) -> Document:
 def _expiry() -> Document:
     """When a lease expires that is renewed now."""
     return {"$add": ["$$NOW", int(LEASE * 1000)]}
-
-
-async def log_id(connection: Connection) -> Any:
-    """What tells an events collection from any other, also of the same name."""
-    command = {"listCollections": 1, "filter": {"name": connection.events.name}}
-    reply = await persistently(lambda: connection.database.command(command))
-    found = reply["cursor"]["firstBatch"]
-    return found[0]["info"]["uuid"] if found else None

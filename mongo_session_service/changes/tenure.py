@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from mongo_session_service import history
 from mongo_session_service.cancellation import background
@@ -16,7 +16,7 @@ from .checkpoints import Position
 from .deliveries import Deliveries, Delivery
 from .handling import Work, in_transaction
 from .items import Names
-from .leases import Lease, add_checkpoint, log_id
+from .leases import Lease, add_checkpoint
 from .patience import PAUSE_AFTER_LOSS, persistently
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ Start = Literal["beginning", "now"]
 async def begin_now(connection: Connection, name: str, app_name: str | None) -> None:
     """Have a new name begin with what happens from now on, whoever is to read it."""
     history.check(connection)
-    log = await log_id(connection)
+    log = await _log_id(connection)
     now = await persistently(lambda: history.now(connection))
     await add_checkpoint(connection, name, app_name, log, Position.at_end(now))
 
@@ -78,7 +78,7 @@ class Tenure:
         history.check(connection)
         lease = await Lease.acquire(connection, name, app_name)
         try:
-            log = await log_id(connection)
+            log = await _log_id(connection)
             tenure = cls(connection, lease, log, app_name, on_history_lost)
             await tenure._begin(start)
         except BaseException:
@@ -119,7 +119,7 @@ class Tenure:
         await self._close_deliveries()
         await asyncio.sleep(PAUSE_AFTER_LOSS)
         # Another one by now, or none until the next append makes it.
-        self._log = await log_id(self.connection)
+        self._log = await _log_id(self.connection)
         await self._begin_at("now" if self._on_history_lost == "skip" else "beginning")
 
     async def next(self) -> Delivery:
@@ -224,3 +224,11 @@ class Tenure:
     async def _close_deliveries(self) -> None:
         if self._deliveries is not None:
             await self._deliveries.close()
+
+
+async def _log_id(connection: Connection) -> Any:
+    """What tells an events collection from any other, also of the same name."""
+    command = {"listCollections": 1, "filter": {"name": connection.events.name}}
+    reply = await persistently(lambda: connection.database.command(command))
+    found = reply["cursor"]["firstBatch"]
+    return found[0]["info"]["uuid"] if found else None
