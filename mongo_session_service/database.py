@@ -28,6 +28,7 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from . import concerns, transactions
+from .cancellation import uninterrupted
 from .drivers import Driver, primary_of
 from .hooks import NO_HOOKS, Hooks
 from .secondaries import (
@@ -171,6 +172,23 @@ class Connection:
         async with starting as session:
             yield session
 
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Any]:
+        """A session of the driver's, with which a cancelled caller's cursors go.
+
+        What is left of a long reply would be kept for half an hour else.
+        """
+        if self.driver is Driver.MOCK:
+            yield None
+            return
+        async with self._session() as session:
+            try:
+                yield session
+            except asyncio.CancelledError:
+                # Of some of them nobody knows the id: who had asked has not waited.
+                await uninterrupted(transactions.end(session))
+                raise
+
     async def write(self, command: dict[str, Any], txn: Txn) -> int:
         """Run an ``insert`` or ``update`` in a transaction; what its ``n`` counts.
 
@@ -233,27 +251,27 @@ class Connection:
             "cursor": {"batchSize": ONE_BATCH},
             "readConcern": SNAPSHOT.document,
         }
-        reply = await self.database.command(
-            command, read_preference=_PRIMARY, codec_options=_RAW
-        )
-        decoded = bson.decode(
-            reply.raw, _CODEC_OPTIONS if _INT64_MARK in reply.raw else _PLAIN
-        )
-        cursor = decoded["cursor"]
-        if cursor["id"]:
-            rest = {"killCursors": collection, "cursors": [cursor["id"]]}
-            await self.database.command(rest)
-            return None, cursor["atClusterTime"]
-        return cursor["firstBatch"], cursor["atClusterTime"]
+        async with self.reading() as session:
+            reply = await self.database.command(
+                command, read_preference=_PRIMARY, codec_options=_RAW, session=session
+            )
+            decoded = bson.decode(
+                reply.raw, _CODEC_OPTIONS if _INT64_MARK in reply.raw else _PLAIN
+            )
+            cursor = decoded["cursor"]
+            if cursor["id"]:
+                rest = {"killCursors": collection, "cursors": [cursor["id"]]}
+                await self.database.command(rest, session=session)
+                return None, cursor["atClusterTime"]
+            return cursor["firstBatch"], cursor["atClusterTime"]
 
     async def aggregate(
         self, collection: Any, pipeline: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         """All results of an aggregation, not before this service's latest write."""
-        if not self.latest.is_known:
-            return await self._all(collection.aggregate(pipeline, batchSize=ONE_BATCH))
-        async with self._session() as session:
-            session.advance_operation_time(self.latest.time)
+        async with self.reading() as session:
+            if self.latest.is_known:
+                session.advance_operation_time(self.latest.time)
             return await self._all(
                 collection.aggregate(pipeline, session=session, batchSize=ONE_BATCH)
             )

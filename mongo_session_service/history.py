@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 from bson.int64 import Int64
@@ -50,13 +52,20 @@ async def now(connection: Connection) -> Timestamp:
     return time
 
 
-async def watch(
+@asynccontextmanager
+async def watching(
     connection: Connection, pipeline: list[dict[str, Any]], **options: Any
-) -> Any:
+) -> AsyncIterator[Any]:
     """A change stream of the database, open or about to be."""
     database = connection.database.with_options(read_concern=_MAJORITY)
-    stream = database.watch(pipeline, **options)
-    return await stream if connection.driver is Driver.PYMONGO else stream
+    async with connection.reading() as session:
+        stream = database.watch(pipeline, session=session, **options)
+        if connection.driver is Driver.PYMONGO:
+            stream = await stream
+        try:
+            yield stream
+        finally:
+            await stream.close()
 
 
 async def snapshot(
@@ -99,10 +108,7 @@ async def snapshot_at(
         "cursor": {"batchSize": ONE_BATCH},
         "readConcern": concern,
     }
-    starting = connection.client.start_session()
-    if connection.driver is Driver.MOTOR:
-        starting = await starting
-    async with starting as session:
+    async with connection.reading() as session:
 
         async def run(command: dict[str, Any]) -> dict[str, Any]:
             reply: dict[str, Any] = await connection.database.command(

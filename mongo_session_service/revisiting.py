@@ -123,8 +123,9 @@ async def deltas(
 ) -> list[Document]:
     """What a session's events up to a revision have set, and nothing else of them."""
     where = queries.events_until(key, revision, after)
-    found = connection.events.find(where, _DELTA).sort("_id", 1)
-    return [delta_of(each) for each in await found.to_list(None)]
+    async with connection.reading() as session:
+        found = connection.events.find(where, _DELTA, session=session).sort("_id", 1)
+        return [delta_of(each) for each in await found.to_list(None)]
 
 
 def checked(session: Document, revision: int | None) -> int:

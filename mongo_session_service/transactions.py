@@ -95,9 +95,9 @@ async def run(
             )
     except (PyMongoError, TimeoutError) as error:
         if is_committing or timer.expired():
-            with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
-                async with asyncio.timeout(_FAREWELL):
-                    await _release(txn)
+            # The driver will not abort what it tried to commit, and cannot abort what
+            # the server is still at.
+            await end(txn)
         if isinstance(error, TimeoutError) and timer.expired():
             raise _given_up(limit, is_committing=is_committing) from None
         raise
@@ -116,10 +116,12 @@ def _given_up(limit: float, *, is_committing: bool) -> PyMongoError:
     return NetworkTimeout(message)
 
 
-async def _release(txn: Txn) -> None:
-    """Have the server end what it still does in a session, so that it holds no locks.
+async def end(session: Any) -> None:
+    """Have the server end what it does and keeps in a session of the driver's.
 
-    The driver will not abort what it tried to commit, and cannot abort what the server
-    is still at. Whose session it is may do this without a privilege.
+    Whose session it is may do this without a privilege. It is given up soon.
     """
-    await txn.client.admin.command("killSessions", [txn.session_id])
+    with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
+        async with asyncio.timeout(_FAREWELL):
+            admin = session.client["admin"]
+            await admin.command("killSessions", [session.session_id])

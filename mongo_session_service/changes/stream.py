@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
@@ -65,6 +65,7 @@ class Stream:
         self._start = start
         self._slim = False
         self._open: Any = None
+        self._opened = AsyncExitStack()
         self._cursor: object = None
         self._thread: asyncio.Task[Document | None] | None = None
         self._is_level = False
@@ -153,8 +154,10 @@ class Stream:
             if isinstance(self._start, Timestamp)
             else {"start_after": self._start}
         )
-        self._open = await history.watch(
-            self._connection, pipeline, max_await_time_ms=AWAIT_MS, **where
+        self._open = await self._opened.enter_async_context(
+            history.watching(
+                self._connection, pipeline, max_await_time_ms=AWAIT_MS, **where
+            )
         )
         self._note_resuming()
 
@@ -173,10 +176,9 @@ class Stream:
 
     async def close(self) -> None:
         """End the server's cursor; the next call opens another."""
-        stream, self._open, self._cursor = self._open, None, None
-        if stream is not None:
-            with suppress(PyMongoError, TimeoutError):
-                async with asyncio.timeout(_FAREWELL):
-                    if self._thread is not None:
-                        await asyncio.wait([self._thread])
-                    await stream.close()
+        self._open, self._cursor = None, None
+        with suppress(PyMongoError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                if self._thread is not None:
+                    await asyncio.wait([self._thread])
+                await self._opened.aclose()
