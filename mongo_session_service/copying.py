@@ -83,8 +83,8 @@ async def copy_session(
         raise _not_found(source)
     revision = checked(beginning.session, revision)
     copy = Copy(source, target, uuid.uuid4().hex)
-    await _take_place(connection, copy)
     try:
+        await _take_place(connection, copy)
         for after in range(0, revision, STEP):
             await _renew(connection, copy)
             until = min(after + STEP, revision)
@@ -92,6 +92,8 @@ async def copy_session(
         await _renew(connection, copy)
         session = await _session(connection, copy, beginning, revision)
         await uninterrupted(_settle(connection, copy, beginning, session))
+    except AlreadyExistsError:
+        raise  # the place is another's
     except ConnectionFailure:
         raise  # the server may be copying still, so its place is left to expire
     except BaseException:
@@ -104,8 +106,8 @@ async def _take_place(connection: Connection, copy: Copy) -> None:
         now = platform_time.get_time()
         place = {"_id": copy.target.id, "held_by": copy.holder, "steps": 0}
         try:
-            await connection.sessions.insert_one(
-                {**place, "expire_time": now + LIFETIME}
+            await uninterrupted(
+                connection.sessions.insert_one({**place, "expire_time": now + LIFETIME})
             )
         except DuplicateKeyError:
             if not (await remove_expired(connection, copy.target, now) and left):
