@@ -6,16 +6,25 @@ import pytest
 from faults import victim_uri
 from filling import fill
 from google.adk.sessions import InMemorySessionService
+from pymongo import MongoClient
+from resting import leaving_nothing
 from sealing import SEALED
 
 from mongo_session_service import MongoSessionService, rebasing
 
 
 @pytest.fixture
-async def victim(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
-    """A service whose commands ``faults.failing`` can make fail."""
-    uri = victim_uri(mongodb_uri)
-    async with MongoSessionService(uri, database=database) as service:
+async def victim(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> AsyncIterator[MongoSessionService]:
+    """A service whose commands ``faults.failing`` can make fail.
+
+    Nothing is left of it at the end: on the server, in the driver, in the event loop.
+    """
+    async with (
+        MongoSessionService(victim_uri(mongodb_uri), database=database) as service,
+        leaving_nothing(admin, service),
+    ):
         yield service
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from faults import open_transactions, victim_uri
+from faults import victim_uri
 from google.adk.sessions import Session
 from pymongo import MongoClient
+from resting import leaving_nothing
 from watching import APP, IDS, PATIENCE, USER, Follower, new_event
 
 from mongo_session_service import MongoSessionService
@@ -22,6 +23,7 @@ async def test_a_hundred_appends_and_a_pool_of_one(
     async with (
         asyncio.timeout(PATIENCE),
         MongoSessionService(uri, database=database) as service,
+        leaving_nothing(admin, service),
         Follower(service.watch(APP, USER)) as follower,
     ):
 
@@ -52,4 +54,3 @@ async def test_a_hundred_appends_and_a_pool_of_one(
                 == {f"{APP}/{USER}/{number}": [1] for number in range(SESSIONS)}
             )
         )
-        assert open_transactions(admin) == 0

@@ -1,0 +1,168 @@
+"""Calls that read: what was cancelled is read again, whole."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from .world import STATE, Prepared, World, ids_of, of_user, works
+
+
+async def get(world: World) -> Prepared:
+    session = await world.known()
+
+    async def check() -> None:
+        found = await world.stored(session)
+        assert found is not None
+        assert found.events == session.events
+
+    return world.service.get_session(**ids_of(session)), check
+
+
+async def get_at(world: World) -> Prepared:
+    session = await world.known()
+    asked = {**ids_of(session), "revision": 2}
+
+    async def check() -> None:
+        past = await world.service.get_session_at(**asked)
+        assert past is not None
+        assert past.events == session.events[:2]
+
+    return world.service.get_session_at(**asked), check
+
+
+async def get_of_old(world: World) -> Prepared:
+    """A session whose initial state is to be inferred from all of its log."""
+    session = await world.session(events=3)
+    sessions = world.client[world.database]["sessions"]
+    where = {"_id": ids_of(session)}
+    await sessions.update_one(where, {"$unset": {"initial_state": ""}})
+    return world.service.get_session_at(**ids_of(session), revision=1), works
+
+
+async def list_(world: World) -> Prepared:
+    session = await world.known()
+
+    async def check() -> None:
+        listed = await world.service.list_sessions(**of_user(session))
+        assert session.id in {each.id for each in listed.sessions}
+
+    return world.service.list_sessions(**of_user(session)), check
+
+
+async def find(world: World) -> Prepared:
+    """A search of two pages."""
+    user = {"app_name": "app", "user_id": world.new_id()}
+    sessions = [await world.session(0, **user) for _ in range(2)]
+
+    async def look() -> list[str]:
+        search = {**user, "where": {"k": 1}, "limit": 1}
+        first = await world.service.find_sessions(**search)
+        token = first.next_page_token
+        second = await world.service.find_sessions(**search, page_token=token)
+        return [each.id for each in (*second.sessions, *first.sessions)]
+
+    async def check() -> None:
+        assert await look() == [each.id for each in sessions]
+
+    return look(), check
+
+
+async def get_user_state(world: World) -> Prepared:
+    session = await world.known()
+
+    async def check() -> None:
+        assert await world.service.get_user_state(**of_user(session)) == {"k": 1}
+
+    return world.service.get_user_state(**of_user(session)), check
+
+
+async def iterate(world: World) -> Prepared:
+    """A history of two pages, read to its end."""
+    session = await world.known()
+    told: list[int] = []
+
+    async def read() -> None:
+        async for revision, _ in world.service.iter_events(**ids_of(session)):
+            told.append(revision)
+
+    async def check() -> None:
+        assert told == [1, 2, 3][: len(told)]
+        told.clear()
+        await read()
+        assert told == [1, 2, 3]
+
+    return read(), check
+
+
+async def iterate_user(world: World) -> Prepared:
+    """The histories of two sessions, in two pages, read to their end."""
+    user = {"app_name": "app", "user_id": world.new_id()}
+    sessions = [await world.session(events, **user) for events in (1, 2)]
+    told: list[tuple[str, int]] = []
+
+    async def read() -> None:
+        async for id_, revision, _ in world.service.iter_user_events(**user):
+            told.append((id_, revision))
+
+    async def check() -> None:
+        whole = sorted(
+            (each.id, revision)
+            for each in sessions
+            for revision in range(1, len(each.events) + 1)
+        )
+        assert told == whole[: len(told)]
+        told.clear()
+        await read()
+        assert told == whole
+
+    return read(), check
+
+
+async def leave(world: World) -> Prepared:
+    """A history that is left at each of its events, and so amid either page."""
+    session = await world.known()
+    return _left_everywhere(lambda: world.service.iter_events(**ids_of(session))), works
+
+
+async def leave_user(world: World) -> Prepared:
+    session = await world.session(events=3, user_id=world.new_id())
+    of = of_user(session)
+    return _left_everywhere(lambda: world.service.iter_user_events(**of)), works
+
+
+async def _left_everywhere(begin: Any) -> None:
+    for taken in range(4):
+        events: AsyncGenerator[Any, None] = begin()
+        for _ in range(taken):
+            await anext(events)
+        await events.aclose()
+
+
+async def ping(world: World) -> Prepared:
+    return world.service.ping(), works
+
+
+async def prunable(world: World) -> Prepared:
+    return world.service.prunable(), works
+
+
+async def consumers(world: World) -> Prepared:
+    for name in "abc":
+        async with world.service.consumer(name, start="now"):
+            pass
+
+    async def check() -> None:
+        assert [each.name for each in await world.service.consumers()] == [*"abc"]
+
+    return world.service.consumers(), check
+
+
+async def wait_for(world: World) -> Prepared:
+    session = await world.known()
+
+    async def wait() -> None:
+        state = await world.service.wait_for(**ids_of(session), revision=1)
+        assert state == STATE
+
+    return wait(), wait

@@ -1,0 +1,211 @@
+"""Calls that write: what was cancelled is done or not done, and never half."""
+
+from __future__ import annotations
+
+from google.adk.events import Event, EventActions
+
+from mongo_session_service import MongoSessionService
+
+from .world import STATE, Prepared, World, ids_of, new_event, of_user, works
+
+
+async def create(world: World) -> Prepared:
+    ids = world.ids()
+
+    async def check() -> None:
+        found = await world.service.get_session(**ids)
+        assert found is None or found.state == STATE
+
+    return world.service.create_session(**ids, state=dict(STATE)), check
+
+
+async def append(world: World) -> Prepared:
+    session = await world.session()
+
+    async def check() -> None:
+        session.state.pop("temp:k", None)
+        assert await world.stored(session) == session
+        await world.service.append_event(session, new_event())
+        found = await world.stored(session)
+        assert found is not None
+        assert found.events == session.events
+
+    return world.service.append_event(session, new_event()), check
+
+
+async def rebase(world: World) -> Prepared:
+    """An append that comes late: it is shown what it missed, and is stored, or not."""
+    session = await world.session()
+    late = session.model_copy(deep=True)
+    await world.service.append_event(session, new_event())
+    event = new_event()
+
+    async def check() -> None:
+        assert len(late.events) in {1, 3}
+        found = await world.stored(session)
+        assert found is not None
+        is_stored = event.id in [each.id for each in found.events]
+        assert is_stored == (len(late.events) == 3)
+        await world.rebasing.append_event(late, event)
+        again = await world.stored(session)
+        assert again is not None
+        assert [each.id for each in again.events] == [
+            *(each.id for each in session.events),
+            event.id,
+        ]
+        assert again.events == late.events
+
+    return world.rebasing.append_event(late, event), check
+
+
+async def rewind(world: World) -> Prepared:
+    """A rewind reads the log first; the initial state comes back with it, or not."""
+    session = await world.session()
+    delta = {"k": None}
+    event = Event(author="user", actions=EventActions(state_delta=delta))
+    event.actions.rewind_before_invocation_id = session.events[0].invocation_id
+
+    async def check() -> None:
+        session.state.pop("temp:k", None)
+        found = await world.stored(session)
+        assert found == session
+        assert len(found.events) in {1, 2}
+        assert found.state == STATE
+
+    return world.service.append_event(session, event), check
+
+
+async def update(world: World) -> Prepared:
+    session = await world.session(user_id=world.new_id())
+
+    async def check() -> None:
+        page = await world.service.find_sessions(**of_user(session))
+        assert [each.id for each in page.sessions] == [session.id]
+        (found,) = page.sessions
+        assert (found.title, found.ttl) in {(None, None), ("title", 3600.0)}
+        await world.service.append_event(session, new_event())
+        assert await world.stored(session) is not None
+
+    ids = ids_of(session)
+    return world.service.update_session(**ids, title="title", ttl=3600), check
+
+
+async def fork(world: World) -> Prepared:
+    """The copy is whole, with its source's past, or its id is free."""
+    session = await world.session(events=3)
+    new_id = world.new_id()
+
+    async def check() -> None:
+        ids = {**of_user(session), "session_id": new_id}
+        forked = await world.service.get_session(**ids)
+        if forked is None:
+            forked = await world.service.fork_session(
+                **ids_of(session), at_revision=2, new_session_id=new_id
+            )
+        assert [each.id for each in forked.events] == [
+            each.id for each in session.events[:2]
+        ]
+        assert forked.state == STATE
+        await world.service.append_event(forked, new_event())
+
+    call = world.service.fork_session(
+        **ids_of(session), at_revision=2, new_session_id=new_id
+    )
+    return call, check
+
+
+async def delete(world: World) -> Prepared:
+    session = await world.session()
+
+    async def check() -> None:
+        found = await world.stored(session)
+        assert found is None or len(found.events) == 1
+        await world.service.delete_session(**ids_of(session))
+        assert await world.stored(session) is None
+
+    return world.service.delete_session(**ids_of(session)), check
+
+
+async def delete_long(world: World) -> Prepared:
+    """A session that is removed in steps is gone from the first one on."""
+    session = await world.session(events=2)
+
+    async def check() -> None:
+        found = await world.stored(session)
+        assert found is None or len(found.events) == 2
+        await world.service.delete_session(**ids_of(session))
+        assert await world.stored(session) is None
+
+    return world.service.delete_session(**ids_of(session)), check
+
+
+async def delete_user(world: World) -> Prepared:
+    session = await world.session(user_id=world.new_id())
+
+    async def check() -> None:
+        found = await world.stored(session)
+        assert found is None or len(found.events) == 1
+        await world.service.delete_user(**of_user(session))
+        assert await world.stored(session) is None
+        assert await world.service.get_user_state(**of_user(session)) == {}
+
+    return world.service.delete_user(**of_user(session)), check
+
+
+async def delete_app(world: World) -> Prepared:
+    """It goes with its consumers."""
+    session = await world.session(app_name=world.new_id())
+    name, app_name = world.new_id(), session.app_name
+    async with world.service.consumer(name, app_name=app_name, start="now"):
+        pass
+
+    async def check() -> None:
+        found = await world.stored(session)
+        assert found is None or len(found.events) == 1
+        await world.service.delete_app(app_name=app_name)
+        assert (await world.service.list_sessions(app_name=app_name)).sessions == []
+        assert name not in {each.name for each in await world.service.consumers()}
+
+    return world.service.delete_app(app_name=app_name), check
+
+
+async def prune(world: World) -> Prepared:
+    """What has expired is gone for everybody before, and after."""
+    session = await world.session()
+    sessions = world.client[world.database]["sessions"]
+    where = {"_id": ids_of(session)}
+    await sessions.update_one(where, {"$set": {"expire_time": 1.0}})
+
+    async def check() -> None:
+        assert await world.stored(session) is None
+        await world.service.prune()
+        assert (await world.service.prunable()).sessions == 0
+
+    return world.service.prune(), check
+
+
+async def open_(world: World) -> Prepared:
+    """A service that is entered, called, and left."""
+    service = MongoSessionService(client=world.client, database=world.database)
+
+    async def enter() -> None:
+        async with service:
+            await service.flush()
+
+    async def check() -> None:
+        await enter()
+        await world.session()
+
+    return enter(), check
+
+
+async def setup(world: World) -> Prepared:
+    return world.service.setup(), works
+
+
+async def flush(world: World) -> Prepared:
+    return world.service.flush(), works
+
+
+async def close(world: World) -> Prepared:
+    return world.service.close(), works
