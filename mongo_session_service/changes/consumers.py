@@ -11,7 +11,7 @@ from typing import Self
 
 from mongo_session_service.arguments import check_callable, check_flag
 from mongo_session_service.authorization import naming_privileges
-from mongo_session_service.cancellation import background
+from mongo_session_service.cancellation import background, uninterrupted
 from mongo_session_service.errors import InvalidInputError, LeaseLostError, quoted
 from mongo_session_service.translation import translated
 
@@ -113,7 +113,7 @@ class Consumer:
         tenure, self._tenure = self._tenure, None
         if tenure is not None:
             self._has_uncommitted = tenure.has_uncommitted
-            await tenure.close()
+            await uninterrupted(tenure.close())
 
     @property
     def checkpoint_age(self) -> float | None:

@@ -68,12 +68,12 @@ class _Claim:
         return taken is not None
 
     async def give_up(self) -> None:
-        """Let the next reader have it at once, even if the caller is cancelled."""
-        giving_up = self.connection.leases.update_one(
-            {"_id": self.name, "owner": self.owner}, {"$set": {"owner": None}}
-        )
-        with suppress(PyMongoError):
-            await uninterrupted(giving_up)
+        """Let the next reader have it at once; if that takes long, it has expired."""
+        with suppress(PyMongoError, TimeoutError):
+            async with asyncio.timeout(LEASE):
+                await self.connection.leases.update_one(
+                    {"_id": self.name, "owner": self.owner}, {"$set": {"owner": None}}
+                )
 
 
 class Lease:
@@ -121,7 +121,7 @@ class Lease:
             )
             return cls(claim, checkpoint)
         except BaseException:
-            await claim.give_up()
+            await uninterrupted(claim.give_up())
             raise
 
     @property

@@ -8,7 +8,7 @@ import time
 from typing import Any, Final, Literal, Self
 
 from mongo_session_service import history
-from mongo_session_service.cancellation import background
+from mongo_session_service.cancellation import background, uninterrupted
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import HistoryLostError
 
@@ -82,7 +82,7 @@ class Tenure:
             tenure = cls(connection, lease, log, app_name, on_history_lost)
             await tenure._begin(start)
         except BaseException:
-            await lease.release()
+            await uninterrupted(lease.release())
             raise
         return tenure
 

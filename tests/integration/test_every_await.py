@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import AsyncIterator
 
@@ -49,6 +50,7 @@ async def world(mongodb_uri: str, database: str) -> AsyncIterator[World]:
         yield World(service, rebasing, client)
         await service.close()
         await returned(client)
+    gc.collect()  # so that the sockets of the warning go here
 
 
 async def cancel_at_every_point(
