@@ -11,6 +11,7 @@ from pathlib import Path
 
 import canaries
 import pytest
+from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
 from recording import recording
@@ -18,6 +19,14 @@ from stores import Place, PostgreSql, postgresql_server
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
+
+# No example is a failure for the time it takes: that is the machine's.
+settings.register_profile(
+    "untimed",
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:

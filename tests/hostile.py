@@ -33,7 +33,7 @@ from bson.raw_bson import RawBSONDocument
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from strategies import nested, states
 
@@ -43,11 +43,9 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 """How many calls of each method to try; without it few, and always the same."""
 
 fuzzing = settings(
-    deadline=None,
     derandomize=not EXAMPLES,
     max_examples=EXAMPLES or 10,
     phases=set(Phase) - {Phase.shrink},  # it takes minutes, and they are short
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 BANG = "hunter2"

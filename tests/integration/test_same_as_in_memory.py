@@ -8,7 +8,7 @@ from typing import Any
 from google.adk.events import Event, EventActions
 from google.adk.sessions import BaseSessionService, InMemorySessionService, Session
 from google.genai import types
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import identical, json_values, nested, states
 
@@ -16,11 +16,7 @@ from mongo_session_service import MongoSessionService
 
 APP = "app"
 numbers = itertools.count()
-on_a_server = settings(
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+on_a_server = settings(max_examples=60)
 
 prefixed_states = st.dictionaries(
     st.builds(str.__add__, st.sampled_from(["", "app:", "user:", "temp:"]), st.text()),

@@ -17,7 +17,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.adk.sessions import BaseSessionService, InMemorySessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -264,10 +264,8 @@ def test_any_calls_in_any_order(mongodb_uri: str, database: str) -> None:
                 settings=settings(
                     derandomize=True,
                     database=None,
-                    deadline=None,
                     max_examples=20,
                     stateful_step_count=15,
-                    suppress_health_check=[HealthCheck.too_slow],
                 ),
             )
         finally:
