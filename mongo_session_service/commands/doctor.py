@@ -25,7 +25,7 @@ _STYLES: Final = {"ok": GREEN, "warning": YELLOW, "failed": RED, "unknown": CYAN
 _STATUS, _CHECK = 9, 16  # columns
 
 
-@click.command()
+@click.command(short_help="Checks the server, the user and what is stored.")
 @click.argument(
     "place", metavar="[URI]", required=False, expose_value=False, callback=placed
 )

@@ -13,7 +13,7 @@ from .connection import connection_options, said
 from .screen import Screen
 
 
-@click.command()
+@click.command(short_help="Prints a role that has all the service needs.")
 @click.option(
     "--for",
     "features",

@@ -40,16 +40,16 @@ def _show(problem: Problem) -> None:
 
 @click.group("import")
 def import_() -> None:
-    """Move sessions of another store here; safe to repeat.
+    """Moves sessions of another store here; safe to repeat.
 
     What is there already is compared, and what it lacks is added. So a move that was
     broken off goes on, and one of a store in use is repeated to catch up.
     """
 
 
-@click.group("verify")
+@click.group("verify", short_help="Compares another store with what was moved here.")
 def verify_() -> None:
-    """Compare another store with what was moved here, and print each difference."""
+    """Compares another store with what was moved here, and prints each difference."""
 
 
 def _import_of(kind: Kind) -> click.Command:
@@ -59,9 +59,9 @@ def _import_of(kind: Kind) -> click.Command:
     decorate = several(
         click.command(
             kind.name,
-            short_help=f"Import from {kind.what}.",
+            short_help=f"Imports from {kind.what}.",
             help=help_of(
-                f"Import from {kind.what}.",
+                f"Imports from {kind.what}.",
                 f"import {kind.example} mongodb://localhost/my_db",
             ),
         ),
@@ -148,9 +148,9 @@ def _verify_of(kind: Kind) -> click.Command:
     decorate = several(
         click.command(
             kind.name,
-            short_help=f"Verify against {kind.what}.",
+            short_help=f"Verifies against {kind.what}.",
             help=help_of(
-                f"Verify against {kind.what}.",
+                f"Verifies against {kind.what}.",
                 f"verify {kind.example} mongodb://localhost/my_db",
             ),
         ),
@@ -194,9 +194,9 @@ async def _verify(kind: Kind, options: dict[str, Any]) -> int:
 
 @click.command(
     "export",
-    short_help="Write sessions as JSON Lines.",
+    short_help="Writes sessions as JSON Lines.",
     help=help_of(
-        "Write sessions as JSON Lines, the same bytes for the same sessions.",
+        "Writes sessions as JSON Lines, the same bytes for the same sessions.",
         "export mongodb://localhost/my_db --to sessions.jsonl.gz",
     ),
 )
@@ -241,9 +241,9 @@ async def _export(options: dict[str, Any]) -> int:
 
 @click.command(
     "migrate",
-    short_help="Bring a database to this release's schema version.",
+    short_help="Brings a database to this release's schema version.",
     help=help_of(
-        "Bring a database to this release's schema version. Install this release"
+        "Brings a database to this release's schema version. Install this release"
         " everywhere first: it works with the older versions too.",
         "migrate mongodb://localhost/my_db --plan",
     ),
