@@ -1,4 +1,4 @@
-"""The real programs, run as people run them."""
+"""The real programs, run as people run them, or at less expense."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import pty
 import select
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import canaries
+from click.testing import CliRunner
+
+from mongo_session_service.cli import main
 
 PROGRAM = Path(sys.executable).parent / "mongo-session-service"
 ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "200"}
@@ -28,11 +32,30 @@ def run(
         timeout=PATIENCE,
         env=ENVIRONMENT | environment,
     )
-    for shown in (done.stdout, done.stderr):
-        canaries.current.printed(shown.decode())
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
+    return _noted(done.returncode, done.stdout, done.stderr)
+
+
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which need not import ADK again.
+
+    What it prints and how it ends are as from `run`, which each command is tried with,
+    too.
+    """
+    with ThreadPoolExecutor(1) as thread:  # where no event loop is running
+        done = thread.submit(
+            CliRunner(env={"COLUMNS": "200"} | environment).invoke,
+            main,
+            arguments,
+            catch_exceptions=False,
+        ).result(PATIENCE)
+    return _noted(done.exit_code, done.stdout_bytes, done.stderr_bytes)
+
+
+def _noted(code: int, output: bytes, errors: bytes) -> subprocess.CompletedProcess[str]:
+    shown = output.decode(), errors.decode()
+    for text in shown:
+        canaries.current.printed(text)
+    return subprocess.CompletedProcess((), code, *shown)
 
 
 def start(*arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:

@@ -1,42 +1,25 @@
-"""The commands, as processes of their own."""
+"""The commands that show what happens."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 import pytest
+from commands import ENVIRONMENT, PROGRAM, call, run
 from consuming import PATIENCE, append, create, take
 from google.adk.events import Event, EventActions
 from google.genai import types
 
 from mongo_session_service import MongoSessionService
 
-PROGRAM = str(Path(sys.executable).with_name("mongo-session-service"))
 SESSION = ("--app", "app", "--user", "user", "--session", "s")
-
-
-def environment(uri: str) -> dict[str, str]:
-    return {**os.environ, "MONGODB_URI": uri, "COLUMNS": "100"}
-
-
-def run(uri: str, database: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PROGRAM, "--database", database, *arguments],
-        env=environment(uri),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
 
 
 class Running:
@@ -62,7 +45,7 @@ async def running(uri: str, database: str, *arguments: str) -> AsyncIterator[Run
     process = await asyncio.create_subprocess_exec(
         PROGRAM,
         *("--database", database, *arguments),
-        env=environment(uri),
+        env=ENVIRONMENT | {"MONGODB_URI": uri},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -137,7 +120,7 @@ async def test_watch_ends_when_nobody_reads(
     done = await asyncio.to_thread(
         subprocess.run,
         ["bash", "-c", f"set -o pipefail; {shell}"],
-        env=environment(mongodb_uri),
+        env=ENVIRONMENT | {"MONGODB_URI": mongodb_uri},
         capture_output=True,
         text=True,
         check=False,
@@ -191,10 +174,11 @@ async def test_consumers_shows_who_is_behind(
 ) -> None:
     """Names, lag, lease and dead letters are one row each, or one JSON line."""
     await append(service, await create(service), 2)
+    place = ("--uri", mongodb_uri, "--database", database)
     async with service.consumer("billing", app_name="app") as consumer:
         await take(consumer, 1, commit=True)
-        table = await asyncio.to_thread(run, mongodb_uri, database, "consumers")
-    text = await asyncio.to_thread(run, mongodb_uri, database, "consumers", "--json")
+        table = await asyncio.to_thread(run, *place, "consumers")
+    text = call(*place, "consumers", "--json")
 
     header, row = table.stdout.splitlines()
     assert header.split()[:3] == ["NAME", "APP", "LAG"]
@@ -215,9 +199,9 @@ async def test_dead_letters_are_listed(
         raise ValueError("no such account")
 
     await consumer.run(handler, max_attempts=1)
-    arguments = ("consumers", "dead-letters", "billing")
-    table = await asyncio.to_thread(run, mongodb_uri, database, *arguments)
-    text = await asyncio.to_thread(run, mongodb_uri, database, *arguments, "--json")
+    place = ("--uri", mongodb_uri, "--database", database)
+    table = run(*place, "consumers", "dead-letters", "billing")
+    text = call(*place, "consumers", "dead-letters", "billing", "--json")
 
     assert "app/user/s" in table.stdout
     assert "ValueError: no such account" in table.stdout
@@ -239,7 +223,7 @@ def test_what_goes_wrong_is_said_in_one_line(
     mongodb_uri: str, database: str, arguments: list[str], status: int, says: str
 ) -> None:
     """Errors name the remedy, never a password, and have an exit code of their own."""
-    done = run(mongodb_uri, database, *arguments)
+    done = run("--database", database, *arguments, MONGODB_URI=mongodb_uri)
 
     assert done.returncode == status
     assert says in done.stderr
@@ -249,7 +233,7 @@ def test_what_goes_wrong_is_said_in_one_line(
 
 def test_a_missing_uri_is_asked_for(database: str) -> None:
     """Without a URI it says how to give one."""
-    done = run("", database, "consumers")
+    done = run("--database", database, "consumers", MONGODB_URI="")
 
     assert done.returncode == 2
     assert "MONGODB_URI" in done.stderr
@@ -258,7 +242,7 @@ def test_a_missing_uri_is_asked_for(database: str) -> None:
 @pytest.mark.parametrize("command", [[], ["watch"], ["live"], ["consumers"]])
 def test_help_teaches(command: list[str]) -> None:
     """Every command explains itself with an example."""
-    done = run("", "any", *command, "--help")
+    done = run(*command, "--help")
 
     assert done.returncode == 0
     assert "Example:" in done.stdout

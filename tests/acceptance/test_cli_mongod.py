@@ -6,8 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from commands import run
 from consuming import append, create
-from test_cli import run, running
+from test_cli import running
 
 from mongo_session_service import MongoSessionService
 
@@ -36,7 +37,7 @@ def test_mongod_says_why_it_does_not_start(tmp_path: Path) -> None:
     """A directory of another number of members is refused in one line."""
     (tmp_path / "ports.json").write_text("[1]")
 
-    result = run("", "adk", "mongod", "--members", "2", "--data-dir", str(tmp_path))
+    result = run("mongod", "--members", "2", "--data-dir", str(tmp_path))
 
     assert result.returncode == 1
     assert "replica set of 1 members, not 2" in result.stderr

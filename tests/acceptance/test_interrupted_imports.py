@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import PATIENCE, run, start
+from commands import PATIENCE, call, start
 from filling import fill
 from google.adk.events import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
@@ -82,8 +82,8 @@ def test_a_killed_import_goes_on(
         assert process.returncode == -signal.SIGKILL
         for session in admin[database].sessions.find({"revision": {"$gte": 0}}):
             assert session["revision"] == EVENTS
-    last = run("import", *command)
-    verified = run("verify", *command, "--exact")
+    last = call("import", *command)
+    verified = call("verify", *command, "--exact")
 
     assert (last.returncode, last.stderr) == (0, "")
     assert counts(admin, database) == (SESSIONS, SESSIONS * EVENTS)
@@ -98,7 +98,7 @@ def test_ctrl_c_says_how_to_go_on(
 
     process = start("import", *command)
     errors = interrupt(process, admin, database, 1, signal.SIGINT)
-    last = run("import", *command)
+    last = call("import", *command)
 
     assert process.returncode == 130
     assert "Interrupted. What was done stays; the same command goes on" in errors
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_the_wait_for_a_silent_pipe(
         os.kill(process.pid, signal.SIGINT)
         process.wait(PATIENCE)
         errors = process.stderr.read().decode() if process.stderr else ""
-    last = run("import", "jsonl", str(path), *target)
+    last = call("import", "jsonl", str(path), *target)
 
     assert process.returncode == 130
     assert "Interrupted. What was done stays; the same command goes on" in errors

@@ -1,11 +1,11 @@
-"""``mongo-session-service prune``, as a process of its own."""
+"""``mongo-session-service prune``."""
 
 from __future__ import annotations
 
 import json
 import time
 
-from commands import on_a_terminal, run
+from commands import call, on_a_terminal, run
 from google.adk.events import Event
 from watching import until
 
@@ -31,9 +31,9 @@ async def test_prune_removes_and_tells(
     await fill(service)
     place = ("--uri", mongodb_uri, "--database", database)
 
-    counted, pruned, again = [
-        run(*place, "prune", *options) for options in (["--dry-run"], [], ["--json"])
-    ]
+    counted = call(*place, "prune", "--dry-run")
+    pruned = run(*place, "prune")
+    again = call(*place, "prune", "--json")
 
     assert [each.returncode for each in (counted, pruned, again)] == [0, 0, 0]
     found = f"2 sessions and 3 events in database {database}.\n"

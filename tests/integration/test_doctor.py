@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from canaries import PASSWORD
-from commands import run
+from commands import call, run
 from consuming import append, create
 from faults import failing
 from pymongo import MongoClient
@@ -189,7 +189,7 @@ def test_the_command_ends_with_what_it_found(
     assert "mongo-session-service grants" in shown.stdout
     assert PASSWORD not in shown.stdout + shown.stderr
 
-    told = run("doctor", "--json", "--uri", mongodb_uri, "--database", database)
+    told = call("doctor", "--json", "--uri", mongodb_uri, "--database", database)
 
     assert told.returncode == 0
     findings = [json.loads(line) for line in told.stdout.splitlines()]
@@ -203,7 +203,7 @@ def test_looking_for_consumers_creates_nothing(
     """A wrong database name leaves no trace, whatever is asked about consumers."""
     where = ["--uri", mongodb_uri, "--database", database]
 
-    assert run("consumers", *where).returncode == 0
-    assert run("consumers", "dead-letters", "billing", *where).returncode == 1
+    assert call("consumers", *where).returncode == 0
+    assert call("consumers", "dead-letters", "billing", *where).returncode == 1
 
     assert database not in admin.list_database_names()
