@@ -200,7 +200,7 @@ async def test_dead_letters_are_listed(
 
     await consumer.run(handler, max_attempts=1)
     place = ("--uri", mongodb_uri, "--database", database)
-    table = run(*place, "consumers", "dead-letters", "billing")
+    table = call(*place, "consumers", "dead-letters", "billing")
     text = call(*place, "consumers", "dead-letters", "billing", "--json")
 
     assert "app/user/s" in table.stdout
