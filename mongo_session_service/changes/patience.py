@@ -47,6 +47,7 @@ _PASSING: Final = {
     89,  # NetworkTimeout
     91,  # ShutdownInProgress
     134,  # ReadConcernMajorityNotAvailableYet
+    175,  # QueryPlanKilled, as by a rollback after a failover
     189,  # PrimarySteppedDown
     237,  # CursorKilled
     239,  # SnapshotTooOld

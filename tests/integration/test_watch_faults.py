@@ -30,7 +30,7 @@ from watching import (
 from mongo_session_service import HistoryLostError, MongoSessionService, history
 
 LOST = (280, 286)
-PASSING = (6, 43, 91, 189, 237, 10107, 11600, 11601, 13436)
+PASSING = (6, 43, 91, 175, 189, 237, 10107, 11600, 11601, 13436)
 FAULTS: list[Any] = [
     *({"errorCode": code} for code in (*PASSING, *LOST)),
     {"closeConnection": True},
