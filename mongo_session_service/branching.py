@@ -86,7 +86,9 @@ class Branching(Lifecycle):
         new_id = new_session_id or platform_uuid.new_uuid()
         target = session_key(app_name, user_id, new_id)
         async with self._opened() as opened:
-            await copy_session(opened.connection, key, target, at_revision)
+            await copy_session(
+                opened.connection, opened.store, key, target, at_revision
+            )
             with once_written():
                 stored = await opened.store.load_session(target)
         if stored is None:

@@ -16,7 +16,12 @@ from typing import Any, Final, NamedTuple
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time as platform_time
-from pymongo.errors import ConnectionFailure, DuplicateKeyError, PyMongoError
+from pymongo.errors import (
+    ConnectionFailure,
+    DuplicateKeyError,
+    ExecutionTimeout,
+    PyMongoError,
+)
 
 from . import queries
 from .cancellation import uninterrupted
@@ -32,6 +37,7 @@ from .records import NewSession, SessionKey
 from .revisiting import Beginning, checked, deltas, initial_state
 from .scopes import ScopedState
 from .sizes import check_initial_state
+from .store import SessionStore
 from .transactions import Txn
 
 LIFETIME: Final = 60.0
@@ -68,7 +74,11 @@ class Copy(NamedTuple):
 
 
 async def copy_session(
-    connection: Connection, source: SessionKey, target: SessionKey, revision: int | None
+    connection: Connection,
+    store: SessionStore,
+    source: SessionKey,
+    target: SessionKey,
+    revision: int | None,
 ) -> None:
     """Make a session of another's log up to a revision, and the state it folds to.
 
@@ -78,17 +88,14 @@ async def copy_session(
         InvalidInputError: the source has not come to that revision.
         StorageUnavailableError: the copy took too long; nothing is left of it.
     """
-    beginning = await Beginning.load(connection, source)
+    beginning = await Beginning.load(store, source)
     if beginning is None:
         raise _not_found(source)
     revision = checked(beginning.session, revision)
     copy = Copy(source, target, uuid.uuid4().hex)
     try:
         await _take_place(connection, copy)
-        for after in range(0, revision, STEP):
-            await _renew(connection, copy)
-            until = min(after + STEP, revision)
-            await uninterrupted(_copy_events(connection, copy, after, until))
+        await _copy_log(connection, copy, revision)
         await _renew(connection, copy)
         session = await _session(connection, copy, beginning, revision)
         await uninterrupted(_settle(connection, copy, beginning, session))
@@ -124,6 +131,21 @@ async def _renew(connection: Connection, copy: Copy) -> None:
     )
     if not held.matched_count:
         raise StorageUnavailableError(_LOST)
+
+
+async def _copy_log(connection: Connection, copy: Copy, revision: int) -> None:
+    after, step = 0, STEP
+    while after < revision:
+        await _renew(connection, copy)
+        until = min(after + step, revision)
+        try:
+            await uninterrupted(_copy_events(connection, copy, after, until))
+        except ExecutionTimeout:
+            if step == 1:
+                raise
+            step = max(step // 8, 1)  # they are large; what was copied is kept
+        else:
+            after = until
 
 
 async def _copy_events(

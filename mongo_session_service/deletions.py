@@ -28,6 +28,9 @@ STEP: Final = 1000
 _SESSIONS: Final = 50
 """Sessions removed in one transaction, if they are short."""
 
+_HOLDERS: Final = {"held_by", "claimed_by"}
+"""What a remnant has that was to become a session: by a fork, or an import."""
+
 ATTEMPTS: Final = 10
 """How often an id that was found free may be refused as taken."""
 
@@ -129,8 +132,10 @@ async def _leave_remnant(connection: Connection, id_: Document, txn: Txn) -> Ste
 async def _shorten(connection: Connection, id_: Document, txn: Txn) -> Step:
     """Remove what has the remnant's oldest events, and the remnant after the last."""
     step = {"$set": {"expire_time": 0.0}, "$inc": {"steps": 1}}
-    held = await connection.sessions.update_one(_remnant(id_), step, session=txn)
-    if not held.matched_count:
+    remnant = await connection.sessions.find_one_and_update(
+        _remnant(id_), step, session=txn
+    )
+    if remnant is None:
         return Step(0, 0, is_last=False)  # who did the rest has no transactions either
     log = queries.all_events(SessionKey(**id_))
     cursor = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
@@ -141,8 +146,13 @@ async def _shorten(connection: Connection, id_: Document, txn: Txn) -> Step:
         await connection.events.delete_many(log, session=txn)
     if len(oldest) > STEP:
         return Step(0, STEP, is_last=False)
-    await remove_remnant(connection, id_, txn)
-    return Step(0, sum(each["revision"] > 0 for each in oldest), is_last=False)
+    events = sum(each["revision"] > 0 for each in oldest)
+    if events and not _HOLDERS.isdisjoint(remnant):
+        # Subscribers were told these events, and so are told that they are gone.
+        await connection.sessions.delete_one(_remnant(id_), session=txn)
+    else:
+        await remove_remnant(connection, id_, txn)
+    return Step(0, events, is_last=False)
 
 
 async def remove_remnant(connection: Connection, id_: Document, txn: Txn) -> None:

@@ -33,11 +33,13 @@ class Beginning(NamedTuple):
     apart: Document | None
 
     @classmethod
-    async def load(cls, connection: Connection, key: SessionKey) -> Beginning | None:
-        """Read it; None if the session is not stored."""
-        session = await connection.sessions.find_one({"_id": key.id})
-        apart = await connection.events.find_one({"_id": key.event_id(0)})
-        return cls.among([each for each in (session, apart) if each], key)
+    async def load(cls, store: SessionStore, key: SessionKey) -> Beginning | None:
+        """Read it, as a majority has it; None if the session is not stored."""
+        found = await store.read(
+            Wanted("sessions", {"_id": key.id}),
+            Wanted("events", {"_id": key.event_id(0)}),
+        )
+        return cls.among(found, key)
 
     @classmethod
     def among(cls, documents: list[Document], key: SessionKey) -> Beginning | None:

@@ -56,7 +56,7 @@ async def test_the_server_copies(
     assert [event.id for event in forked.events] == [f"e{n}" for n in range(1, 51)]
     assert forked.state == {"n": 50, "kept": "yes"}
     assert left_in(admin, database) == {"sessions": 2, "events": 5050}
-    assert sent.names.count("aggregate") == 2
+    assert sent.names.count("aggregate") == 3
     assert "getMore" not in sent.names
     wanted = queries.events_until(KEY, 50)
     explain = {"explain": {"find": "events", "filter": wanted}}
@@ -86,19 +86,46 @@ async def test_a_fork_is_told_once_it_is_whole(
 
 @pytest.mark.usefixtures("small_steps")
 async def test_a_failed_fork_leaves_nothing(
-    victim: MongoSessionService, database: str, admin: MongoClient[Any]
+    victim: MongoSessionService,
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
 ) -> None:
-    """After an error in the middle the id is free, and nothing of the copy is left."""
+    """After an error in the middle the id is free, and nothing of the copy is left.
+
+    Who was told its events is told that they are gone.
+    """
     await store_long_session(victim, admin, database, KEY, 25)
-    for command in ("aggregate", "commitTransaction"):
-        with failing(admin, command, errorCode=2), pytest.raises(StorageError):
-            await fork(victim)
-        pruned = await victim.prune()
-        assert left_in(admin, database) == {"sessions": 1, "events": 25}, pruned
+    async with Follower(service.watch(KEY.app_name)) as follower:
+        # The first aggregate reads the source, the second copies events.
+        for command, skip in (("aggregate", 1), ("commitTransaction", 0)):
+            failure = failing(admin, command, skip=skip, errorCode=2)
+            with failure, pytest.raises(StorageError):
+                await fork(victim)
+            pruned = await victim.prune()
+            assert left_in(admin, database) == {"sessions": 1, "events": 25}, pruned
 
-    await fork(victim)
+        await fork(victim)
 
-    assert left_in(admin, database) == {"sessions": 2, "events": 50}
+        assert left_in(admin, database) == {"sessions": 2, "events": 50}
+        await follower.until(lambda: "created" in follower.kinds)
+    log = ["appended"] * 25
+    assert follower.kinds == [*log, "deleted", *log, "created"]
+
+
+async def test_large_events_are_copied_in_smaller_steps(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """A step for which the server has no time is done again, as several."""
+    await store_long_session(service, admin, database, KEY, 25)
+    too_slow = {"configureFailPoint": "maxTimeAlwaysTimeOut"}
+    admin.admin.command({**too_slow, "mode": {"times": 2}})
+    try:
+        forked = await service.fork_session(**IDS)
+    finally:
+        admin.admin.command({**too_slow, "mode": "off"})
+
+    assert [event.id for event in forked.events] == [f"e{n}" for n in range(1, 26)]
 
 
 @pytest.mark.usefixtures("small_steps")

@@ -12,8 +12,10 @@ from faults import VICTIM, failing, open_transactions, victim_uri
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events import Event
 from google.adk.sessions import Session
+from long_sessions import event as stored_event
 from one_session import IDS, read
 from pymongo import MongoClient
+from pymongo.write_concern import WriteConcern
 
 from mongo_session_service import (
     MongoSessionService,
@@ -21,6 +23,7 @@ from mongo_session_service import (
     transactions,
 )
 from mongo_session_service.embedded import EmbeddedReplicaSet
+from mongo_session_service.records import SessionKey
 
 UNREPLICATED = {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
 UNSATISFIABLE = {"writeConcernError": {"code": 100, "errmsg": "not enough members"}}
@@ -131,7 +134,10 @@ async def test_a_write_is_given_up_in_time(
 
 @pytest.mark.xdist_group("heavy")
 async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
-    """An event found on a primary that is cut off may be lost: it is waited for."""
+    """An event found on a primary that is cut off may be lost: it is waited for.
+
+    No fork has what was lost with it.
+    """
     async with EmbeddedReplicaSet(members=3) as replica_set:
         uri = f"{replica_set.uri}&heartbeatFrequencyMS=500&appName={VICTIM}"
         async with (
@@ -140,6 +146,8 @@ async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
         ):
             session = await first.create_session(**IDS)
             copy, event = session.model_copy(deep=True), Event(author="x")
+            lost = SessionKey("app", "user", "lost")
+            await first.create_session(**lost.id)
             primary = await asyncio.to_thread(lambda: replica_set.primary)
             others = [pid for n, pid in enumerate(replica_set.pids) if n != primary]
             for pid in others:
@@ -154,6 +162,11 @@ async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
                         events.count_documents, {}
                     ):
                         await asyncio.sleep(0.01)
+                alone = admin.get_database("adk", write_concern=WriteConcern(1))
+                alone.events.insert_one(stored_event(lost, 1))
+                append = {"$set": {"revision": 1, "state.n": 1}}
+                alone.sessions.update_one({"_id": lost.id}, append)
+            forking = asyncio.create_task(second.fork_session(**lost.id))
             other = asyncio.create_task(second.append_event(copy, event))
             done, _ = await asyncio.wait([other], timeout=0.5)
             assert not done, "acknowledged what only one member has"
@@ -163,4 +176,7 @@ async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
             # What was lost with the primary is stored again, by whoever is first.
             async with asyncio.timeout(60):
                 await asyncio.gather(one, other)
+                fork = await forking
             assert (await read(first)).events == [event]
+            (found,) = (await first.find_sessions(app_name="app", limit=1)).sessions
+            assert (found.id, found.revision, found.state) == (fork.id, 0, {})
