@@ -32,6 +32,7 @@ from pymongo.uri_parser import parse_uri
 from mongo_session_service import MongoSessionService
 
 PASSWORD = "secret-password"  # noqa: S105  it opens nothing
+pytestmark = pytest.mark.xdist_group("api")
 
 
 @pytest.fixture(scope="module")

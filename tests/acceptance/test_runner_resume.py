@@ -19,6 +19,9 @@ from scripted_model import revisions, stored, texts_of
 
 from mongo_session_service import MongoSessionService
 
+# What is started once for all tests here is started by one worker.
+pytestmark = pytest.mark.xdist_group("resumed")
+
 SCRIPT = Path(__file__).with_name("paused_turns.py")
 
 BY_ADK = {
