@@ -1,0 +1,118 @@
+"""A proxy that loses MongoDB's answers: what was asked is done, and nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from contextlib import suppress
+from typing import Any, Self
+
+_HEADER = struct.Struct("<iiii")
+_OP_MSG = 2013
+_OF_MONITORS = {b"hello", b"ismaster", b"isMaster"}
+
+
+class Proxy:
+    """Passes on what is said, but for the answers it is told to lose.
+
+    ::
+
+        async with Proxy(*admin.address) as proxy:
+            service = MongoSessionService(proxy.uri)
+            ...
+            proxy.lose(3, 4)  # of the commands that are sent from now on
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = host, port
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._lost: frozenset[int] = frozenset()
+        self.commands: list[str] = []
+        """What was sent since ``lose``."""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for each in self._writers:
+            each.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def uri(self) -> str:
+        """Where it is, as if it were the primary."""
+        port = self._server.sockets[0].getsockname()[1]
+        # The members tell their own addresses, which a client would go to else.
+        return f"mongodb://127.0.0.1:{port}/?directConnection=true"
+
+    def lose(self, *numbers: int) -> None:
+        """Lose the answers to these commands, counted from 1 and from now on."""
+        self.commands = []
+        self._lost = frozenset(numbers)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether there was one to be lost."""
+        return bool(self._lost) and min(self._lost) <= len(self.commands)
+
+    async def _accept(self, *client: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        server = await asyncio.open_connection(*self._target)
+        writers = {client[1], server[1]}
+        self._writers |= writers
+        # Who waits for an answer hears nothing, but who streams them hears many.
+        back = asyncio.create_task(_copy(server[0], client[1]))
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                while message := await _message(client[0]):
+                    if self._is_to_be_lost(message):
+                        back.cancel()
+                        await asyncio.wait([back])
+                        server[1].write(message)
+                        await _message(server[0])  # it is done
+                        return
+                    server[1].write(message)
+        finally:
+            back.cancel()
+            self._writers -= writers
+            for each in writers:
+                each.close()
+
+    def _is_to_be_lost(self, message: bytes) -> bool:
+        name = _name(message)
+        if name is None:
+            return False
+        self.commands.append(name)
+        return len(self.commands) in self._lost
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+    target.close()
+
+
+async def _message(source: asyncio.StreamReader) -> bytes:
+    header = await source.readexactly(_HEADER.size)
+    length, *_ = _HEADER.unpack(header)
+    return header + await source.readexactly(length - _HEADER.size)
+
+
+def _name(message: bytes) -> str | None:
+    """The command's name; None for what only looks after connections."""
+    *_, code = _HEADER.unpack_from(message)
+    if code != _OP_MSG:
+        return None
+    # Flags, the section's kind, the document's length, the type of its first element.
+    start = _HEADER.size + 4 + 1 + 4 + 1
+    name = message[start : message.index(b"\0", start)]
+    return None if name in _OF_MONITORS else name.decode()
