@@ -95,6 +95,13 @@ def events_of(app_name: str | None, after: Document | None) -> Document:
     return {"_id": {**bounds["_id"], **({"$gt": after} if after else {})}}
 
 
+def events_beside(event: Document | None) -> Document:
+    """The events of a session that follow one of them; none follow None."""
+    if event is None:
+        return {"_id": None}
+    return {"_id": {"$gt": event, "$lt": {**event, "revision": {}}}}
+
+
 def event_by_id(key: SessionKey, event_id: Any) -> Document:
     """The event of a session that has this id; found without its index as well."""
     parts = {f"_id.{name}": part for name, part in key.id.items()}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bson.timestamp import Timestamp
 
 from .happenings import Document
+
+_LAST: Final = 2**63 - 1
+"""A revision that no session comes to."""
 
 
 class Segment(NamedTuple):
@@ -62,6 +65,12 @@ class Position:
     def after_replayed(self, id_: Document) -> Position:
         """After one more event of a replay."""
         return replace(self, replayed=id_)
+
+    def after_session(self) -> Position:
+        """After all that was there of the session that is being replayed."""
+        if self.replayed is None:
+            return self
+        return replace(self, replayed={**self.replayed, "revision": _LAST})
 
     def reading_later(self, now: Timestamp) -> Position:
         """The same, with what is left to be read as it is by now."""

@@ -7,6 +7,7 @@ delivery saves that position.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -143,15 +144,27 @@ class Deliveries:
         """Read more of the log, as it was when this part of the replay began."""
         now = await persistently(lambda: history.now(self._connection))
         if now.time - self.position.reading_at.time > _FRESH:
-            self.position = self.position.reading_later(now)
-        page = await persistently(self._read_page)
+            # By then the rest of a session may be that of another of the same id.
+            if await self._read_on(self._rest_of_session):
+                return True
+            self.position = self.position.after_session().reading_later(now)
+        return await self._read_on(self._rest_of_log)
+
+    async def _read_on(self, wanted: Callable[[], Document]) -> bool:
+        page = await persistently(lambda: self._read_page(wanted()))
         self._page.extend(page.documents)
         return bool(page.documents)
 
-    async def _read_page(self) -> history.Snapshot:
+    def _rest_of_log(self) -> Document:
+        return queries.events_of(self._app_name, self.position.replayed)
+
+    def _rest_of_session(self) -> Document:
+        return queries.events_beside(self.position.replayed)
+
+    async def _read_page(self, wanted: Document) -> history.Snapshot:
         at, position = self._connection, self.position
         stages: list[Document] = [
-            {"$match": queries.events_of(self._app_name, position.replayed)},
+            {"$match": wanted},
             {"$sort": {"_id": 1}},
             {"$limit": _PAGE},
         ]

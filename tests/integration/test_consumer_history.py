@@ -159,6 +159,29 @@ async def test_a_replay_meets_the_stream_without_gap_or_repetition(
         assert own == sorted(own)
 
 
+async def test_a_session_made_anew_amid_its_replay_is_told_in_order(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one is told as it was at first; then its end, and the new one."""
+    monkeypatch.setattr(deliveries, "_PAGE", 2)
+    await append(service, await create(service, "a"), 3)
+    await append(service, await create(service, "b"))
+    async with service.consumer("c") as consumer:
+        changes = await take(consumer, 1, commit=True)
+        await service.delete_session(app_name=APP, user_id=USER, session_id="a")
+        await append(service, await create(service, "a"), 5)
+        monkeypatch.setattr(deliveries, "_FRESH", -1)
+        changes += await take(consumer, 3 + 2 + 5, commit=True)
+
+    assert [(each.kind, each.session_id, each.revision) for each in changes] == [
+        *(("appended", "a", number) for number in (1, 2, 3)),
+        ("appended", "b", 1),
+        ("deleted", "a", None),
+        ("created", "a", 0),
+        *(("appended", "a", number) for number in (1, 2, 3, 4, 5)),
+    ]
+
+
 async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
     victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
