@@ -7,13 +7,17 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
+from ordeal.disks import small_disks
 from ordeal.run import Outcome, Plan, Sample, run
 
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
 
 from .figures import figures
+
+MEMBERS = 3
 
 
 def arguments() -> argparse.Namespace:
@@ -24,6 +28,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--freeze", type=float, default=20)
+    parser.add_argument("--small-disks", type=int)
     parser.add_argument("--keep", type=Path)
     asked = parser.parse_args()
     if asked.minutes <= 0 or asked.processes < 1 or asked.clients < 1:
@@ -58,7 +63,11 @@ def soak(asked: argparse.Namespace, folder: Path) -> Outcome:
         freeze=asked.freeze,
         calm=5,
     )
-    with EmbeddedReplicaSet(members=3) as replica_set:
+    with ExitStack() as stack:
+        disks = None
+        if asked.small_disks is not None:
+            disks = stack.enter_context(small_disks(MEMBERS, asked.small_disks))
+        replica_set = stack.enter_context(EmbeddedReplicaSet(MEMBERS, disks))
         return run(plan, replica_set, folder, show(asked.minutes))
 
 

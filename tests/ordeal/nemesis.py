@@ -15,6 +15,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.embedded import EmbeddedReplicaSet
+from ordeal.disks import fill, folder_of
 
 CLIENTS = "ordeal"
 """The ``appName`` of those whose commands fail."""
@@ -91,17 +92,25 @@ class Nemesis:
             os.kill(pid, signal.SIGCONT)
 
     def fill_disk(self, _: random.Random) -> None:
-        """A primary that cannot write another byte to its files."""
+        """A primary that cannot write another byte to its files.
+
+        Its disk really is full, if it has one of its own; else its files are.
+        """
         index = self._replica_set.primary
         pid = self._replica_set.pids[index]
         assert pid is not None
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))
+        disk = self._replica_set.data_dir / folder_of(index)
+        ballast = fill(disk) if disk.is_mount() else None
+        if ballast is None:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))
         deadline = time.monotonic() + 20
         while self._replica_set.pids[index] is not None:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
         self._replica_set.stop_member(index, kill=True)
+        if ballast is not None:
+            ballast.unlink()
         self._replica_set.start_member(index)
 
     def cut(self, chance: random.Random) -> None:
