@@ -152,9 +152,9 @@ class Connection:
             except Exception:
                 if self.secondaries is not None and session.operation_time:
                     # Who reads now is to see what it failed for.
-                    self.secondaries.heard_of(session.operation_time)
+                    self.secondaries.heard_of(session.operation_time, session)
                 raise
-            self.latest.advance(session.operation_time, primary)
+            self._advance(session, primary)
             return result
 
     async def acknowledged(self, write: Callable[[Any], Awaitable[Any]]) -> None:
@@ -162,7 +162,10 @@ class Connection:
         primary = primary_of(self.client, self.driver)
         async with self._session() as session:
             await write(session)
-            self.latest.advance(session.operation_time, primary)
+            self._advance(session, primary)
+
+    def _advance(self, session: Any, primary: object) -> None:
+        self.latest.advance(session.operation_time, primary, session.cluster_time)
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Any]:
@@ -270,8 +273,7 @@ class Connection:
     ) -> list[dict[str, Any]]:
         """All results of an aggregation, not before this service's latest write."""
         async with self.reading() as session:
-            if self.latest.is_known:
-                session.advance_operation_time(self.latest.time)
+            self.latest.bring_to(session)
             return await self._all(
                 collection.aggregate(pipeline, session=session, batchSize=ONE_BATCH)
             )

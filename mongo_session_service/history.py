@@ -55,15 +55,15 @@ async def now(connection: Connection) -> Timestamp:
 @asynccontextmanager
 async def watching(
     connection: Connection, pipeline: list[dict[str, Any]], **options: Any
-) -> AsyncIterator[Any]:
-    """A change stream of the database, open or about to be."""
+) -> AsyncIterator[tuple[Any, Any]]:
+    """A change stream of the database, open or about to be, and its session."""
     database = connection.database.with_options(read_concern=_MAJORITY)
     async with connection.reading() as session:
         stream = database.watch(pipeline, session=session, **options)
         if connection.driver is Driver.PYMONGO:
             stream = await stream
         try:
-            yield stream
+            yield stream, session
         finally:
             await stream.close()
 

@@ -80,8 +80,7 @@ class Secondaries:
         if self._driver is Driver.MOTOR:
             starting = await starting
         async with starting as session:
-            if self._latest.is_known:
-                session.advance_operation_time(self._latest.time)
+            self._latest.bring_to(session)
             cursor = there.aggregate(
                 pipeline,
                 session=session,
@@ -91,9 +90,12 @@ class Secondaries:
             if self._driver is Driver.PYMONGO:
                 cursor = await cursor
             results: list[dict[str, Any]] = await cursor.to_list(None)
-            self.heard_of(session.operation_time)
+            self.heard_of(session.operation_time, session)
             return results
 
-    def heard_of(self, time: Timestamp) -> None:
-        """The service has seen something of this time, which none may be behind."""
-        self._latest.advance(time, None)
+    def heard_of(self, time: Timestamp, session: Any) -> None:
+        """The service has seen something of this time, which none may be behind.
+
+        It was told in a session of the driver's.
+        """
+        self._latest.advance(time, None, session.cluster_time)

@@ -65,6 +65,7 @@ class Stream:
         self._start = start
         self._slim = False
         self._open: Any = None
+        self._session: Any = None
         self._opened = AsyncExitStack()
         self._cursor: object = None
         self._thread: asyncio.Task[Document | None] | None = None
@@ -116,7 +117,7 @@ class Stream:
             await self.close()
             raise
         if change and (elsewhere := self._connection.secondaries):
-            elsewhere.heard_of(items.cluster_time(change))
+            elsewhere.heard_of(items.cluster_time(change), self._session)
         age = time.time() - items.committed_at(change) if change else 0
         self._is_level = age < _RECENT
         token = change["_id"] if change else self._open.resume_token
@@ -154,7 +155,7 @@ class Stream:
             if isinstance(self._start, Timestamp)
             else {"start_after": self._start}
         )
-        self._open = await self._opened.enter_async_context(
+        self._open, self._session = await self._opened.enter_async_context(
             history.watching(
                 self._connection, pipeline, max_await_time_ms=AWAIT_MS, **where
             )

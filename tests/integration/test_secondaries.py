@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from google.adk.errors import StaleSessionError
+from lagging import PATIENCE, Laggard, caught_up, three_members
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo.uri_parser import parse_uri
 from watching import SESSION, new_event
 
 from mongo_session_service import (
@@ -23,67 +22,19 @@ from mongo_session_service.embedded import EmbeddedReplicaSet
 
 pytestmark = pytest.mark.xdist_group("secondaries")
 
-PATIENCE = 20.0
-
-
-class Laggard:
-    """A secondary that can be held back, and is read by whoever prefers its tag."""
-
-    def __init__(self, uri: str, client: MongoClient[Any]) -> None:
-        self._plain_uri = uri
-        self._client = client
-
-    def uri(self, mode: str = "secondary") -> str:
-        """The URI of a client that reads nobody else."""
-        return f"{self._plain_uri}&readPreference={mode}&readPreferenceTags=held:back"
-
-    @contextlib.contextmanager
-    def held_back(self) -> Iterator[None]:
-        """Have it apply nothing more, meanwhile."""
-        self._hold("alwaysOn")
-        try:
-            yield
-        finally:
-            self._hold("off")
-
-    def _hold(self, mode: str) -> None:
-        self._client.admin.command("configureFailPoint", "rsSyncApplyStop", mode=mode)
-
-    async def is_waited_for(self) -> None:
-        """Return when somebody's read waits for it to catch up."""
-        stages = [
-            {"$currentOp": {"allUsers": True}},
-            {"$match": {"command.readConcern.afterClusterTime": {"$exists": True}}},
-        ]
-        async with asyncio.timeout(PATIENCE):
-            # No signal comes from the server.
-            while not list(self._client.admin.aggregate(stages)):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[EmbeddedReplicaSet]:
     """Three members, of which a secondary has a tag."""
-    with EmbeddedReplicaSet(members=3) as replica_set:
-        tagged = (replica_set.primary + 1) % 3
-        with MongoClient[Any](replica_set.uri) as client:
-            config = client.admin.command("replSetGetConfig")["config"]
-            config["version"] += 1
-            config["members"][tagged]["tags"] = {"held": "back"}
-            client.admin.command("replSetReconfig", config)
+    with three_members() as replica_set:
         yield replica_set
 
 
 @pytest.fixture
 def laggard(three: EmbeddedReplicaSet) -> Iterator[Laggard]:
     """The tagged member."""
-    nodes = parse_uri(three.uri)["nodelist"]
-    with MongoClient[Any](three.uri) as client:
-        config = client.admin.command("replSetGetConfig")["config"]
-    (tagged,) = (each["_id"] for each in config["members"] if each["tags"])
-    host, port = nodes[tagged]
-    with MongoClient[Any](host, port, directConnection=True) as client:
-        yield Laggard(three.uri, client)
+    with Laggard.of(three) as laggard:
+        yield laggard
 
 
 @pytest.fixture
@@ -120,21 +71,6 @@ async def events(service: MongoSessionService) -> int:
     assert user_state.get("n", 0) == session.state.get("user:n", 0)
     assert session.state.get("user:n", 0) == len(session.events)
     return len(session.events)
-
-
-async def caught_up(
-    laggard: Laggard, reading: Callable[[], Awaitable[int]]
-) -> Callable[[], Awaitable[int]]:
-    """Begin to read, wait until it is held up, and give what ends it."""
-    task = asyncio.create_task(reading())  # type: ignore[arg-type]
-    await laggard.is_waited_for()
-    assert not task.done()
-
-    async def result() -> int:
-        async with asyncio.timeout(PATIENCE):
-            return await task
-
-    return result
 
 
 async def test_what_was_written_is_read(
@@ -203,6 +139,23 @@ async def test_what_was_written_in_another_loop_is_read(
     assert await result() == 1
 
 
+async def test_what_another_loop_wrote_is_news_to_the_secondary(
+    laggard: Laggard, far: MongoSessionService
+) -> None:
+    """A secondary that does not know how late it is hears of it from the reader."""
+    session = await far.create_session(**SESSION)
+    assert await events(far) == 0
+
+    async def append() -> None:
+        await far.append_event(session, new_event("x", user_n=1))
+
+    with laggard.cut_off():
+        await asyncio.to_thread(lambda: asyncio.run(append()))
+        result = await caught_up(laggard, lambda: events(far))
+
+    assert await result() == 1
+
+
 async def test_a_stale_writer_reads_what_made_it_stale(
     laggard: Laggard, far: MongoSessionService, other: MongoSessionService
 ) -> None:
@@ -227,6 +180,22 @@ async def test_what_was_pushed_is_read(
     async with far.watch(**SESSION) as changes:
         assert (await anext(changes)).kind == "snapshot"
         with laggard.held_back():
+            await other.append_event(session, new_event("x", user_n=1))
+            assert (await anext(changes)).revision == 1
+            result = await caught_up(laggard, lambda: events(far))
+
+    assert await result() == 1
+
+
+async def test_what_was_pushed_is_news_to_the_secondary(
+    laggard: Laggard, far: MongoSessionService, other: MongoSessionService
+) -> None:
+    """The feed, which has a client of its own, lets readers know how late it is."""
+    session = await other.create_session(**SESSION)
+    async with far.watch(**SESSION) as changes:
+        assert (await anext(changes)).kind == "snapshot"
+        assert await events(far) == 0
+        with laggard.cut_off():
             await other.append_event(session, new_event("x", user_n=1))
             assert (await anext(changes)).revision == 1
             result = await caught_up(laggard, lambda: events(far))
