@@ -12,7 +12,7 @@ from .authorization import naming_privileges
 from .cancellation import cancellations, heed_cancellation
 from .clients import Clients, Opened
 from .database import Connection
-from .schema import set_up
+from .layout import set_up
 from .telemetry import traced
 
 

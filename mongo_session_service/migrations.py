@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from .authorization import naming_privileges
 from .database import Connection
 from .errors import SchemaVersionError
-from .schema import create_layout
+from .layout import create_layout
 from .service import MongoSessionService
 from .translation import translated
 

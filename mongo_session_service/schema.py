@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pymongo.errors import CollectionInvalid, OperationFailure
-
 from .database import Connection
-from .drivers import Driver
 from .errors import ConfigurationError, SchemaVersionError
-from .greeting import greeted
-from .page_key import load_page_key
-from .privileges import Refusal
-
-logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION: Final = 1
 
 _MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
-_WORKS_WITHOUT: Final = {
-    13: "the user lacks the privilege",
-    11000: "the data holds an event twice",
-    85: "another index of the same keys is there, which is left as it is",
-    86: "another index of that name is there, which is left as it is",
-}
-_NAMESPACE_EXISTS: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +58,21 @@ _BY_CREATION: Final = (
     ("_id.session_id", 1),
 )
 
-INDEXES: Final = (
-    Index(
-        collection="events",
-        name="event_id_once_per_session",
-        keys=(
-            ("_id.app_name", 1),
-            ("_id.user_id", 1),
-            ("_id.session_id", 1),
-            ("event.id", 1),
-        ),
-        unique=True,
-        serves="an event appended twice is stored once, and found by its id",
+EVENT_ONCE: Final = Index(
+    collection="events",
+    name="event_id_once_per_session",
+    keys=(
+        ("_id.app_name", 1),
+        ("_id.user_id", 1),
+        ("_id.session_id", 1),
+        ("event.id", 1),
     ),
+    unique=True,
+    serves="an event appended twice is stored once, and found by its id",
+)
+
+INDEXES: Final = (
+    EVENT_ONCE,
     Index(
         collection="sessions",
         name="expire_time",
@@ -133,42 +119,6 @@ INDEXES: Final = (
 )
 
 
-async def set_up(connection: Connection) -> bool:
-    """Check the server, and create what is missing; safe to repeat and to race.
-
-    Returns whether the indexes are there. Without the privilege to create them, or if
-    the data does not allow for one, a warning is logged and the service works without.
-
-    Raises:
-        ConfigurationError: the server is too old, or has no transactions.
-        SchemaVersionError: the data was written by a newer release.
-    """
-    if connection.driver is not Driver.MOCK:
-        hello = await greeted(connection.client)
-        check_server(hello, transactions=connection.has_transactions)
-    is_recorded = await check_version(connection)
-    try:
-        await create_layout(connection)
-        if not is_recorded:
-            await _record_version(connection)
-            await load_page_key(connection)
-    except OperationFailure as error:
-        if error.code not in _WORKS_WITHOUT:
-            raise
-        refusal = Refusal.of(str((error.details or {}).get("errmsg")))
-        lacking = refusal.lacking(connection.prefix, []) if refusal else []
-        logger.warning(
-            "Collections or indexes of database %r could not be created: %s%s. The"
-            " service works without, but slower; have setup() run once by a user with"
-            " the privilege, whose role `mongo-session-service grants` prints.",
-            connection.database.name,
-            _WORKS_WITHOUT[error.code],
-            f" {', '.join(map(str, lacking))}" if lacking else "",
-        )
-        return False
-    return True
-
-
 def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
     """Refuse a server that cannot keep the promises, from its ``hello`` reply.
 
@@ -194,37 +144,6 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
         raise ConfigurationError(message)
 
 
-async def create_layout(connection: Connection) -> None:
-    """Create what is missing; what is there is never dropped, nor built again."""
-    await _create_collections(connection)
-    await _create_indexes(connection)
-
-
-async def _create_collections(connection: Connection) -> None:
-    # A transaction that has to create its collection conflicts with all others.
-    missing = {
-        collection.name
-        for collection in (
-            connection.sessions,
-            connection.events,
-            connection.app_states,
-            connection.user_states,
-            connection.checkpoints,
-            connection.leases,
-            connection.dead_letters,
-            connection.metadata,
-        )
-    }.difference(await connection.database.list_collection_names())
-    for name in missing:
-        try:
-            await connection.database.create_collection(name)
-        except CollectionInvalid:
-            pass
-        except OperationFailure as error:
-            if error.code != _NAMESPACE_EXISTS:
-                raise
-
-
 async def missing_indexes(connection: Connection) -> list[Index]:
     """The indexes that are not there, or not as they should be."""
     found = {
@@ -232,13 +151,6 @@ async def missing_indexes(connection: Connection) -> list[Index]:
         for name in {index.collection for index in INDEXES}
     }
     return [index for index in INDEXES if not index.is_like(found[index.collection])]
-
-
-async def _create_indexes(connection: Connection) -> None:
-    # To create what is there needs the privilege to do so.
-    for index in await missing_indexes(connection):
-        collection = getattr(connection, index.collection)
-        await collection.create_index(list(index.keys), **index.options)
 
 
 async def check_version(connection: Connection) -> bool:
@@ -257,7 +169,8 @@ async def check_version(connection: Connection) -> bool:
     return recorded is not None
 
 
-async def _record_version(connection: Connection) -> None:
+async def record_version(connection: Connection) -> None:
+    """Record this release's version, unless one is."""
     await connection.metadata.update_one(
         {"_id": "schema"}, {"$setOnInsert": {"version": SCHEMA_VERSION}}, upsert=True
     )

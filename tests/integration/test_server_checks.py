@@ -22,7 +22,8 @@ from mongo_session_service import (
     StorageUnavailableError,
 )
 from mongo_session_service.embedded_mongod import HOST, find_mongod, free_ports
-from mongo_session_service.schema import check_server
+from mongo_session_service.migrations import Migrator
+from mongo_session_service.schema import EVENT_ONCE, INDEXES, check_server
 
 IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
 
@@ -121,6 +122,62 @@ async def test_data_that_allows_for_no_index_is_served_with_a_warning(
         await service.append_event(session, Event(author="x"))
 
     assert "holds an event twice" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("collection", "name", "key", "missing", "why"),
+    [
+        ("sessions", "mine", "expire_time", "expire_time", "same keys"),
+        ("sessions", "expire_time", "update_time", "expire_time", "that name"),
+        ("events", EVENT_ONCE.name, "event.author", EVENT_ONCE.name, "that name"),
+    ],
+)
+async def test_an_index_of_the_users_own_stops_no_other(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    caplog: pytest.LogCaptureFixture,
+    collection: str,
+    name: str,
+    key: str,
+    missing: str,
+    why: str,
+) -> None:
+    """All else is created, by setup() or migrate(), and what is not is named."""
+    for prefix in ("", "moved_"):
+        admin[database][f"{prefix}{collection}"].create_index(
+            key, name=name, sparse=True
+        )
+    service = MongoSessionService(mongodb_uri, database=database)
+    moved = MongoSessionService(
+        mongodb_uri, database=database, collection_prefix="moved_"
+    )
+
+    await service.setup()
+    status = await Migrator(moved).migrate()
+    session = await service.create_session(**IDS)
+    await service.append_event(session, Event(id="e", author="x"))
+    same = Event(id="e", author="x", timestamp=session.events[0].timestamp)
+    await service.append_event(session, same)
+
+    assert len(session.events) == 1
+    await service.close()
+    await moved.close()
+    assert status.pending == ()
+    for prefix, said in zip(("", "moved_"), caplog.messages, strict=True):
+        absent = [
+            index.name
+            for index in INDEXES
+            if not index.is_like(
+                admin[database][f"{prefix}{index.collection}"].index_information()
+            )
+        ]
+        assert absent == [missing]
+        assert f"index {missing!r} of '{prefix}{collection}' (another index" in said
+        assert why in said
+        assert "lacks the privilege" not in said
+    found = {each["_id"] for each in admin[database].metadata.find()}
+    assert found == {"schema", "page_tokens"}
 
 
 async def test_newer_data_is_refused(

@@ -53,7 +53,7 @@ LAYERS = (
         "deletions",
         "authorization",
     ),
-    ("committer", "revisiting", "checkups"),
+    ("committer", "layout", "revisiting", "checkups"),
     ("copying", "rebasing"),
     ("clients",),
     ("lifecycle", "changes.change"),
