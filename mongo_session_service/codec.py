@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
 import bson
 from google.adk.events.event import Event
-from pydantic import ValidationError
 
 from . import scopes
 from .arguments import check_id
@@ -24,26 +22,35 @@ from .sizes import check_event_size, check_initial_state
 from .values import (
     MAX_KEY_LENGTH,
     WRAPPER,
+    UnreadableError,
     decode_fields,
     decode_value,
     encode_fields,
     encode_value,
     json_form,
 )
+from .visibility import check_session, is_visible
 
 _WHERE: Final = "The event of session {session_id!r} at revision {revision}"
 _WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
 
 
-def decode_state(
-    fields: Mapping[str, Any], owner: Owner, hooks: Hooks
-) -> dict[str, Any]:
+def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
     """The state that a document's fields hold.
 
     Raises:
-        StorageError: the application's hook failed.
+        StorageError: they are not as this package stores them, or the application's
+            hook failed.
     """
-    return hooks.loaded_state(decode_fields(fields), owner)
+    return hooks.loaded_state(_readable(fields, owner), owner)
+
+
+def _readable(fields: Any, owner: Owner) -> dict[str, Any]:
+    """Decoded fields, which another tool may have written, or an error that says so."""
+    try:
+        return decode_fields(fields)
+    except (AttributeError, UnreadableError):
+        raise UnreadableError(f"The state of {owner}") from None
 
 
 def encode_new_session(
@@ -114,30 +121,24 @@ def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:
         StorageError: it holds none that this release of ADK can read, or the
             application's hook failed, or is not there.
     """
-    fields = stored["event"]
-    if "wrapped" in stored:
-        fields = decode_value(fields)
     id_ = stored["_id"]
-    if hooks.after_load is not None:
-        fields = hooks.loaded_event(fields, Owner(id_["app_name"], id_["user_id"]))
-    elif "hooked" in stored:
+    if "hooked" in stored and hooks.after_load is None:
         where = _WHERE.format(**id_)
         message = f"{where} was changed by before_store: give the service after_load."
         raise StorageError(message)
     try:
+        fields = stored["event"]
+        if "wrapped" in stored:
+            fields = decode_value(fields)
+        if hooks.after_load is not None:
+            fields = hooks.loaded_event(fields, Owner(id_["app_name"], id_["user_id"]))
         return build_event(fields)
-    except ValidationError:
+    except Exception as error:
+        if type(error) is StorageError:  # the hook's
+            raise
         where = _WHERE.format(**id_)
         message = f"{where} is not one that this release of ADK can read."
         raise StorageError(message) from None
-
-
-def is_visible(session: dict[str, Any], now: float) -> bool:
-    """Whether a document of the sessions collection is a session to be shown.
-
-    The server's filter is :func:`queries.visible`.
-    """
-    return "revision" in session and session.get("expire_time", math.inf) > now
 
 
 def decode_sessions(
@@ -147,6 +148,10 @@ def decode_sessions(
 
     The longest untouched comes first, ties by user and then session id. Documents are
     told apart by their ``_id``. Events are the one session's asked for, latest first.
+
+    Raises:
+        StorageError: one is not as this package stores it, or the application's hook
+            failed.
     """
     sessions: list[dict[str, Any]] = []
     events: list[Event] = []
@@ -155,22 +160,21 @@ def decode_sessions(
     for document in documents:
         id_ = document["_id"]
         if isinstance(id_, str):
-            app = _copies(document["state"], Owner.of_app(id_), hooks)
+            app = _copies(document.get("state"), Owner.of_app(id_), hooks)
         elif "revision" in id_:
             events.append(decode_event(document, hooks))
         elif "session_id" in id_:
             if is_visible(document, now):
+                check_session(document)
                 sessions.append(document)
         else:
             owner = Owner.of_user(id_["app_name"], id_["user_id"])
-            users[id_["user_id"]] = _copies(document["state"], owner, hooks)
+            users[id_["user_id"]] = _copies(document.get("state"), owner, hooks)
     events.reverse()
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     for document in sessions:
         key = SessionKey(*document["_id"].values())
-        state = decode_fields(document["state"])
-        if hooks.after_load is not None:
-            state = hooks.loaded_state(state, Owner.of_session(key))
+        state = decode_state(document["state"], Owner.of_session(key), hooks)
         if app or users:
             user = users.get(key.user_id, dict)()
             state = scopes.merge(ScopedState(app() if app else {}, user, state))
@@ -181,13 +185,13 @@ def decode_sessions(
 _Copies = Callable[[], dict[str, Any]]
 
 
-def _copies(fields: Mapping[str, Any], owner: Owner, hooks: Hooks) -> _Copies:
+def _copies(fields: Any, owner: Owner, hooks: Hooks) -> _Copies:
     """Makes the state that sessions share, of which no two share a mutable value.
 
     It is decoded anew each time, unless that would call the application's hook.
     """
     if hooks.after_load is None:
-        return partial(decode_fields, fields)
+        return partial(_readable, fields, owner)
     return partial(copy.deepcopy, decode_state(fields, owner, hooks))
 
 
@@ -200,10 +204,10 @@ def decode_shared_state(
     for document in documents:
         if document["_id"] == key.app_name:
             owner = Owner.of_app(key.app_name)
-            shared.app.update(decode_state(document["state"], owner, hooks))
+            shared.app.update(decode_state(document.get("state"), owner, hooks))
         elif document["_id"] == user:
             owner = Owner.of_user(key.app_name, key.user_id)
-            shared.user.update(decode_state(document["state"], owner, hooks))
+            shared.user.update(decode_state(document.get("state"), owner, hooks))
     return shared
 
 

@@ -55,11 +55,13 @@ class Owner(NamedTuple):
     app_name: str
     user_id: str | None = None
     prefix: str = ""
+    session_id: str | None = None
+    """Of no interest to hooks: a session may be forked."""
 
     @classmethod
     def of_session(cls, key: SessionKey) -> Self:
         """A session, with the state it shares: its keys are as ADK shows them."""
-        return cls(key.app_name, key.user_id)
+        return cls(key.app_name, key.user_id, session_id=key.session_id)
 
     @classmethod
     def of_app(cls, app_name: str) -> Self:
@@ -77,6 +79,13 @@ class Owner(NamedTuple):
         if user_id is None:
             return cls.of_app(app_name)
         return cls.of_user(app_name, user_id)
+
+    def __str__(self) -> str:
+        if self.session_id is not None:
+            return f"session {quoted(self.session_id)}"
+        if self.user_id is not None:
+            return f"user {quoted(self.user_id)} of app {quoted(self.app_name)}"
+        return f"app {quoted(self.app_name)}"
 
     def subject(self, key: str) -> Subject:
         """One of its keys."""

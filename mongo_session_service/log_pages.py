@@ -10,11 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from . import history
 from .changes.patience import persistently
-from .codec import is_visible
 from .database import Connection
 from .queries import Document
 from .records import SessionKey
 from .spans import PAGE, Span, events_of_user
+from .visibility import is_visible
 
 _HEAD: Final = {"create_time": 1, "revision": 1, "expire_time": 1}
 _KEY: Final = SessionKey._fields

@@ -35,7 +35,8 @@ async def load_page(
 
     Raises:
         StorageUnavailableError: MongoDB has been away for a minute.
-        StorageError: the application's hook failed.
+        StorageError: a document is not as this package stores it, or the application's
+            hook failed.
     """
     stages = search.stages(after, limit + 1, now, with_state=with_state)
     documents, shared = await persistently(

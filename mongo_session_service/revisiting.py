@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from google.adk.platform import time as platform_time
 
 from . import queries
-from .codec import decode_sessions, decode_state, is_visible
+from .codec import decode_sessions, decode_state
 from .database import Connection
 from .errors import InvalidInputError
 from .hooks import Owner
@@ -15,6 +15,7 @@ from .past import delta_of, fold, inferred, recorded
 from .queries import Document, Wanted
 from .records import SessionKey, StoredSession
 from .store import SessionStore
+from .visibility import is_visible
 
 _DELTA: Final = {"event.actions.state_delta": 1}
 

@@ -8,7 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from .details import Details
+from .errors import quoted
 from .records import SessionKey
+from .values import UnreadableError
 
 
 class SessionSummary(BaseModel):
@@ -47,7 +49,22 @@ class SessionPage(BaseModel):
 def summary(
     document: Mapping[str, Any], state: dict[str, Any] | None
 ) -> SessionSummary:
-    """The summary of a stored session, with its state if that is known."""
+    """The summary of a stored session, with its state if that is known.
+
+    Raises:
+        UnreadableError: another tool has written what is no session's.
+    """
+    try:
+        return _summary(document, state)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        # The original may quote what is stored.
+        name = quoted(str(document["_id"]["session_id"]))
+        raise UnreadableError(f"Session {name}") from None
+
+
+def _summary(
+    document: Mapping[str, Any], state: dict[str, Any] | None
+) -> SessionSummary:
     key, details = SessionKey(**document["_id"]), Details.of(document)
     return SessionSummary(
         id=key.session_id,

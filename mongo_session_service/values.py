@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
-from .errors import InvalidInputError
+from .errors import InvalidInputError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,16 @@ _ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("$", "%24"), ("\0", "%00"))
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE: Final = re.compile("%u([0-9A-F]{4})")
 _NOT_A_FIELD_NAME: Final = re.compile("[\0\ud800-\udfff]|\\A%json\\Z")
+
+
+class UnreadableError(StorageError):
+    """What is stored is not as this package stores it, and is not quoted."""
+
+    def __init__(self, what: object = "What is stored") -> None:
+        super().__init__(
+            f"{what} is not as this package stores it, and cannot be read. Does another"
+            " tool write there?"
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -104,7 +114,11 @@ def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
 
 
 def decode_value(value: Any) -> Any:
-    """The inverse of :func:`encode_value`."""
+    """The inverse of :func:`encode_value`.
+
+    Raises:
+        UnreadableError: something else has made what is stored.
+    """
     if type(value) is dict:
         if WRAPPER in value:
             return _unwrap(value[WRAPPER])
@@ -124,7 +138,11 @@ def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`encode_fields`."""
+    """The inverse of :func:`encode_fields`.
+
+    Raises:
+        UnreadableError: something else has made what is stored.
+    """
     return {
         unescape_key(name) if "%" in name else name: (
             decode_value(value) if type(value) in _CONTAINERS else value
@@ -214,6 +232,10 @@ def _wrapped_form(value: Any) -> Any:
 
 
 def _unwrap(text: str | bytes) -> Any:
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "surrogatepass")
-    return json.loads(text)
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "surrogatepass")
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        # The original may quote the value.
+        raise UnreadableError from None

@@ -12,7 +12,7 @@ from typing import Any
 from mongo_session_service.codec import decode_event, decode_state
 from mongo_session_service.hooks import Hooks, Owner
 from mongo_session_service.records import SessionKey
-from mongo_session_service.values import decode_value
+from mongo_session_service.values import UnreadableError, decode_value
 
 from .change import Change
 
@@ -45,10 +45,17 @@ class Appended:
         )
 
     def delta(self) -> Document:
-        """What the event set in state, as stored, keys prefixed by scope."""
-        actions = self.document["event"].get("actions", {})
-        delta: Document = decode_value(actions.get("state_delta", {}))
-        return delta
+        """What the event set in state, as stored, keys prefixed by scope.
+
+        Nothing, if that is none of ours: whoever reads the event is told so.
+        """
+        actions = self.document["event"].get("actions")
+        delta = actions.get("state_delta") if isinstance(actions, dict) else None
+        try:
+            delta = decode_value(delta)
+        except UnreadableError:
+            return {}
+        return delta if isinstance(delta, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,8 @@ class Created:
         """The change subscribers get: of its initial state, the session's own.
 
         Raises:
-            StorageError: the application's hook failed.
+            StorageError: the state is not as this package stores it, or the
+                application's hook failed.
         """
         owner = Owner.of_session(self.key)
         return Change(

@@ -9,6 +9,7 @@ every write.
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -23,6 +24,8 @@ from mongo_session_service.records import SessionKey
 from mongo_session_service.values import decode_fields, unescape_key
 
 from .happenings import Appended, Created, Deleted, Document, Happening, StateSet
+
+logger = logging.getLogger(__name__)
 
 _ENDINGS: Final = ("drop", "rename", "dropDatabase", "invalidate")
 _WRITES: Final = ("insert", "update", "replace")
@@ -140,11 +143,30 @@ def mark_of(change: Document) -> str:
 
 
 def interpret(change: Document, names: Names, hooks: Hooks) -> Item | None:
-    """What a change means; None if nothing that concerns anyone."""
-    kind = change["operationType"]
-    if kind in _ENDINGS:
+    """What a change means; None if nothing that concerns anyone.
+
+    Nor does what others wrote, if it is not as it would be here: it must not stop the
+    stream.
+    """
+    if change["operationType"] in _ENDINGS:
         return _ending(change, names)
-    collection, id_ = change["ns"]["coll"], change["documentKey"]["_id"]
+    collection = change["ns"]["coll"]
+    try:
+        return _meaning(change, collection, names, hooks)
+    except Exception as error:  # noqa: BLE001  whose text may quote what is stored
+        logger.warning(
+            "A change of the collection %r was passed over: it is not as this package"
+            " makes them (%s). Does another tool write there?",
+            collection,
+            type(error).__name__,
+        )
+        return None
+
+
+def _meaning(
+    change: Document, collection: str, names: Names, hooks: Hooks
+) -> Item | None:
+    id_ = change["documentKey"]["_id"]
     if collection == names.events:
         return appended(id_, change.get("fullDocument"), hooks)
     if collection == names.sessions:
@@ -188,8 +210,8 @@ def _created(
 def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
     if isinstance(id_, str):
         prefix, app_name, user_id = State.APP_PREFIX, id_, None
-    elif isinstance(id_, dict) and tuple(id_) == SessionKey._fields[:2]:
-        prefix, (app_name, user_id) = State.USER_PREFIX, id_.values()
+    elif (owner := _texts(id_, SessionKey._fields[:2])) is not None:
+        prefix, (app_name, user_id) = State.USER_PREFIX, owner
     else:
         return None
     delta = {prefix + key: value for key, value in _delta(change).items()}
@@ -199,11 +221,17 @@ def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
 
 
 def _session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
-    """The key in an ``_id`` of ours; what others wrote must not stop the stream."""
+    """The key in an ``_id`` with these fields; None if it is none of ours."""
+    texts = _texts(id_, fields)
+    return None if texts is None else SessionKey(*texts)
+
+
+def _texts(id_: Any, fields: tuple[str, ...]) -> tuple[str, ...] | None:
+    """What names whose it is in an ``_id`` with these fields; None if none of ours."""
     if not isinstance(id_, dict) or tuple(id_) != fields:
         return None
-    key = SessionKey(*(id_[name] for name in SessionKey._fields))
-    return key if all(isinstance(each, str) for each in key) else None
+    texts = tuple(id_[name] for name in fields if name in SessionKey._fields)
+    return texts if all(isinstance(each, str) for each in texts) else None
 
 
 def committed_at(change: Document) -> float:

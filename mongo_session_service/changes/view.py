@@ -15,6 +15,7 @@ from mongo_session_service.database import Connection
 from mongo_session_service.hooks import Owner
 from mongo_session_service.records import Marker, SessionKey
 from mongo_session_service.scopes import ScopedState
+from mongo_session_service.visibility import check_session
 
 from .change import Change
 from .happenings import Appended
@@ -95,6 +96,7 @@ async def load_view(
     session = next((each for each in found.documents if _is_session(each)), None)
     if session is None:
         return None
+    check_session(session)
     hooks = connection.hooks
     shared = decode_shared_state(key, found.documents, hooks)
     own = decode_state(session["state"], Owner.of_session(key), hooks)

@@ -1,0 +1,40 @@
+"""Which documents of the sessions collection are sessions to be shown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from .errors import quoted
+from .values import UnreadableError
+
+_NUMBER: Final = (int, float)
+_FIELDS: Final[dict[str, Any]] = {
+    "state": dict,
+    "revision": int,
+    "create_time": _NUMBER,
+    "update_time": _NUMBER,
+}
+
+
+def is_visible(session: dict[str, Any], now: float) -> bool:
+    """Whether a document of the sessions collection is a session to be shown.
+
+    The server's filter is :func:`queries.visible`.
+    """
+    expires = session.get("expire_time", math.inf)
+    is_over = isinstance(expires, _NUMBER) and expires <= now
+    return "revision" in session and not is_over
+
+
+def check_session(session: dict[str, Any]) -> None:
+    """Refuse what another tool has written, if it cannot be a session's document.
+
+    Raises:
+        UnreadableError: it cannot.
+    """
+    id_ = session["_id"]
+    if any(not isinstance(each, str) for each in id_.values()):
+        raise UnreadableError(f"A session of app {quoted(str(id_['app_name']))}")
+    if any(not isinstance(session.get(name), kind) for name, kind in _FIELDS.items()):
+        raise UnreadableError(f"Session {quoted(id_['session_id'])}")

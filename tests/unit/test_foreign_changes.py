@@ -1,0 +1,139 @@
+"""Change documents of what other tools have written, in whatever shape."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import pytest
+from bson import Decimal128, Int64, ObjectId
+from bson.timestamp import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mongo_session_service.changes import items
+from mongo_session_service.changes.happenings import Appended
+from mongo_session_service.changes.items import Dropped, Expires, Names, Removed
+from mongo_session_service.changes.router import Router
+from mongo_session_service.errors import MongoSessionServiceError
+from mongo_session_service.hooks import NO_HOOKS, Hooks
+
+NAMES = Names("sessions", "events", "app_states", "user_states")
+BANG = "hunter2"
+HOOKED = Hooks(after_load=lambda value, _: value)
+
+_scalars = st.sampled_from(
+    [None, True, 0, 1, -1, Int64(2**40), 1.5, float("nan"), b"\xff", "", "a", BANG]
+    + [ObjectId(), Timestamp(1, 1), Decimal128("1"), {"%json": 5}, {"%json": BANG}]
+    + [{"%json": b"\xff"}, {"%json": "[" * 99_999}, {"%json": "9" * 9999}]
+)
+_names = st.sampled_from(
+    ["state", "revision", "create_time", "event", "actions", "state_delta", "id"]
+    + ["timestamp", "author", "wrapped", "x", "%json", "%uD800", "%", "app:x"]
+)
+_values = st.recursive(
+    _scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+_texts = st.just("a") | _scalars
+_ids = _values | st.builds(
+    lambda parts, more: {**parts, **more},
+    st.fixed_dictionaries(
+        {"app_name": _texts, "user_id": _texts}, optional={"session_id": _texts}
+    ),
+    st.sampled_from([{}, {"revision": 1}, {"removed": True}, {"expires": 1.0}])
+    | st.fixed_dictionaries({"revision": _scalars}),
+)
+_sessions = st.fixed_dictionaries(
+    {"state": _values, "revision": st.just(0), "create_time": st.just(1.0)}
+)
+_events = st.fixed_dictionaries(
+    {
+        "event": st.fixed_dictionaries(
+            {},
+            optional={
+                "author": _scalars,
+                "actions": _values
+                | st.fixed_dictionaries({"state_delta": _values | _sessions}),
+                "finish_reason": _values,
+                "content": _values,
+            },
+        )
+    },
+    optional={"wrapped": st.just(value=True)},
+)
+_documents = _sessions | _events | st.dictionaries(_names, _values, max_size=4)
+_paths = st.sampled_from(["state", "state.a", "state.a.b", "state.%", "x", "state."])
+_told = st.one_of(
+    st.fixed_dictionaries({"fullDocument": st.none() | _documents}),
+    st.fixed_dictionaries(
+        {
+            "updateDescription": st.fixed_dictionaries(
+                {
+                    "updatedFields": st.dictionaries(_paths, _values, max_size=3),
+                    "removedFields": st.lists(_paths, max_size=3),
+                }
+            )
+        }
+    ),
+)
+
+
+@st.composite
+def _changes(draw: st.DrawFn) -> dict[str, Any]:
+    id_ = draw(_ids)
+    told = draw(_told)
+    for document in told.values():
+        if isinstance(document, dict) and "fullDocument" in told:
+            document["_id"] = id_
+    return {
+        "_id": {"_data": "82"},
+        "operationType": draw(st.sampled_from(["insert", "update", "replace"])),
+        "ns": {"db": "d", "coll": draw(st.sampled_from(NAMES.all))},
+        "documentKey": {"_id": id_},
+        "clusterTime": Timestamp(7, 1),
+        **told,
+    }
+
+
+@pytest.mark.parametrize("hooks", [NO_HOOKS, HOOKED], ids=["plain", "hooked"])
+@given(change=_changes())
+def test_no_change_document_is_too_strange(
+    change: dict[str, Any], hooks: Hooks
+) -> None:
+    """It means something or nothing, and what fails later is this package's error."""
+    item = items.interpret(change, NAMES, hooks)
+
+    if item is None or isinstance(item, Dropped | Expires):
+        return
+    router: Router[Any] = Router()
+    router.note(item, ("a", "transaction"))
+    if not isinstance(item, Removed):
+        with contextlib.suppress(MongoSessionServiceError):
+            item.change()
+    if isinstance(item, Appended):
+        assert isinstance(item.delta(), dict)
+
+
+def test_what_is_passed_over_is_warned_of_without_its_content(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The warning names the collection and the error's type, once."""
+    change = {
+        "operationType": "insert",
+        "ns": {"db": "d", "coll": "app_states"},
+        "documentKey": {"_id": "a"},
+        "clusterTime": Timestamp(7, 1),
+        "fullDocument": {"_id": "a", "state": {"x": {"%json": BANG}}},
+    }
+    caplog.set_level(logging.WARNING)
+
+    assert items.interpret(change, NAMES, NO_HOOKS) is None
+    (record,) = caplog.records
+    assert "'app_states'" in record.getMessage()
+    assert "UnreadableError" in record.getMessage()
+    assert BANG not in caplog.text
