@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 else:
     import importlib.util
     import sys
+    import threading
+
+    # Two threads that import parts of ADK in different orders may deadlock.
+    _one_at_a_time = threading.RLock()
 
     _HOMES = {
         "Change": "changes.change",
@@ -71,7 +75,8 @@ else:
         ADK takes a second to import: the command line often does without it.
         """
         if name in _HOMES:
-            home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+            with _one_at_a_time:
+                home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
             globals()[name] = getattr(home, name)
             return globals()[name]
         may_be_module = name.isidentifier() and not name.startswith("_")
