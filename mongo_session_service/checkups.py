@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from .privileges import FEATURES, needs
-from .schema import SCHEMA_VERSION, Index, check_server
+from .schema import SCHEMA_VERSION, Index, check_server, is_standalone
 
 Document = dict[str, Any]
 
@@ -28,6 +28,9 @@ _WINDOW: Final = 3600.0
 _FULL: Final = 0.9
 
 _AS_NEEDED: Final = "Nothing has to be done: the first use creates it."
+_AS_REPLICA_SET: Final = (
+    "Start mongod with --replSet rs0, then call rs.initiate() once."
+)
 AS_IT_SAYS: Final = "Do as it says, and look again."
 GRANT: Final = "Have an administrator run what `mongo-session-service grants` prints."
 
@@ -95,12 +98,11 @@ def judge_server(hello: Document, version: str) -> Finding:
 def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
     """Whether the replica set's members are all there."""
     check = "replica set"
-    if hello.get("msg") == "isdbgrid":
-        return Finding(check, Status.OK, "a sharded cluster, behind mongos")
-    if "setName" not in hello:
+    if is_standalone(hello):
         says = "a standalone server, without change streams and transactions"
-        remedy = "Start mongod with --replSet rs0, then call rs.initiate() once."
-        return Finding(check, Status.FAILED, says, remedy)
+        return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
+    if "setName" not in hello:
+        return Finding(check, Status.OK, "a sharded cluster, behind mongos")
     members = len([*hello["hosts"], *hello.get("passives", ())])
     says = f"{hello['setName']!r}, {members} member{'s' * (members > 1)} with data"
     if lost := sorted(unreachable):
@@ -178,9 +180,13 @@ def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
     return Finding("indexes", Status.WARNING, f"missing or different: {names}", remedy)
 
 
-def judge_oplog(oplog: Oplog) -> Finding:
+def judge_oplog(oplog: Oplog | None) -> Finding:
     """Whether consumers can be away for a while and miss nothing."""
-    check, reach = "oplog window", _span(oplog.window)
+    check = "oplog window"
+    if oplog is None:
+        says = "there is no oplog, so changes cannot be watched"
+        return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
+    reach = _span(oplog.window)
     if oplog.fullness < _FULL:
         says = f"{reach}, all since it was begun; {oplog.fullness:.0%} of it is used"
         return Finding(check, Status.OK, says)

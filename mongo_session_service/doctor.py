@@ -19,7 +19,7 @@ from .errors import (
     StorageUnavailableError,
 )
 from .greeting import greeted
-from .schema import missing_indexes
+from .schema import check_server, is_standalone, missing_indexes
 from .service import MongoSessionService
 from .transactions import Txn
 from .translation import translated
@@ -91,6 +91,7 @@ async def _transactions(connection: Connection) -> Finding:
 
     if not connection.has_transactions:
         return checkups.judge_transaction(None)
+    check_server(await greeted(connection.client), transactions=True)
     began = time.perf_counter()
     await connection.transaction(read)
     return checkups.judge_transaction(time.perf_counter() - began)
@@ -121,6 +122,8 @@ async def _indexes(connection: Connection) -> Finding:
 async def _oplog(connection: Connection) -> Finding:
     oplog = connection.client["local"]["oplog.rs"]
     first = await oplog.find({}, {"ts": 1}).sort("$natural", 1).limit(1).to_list(1)
+    if not first:
+        return checkups.judge_oplog(None)
     now = await history.now(connection)
     (stats,) = await connection.aggregate(
         oplog,
@@ -210,7 +213,10 @@ async def _examined(
     drawn: list[Document] = [{"$sample": {"size": SAMPLE}}] if is_sample else []
     named: list[Document] = [{"$limit": _MOST}, {"$project": {"_id": 1}}]
     pipeline = [*drawn, {"$project": fields}, *stages, *named]
-    wrong = await connection.snapshot(collection, pipeline)
+    is_alone = is_standalone(await greeted(connection.client))
+    # A standalone server knows of no one time.
+    read = connection.aggregate if is_alone else connection.snapshot
+    wrong = await read(collection, pipeline)
     return Examined(total, is_sample, [each["_id"] for each in wrong])
 
 

@@ -46,9 +46,19 @@ def check(connection: Connection) -> None:
 
 
 async def now(connection: Connection) -> Timestamp:
-    """The latest time that the primary knows."""
+    """The latest time that the primary knows.
+
+    Raises:
+        ConfigurationError: it is a standalone server, or mongomock, and keeps none.
+    """
     reply = await connection.database.command("ping")
-    time: Timestamp = reply["operationTime"]
+    time: Timestamp | None = reply.get("operationTime")
+    if time is None:
+        message = (
+            "A standalone server, or mongomock, keeps no history of changes, so there"
+            " are no consumers. Use a replica set."
+        )
+        raise ConfigurationError(message)
     return time
 
 

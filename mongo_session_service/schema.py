@@ -132,8 +132,7 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
     if hello.get("isreplicaset"):
         message = "The replica set is not initiated: call rs.initiate() on it once."
         raise ConfigurationError(message)
-    is_mongos = hello.get("msg") == "isdbgrid"
-    if transactions and not (is_mongos or "setName" in hello):
+    if transactions and is_standalone(hello):
         message = (
             "This MongoDB server is a standalone: it has no transactions, so an event"
             " and its state could be torn apart. Run it as a replica set (a single"
@@ -142,6 +141,11 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
             " transactions=False."
         )
         raise ConfigurationError(message)
+
+
+def is_standalone(hello: dict[str, Any]) -> bool:
+    """Whether a server belongs to no replica set, nor to a sharded cluster."""
+    return "setName" not in hello and hello.get("msg") != "isdbgrid"
 
 
 async def missing_indexes(connection: Connection) -> list[Index]:

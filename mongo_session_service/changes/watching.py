@@ -186,7 +186,11 @@ class Watching(Lifecycle):
 
     @traced
     async def consumers(self) -> list[ConsumerStatus]:
-        """Returns how every consumer is doing, by name, wherever it runs."""
+        """Returns how every consumer is doing, by name, wherever it runs.
+
+        Raises:
+            ConfigurationError: in a standalone server, and mongomock, there are none.
+        """
         async with self._connected() as opened:
             return await all_consumers(opened.connection)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faults import failing, victim_uri
 from google.adk.events import Event
+from mongomock_motor import AsyncMongoMockClient
 from pymongo import MongoClient
 
 from mongo_session_service import (
@@ -20,7 +21,9 @@ from mongo_session_service import (
     SchemaVersionError,
     StorageError,
     StorageUnavailableError,
+    doctor,
 )
+from mongo_session_service.checkups import Status
 from mongo_session_service.embedded_mongod import HOST, find_mongod, free_ports
 from mongo_session_service.migrations import Migrator
 from mongo_session_service.schema import EVENT_ONCE, INDEXES, check_server
@@ -56,6 +59,34 @@ async def test_a_standalone_server_is_refused_with_the_remedy(
         session = await service.create_session(**IDS, state={"app:k": 1})
         await service.append_event(session, Event(author="x"))
         assert await service.get_session(**IDS) == session
+
+
+@pytest.mark.parametrize("transactions", [True, False])
+async def test_a_standalone_server_is_examined_to_the_end(
+    standalone_uri: str, *, transactions: bool
+) -> None:
+    """What it lacks is a finding, and that it has no consumers is said."""
+    service = MongoSessionService(standalone_uri, transactions=transactions)
+
+    findings = {each.check: each async for each in doctor.examine(service)}
+    with pytest.raises(ConfigurationError, match="no history.*replica set"):
+        await service.consumers()
+    await service.close()
+
+    assert list(findings) == [check.name for check in doctor.CHECKS]
+    assert "no oplog" in findings["oplog window"].says
+    assert transactions is ("--replSet" in findings["transactions"].says)
+    failed = {name for name, each in findings.items() if each.status is Status.FAILED}
+    without = {"replica set", "oplog window"}
+    assert failed == without | ({"transactions"} if transactions else set())
+
+
+async def test_mongomock_has_no_consumers() -> None:
+    """Nothing could tell a consumer in mongomock of changes."""
+    client = AsyncMongoMockClient()
+    async with MongoSessionService(client=client, transactions=False) as service:
+        with pytest.raises(ConfigurationError, match="no history.*replica set"):
+            await service.consumers()
 
 
 @pytest.mark.parametrize(

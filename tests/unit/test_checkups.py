@@ -82,6 +82,7 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_indexes(INDEXES, is_set_up=True), WARNING, "event_id_once_per_session"),
         (judge_oplog(Oplog(3 * DAY, 1.0)), OK, "3 days"),
         (judge_oplog(Oplog(90.0, 0.02)), OK, "2% of it"),
+        (judge_oplog(None), FAILED, "no oplog"),
         (judge_oplog(Oplog(180.0, 0.99)), WARNING, "3 minutes"),
         (judge_orphans(Examined(9, is_sample=False, wrong=[])), OK, "all 9 events"),
         (
