@@ -37,13 +37,16 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
         raise ConfigurationError(message)
     reason: object = "it has no scheme"
     if "://" in uri:
+        is_secret = _SECRET.search(unquote(uri))
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
         except OSError as error:
             reason = f"{error.filename}: {error.strerror}"
         except (PyMongoError, ValueError) as error:
-            is_secret = _SECRET.search(unquote(uri))
             reason = type(error).__name__ if is_secret else error
+        except KeyError as error:
+            reason = "an option has an unknown value"
+            reason = reason if is_secret else f"{reason} {error}"
     message = (
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"

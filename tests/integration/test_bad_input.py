@@ -39,6 +39,8 @@ NO_HOST = "mongodb://ada:hunter2@127.0.0.1:1/?serverSelectionTimeoutMS=200"
         ({"uri": AsyncMongoMockClient()}, "client="),
         ({"uri": "mongodb://me@h/"}, "password"),
         ({"uri": "mongodb://u%3Ahunter2%40h:99999/"}, "percent-encoded"),
+        ({"uri": "mongodb://h/?datetime_conversion=x"}, "unknown value 'x'"),
+        ({"uri": "mongodb://u:hunter2@h/?datetime_conversion=x"}, "unknown value"),
         ({"uri": "mongodb://h", "database": "a.b"}, "database name"),
         ({"uri": "mongodb://h", "database": 1}, "database"),
         ({"uri": "mongodb://h", "database": "d" * 64}, "63 bytes"),
