@@ -88,7 +88,8 @@ class Catalogue(Lifecycle):
             title: Only those with exactly this title.
             labels: Only those with all of these labels; others they may have.
             where: Only those whose own state has these values: literally, type for
-                type, but for numbers, of which 1 is 1.0 and True is neither.
+                type, but for numbers, of which 1 is 1.0 and True is neither. An int
+                beyond 64 bits is equal to no float.
             newest_first: Whether those created last come first.
             with_state: Whether their state is loaded, as ``list_sessions`` does.
             limit: How many a page has at most, up to 1,000.

@@ -1,8 +1,9 @@
 """Which sessions are meant by a value of their state: exactly those that have it.
 
 Values are literals wherever they go, so that nothing in them is an operator. Numbers
-are equal as in Python, so 1 is 1.0; but True is not 1, and a key that is missing is not
-None. Dicts may have their keys in any order.
+are equal as in Python, so 1 is 1.0, but for an int beyond 64 bits, which is no float.
+True is not 1, and a key that is missing is not None. Dicts may have their keys in any
+order.
 """
 
 from __future__ import annotations
