@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,57 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
 
 
 def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Have work go on whoever waits for it, who may leave and come back.
+    """Have work go on whoever waits for it.
 
     It runs outside its caller's context, whose deadlines are not everyone's. That it
-    failed is of no interest if nobody comes back.
+    failed is of no interest if nobody hears of it.
     """
     task = asyncio.create_task(work, context=Context())
     task.add_done_callback(lambda it: it.cancelled() or it.exception())
     return task
+
+
+class Step(Generic[Result]):
+    """What is done once for whoever comes, who may leave it to the next.
+
+    A driver that is cancelled drops its connection, and what it was at may take longer
+    than each caller waits. If this is let go, what is under way is cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Result] | None = None
+
+    def __del__(self) -> None:
+        if self._task is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                # Whoever collects garbage may be in another thread.
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    async def result(
+        self, start: Callable[[], Coroutine[Any, Any, Result]]
+    ) -> Result | None:
+        """The result of what is under way, or of what is started now.
+
+        It has one taker: None if that is another, or :meth:`end`.
+        """
+        if self._task is None:
+            self._task = background(start())
+        task = self._task
+        await asyncio.wait([task])
+        if self._task is not task:
+            return None
+        self._task = None
+        return task.result()
+
+    async def end(self) -> Result | None:
+        """Cancel what is under way; its result, if there is one nobody has taken."""
+        task, self._task = self._task, None
+        if task is None:
+            return None
+        task.cancel()
+        await asyncio.wait([task])
+        is_failed = task.cancelled() or task.exception() is not None
+        return None if is_failed else task.result()
 
 
 def cancellations() -> int:

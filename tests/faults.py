@@ -54,10 +54,11 @@ def connections(admin: MongoClient) -> int:
     return len(list(admin.admin.aggregate(stages)))
 
 
-def is_copying(admin: MongoClient) -> bool:
-    """Whether the server is at an aggregation of the victim's."""
-    active = {"appName": VICTIM, "active": True, "command.aggregate": {"$exists": True}}
-    return bool(list(admin.admin.aggregate([{"$currentOp": {}}, {"$match": active}])))
+def is_at(admin: MongoClient, command: str) -> bool:
+    """Whether the server is at such a command of the victim's."""
+    of_victim = {"appName": VICTIM, "active": True}
+    at = {"$match": {**of_victim, f"command.{command}": {"$exists": True}}}
+    return bool(list(admin.admin.aggregate([{"$currentOp": {}}, at])))
 
 
 def open_transactions(admin: MongoClient) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from dataclasses import dataclass
@@ -30,7 +29,10 @@ class Attempts:
     transactional: bool
 
     async def at(self, tenure: Tenure, name: str, delivery: Delivery) -> None:
-        """Have a change handled and committed, or kept among the dead letters."""
+        """Have a change handled and committed, or kept among the dead letters.
+
+        If the tenure ends between two attempts, it is left to the next reader.
+        """
         work = handling(self.handler, delivery.item)
         for attempt in range(self.most):
             try:
@@ -42,8 +44,9 @@ class Attempts:
                 return
             except HandlerFailedError as failed:
                 error = failed.error
-            if attempt + 1 < self.most:
-                await asyncio.sleep(_pause(attempt))
+            is_last = attempt + 1 == self.most
+            if not is_last and await tenure.ends_within(_pause(attempt)):
+                return
         logger.warning(
             "Consumer %r keeps a change as a dead letter: its handler failed %d times,"
             " last with %s.",

@@ -6,13 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from mongo_session_service.arguments import check_callable, check_flag
 from mongo_session_service.authorization import naming_privileges
-from mongo_session_service.cancellation import background, uninterrupted
-from mongo_session_service.errors import InvalidInputError, LeaseLostError, quoted
+from mongo_session_service.cancellation import Step, uninterrupted
+from mongo_session_service.errors import (
+    InvalidInputError,
+    LeaseLostError,
+    MongoSessionServiceError,
+    quoted,
+)
 from mongo_session_service.translation import translated
 
 from .attempts import Attempts
@@ -22,7 +28,7 @@ from .handling import Handler
 from .reader import Opener
 from .tenure import OnHistoryLost, Start, Tenure, begin_now
 
-_handling: ContextVar[object] = ContextVar("_handling", default=None)
+_handling: ContextVar[Consumer | None] = ContextVar("_handling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
 
 
@@ -71,7 +77,9 @@ class Consumer:
         self._is_free = asyncio.Event()
         """Set unless run() is at a change."""
         self._is_free.set()
-        self._beginning: asyncio.Task[None] | None = None
+        self._beginning = Step[Tenure]()
+        self._is_running = False
+        self._is_ending = False
         self._has_uncommitted = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -92,7 +100,8 @@ class Consumer:
     async def close(self) -> None:
         """Let another reader take over at once; reading on takes up the name again.
 
-        ``run()`` ends, and lets go, once the change at hand is handled and committed.
+        ``run()`` ends, and lets go, once the change at hand is handled and committed,
+        or its handler has failed once more.
         """
         if self._tenure is not None:
             self._tenure.stop()
@@ -100,17 +109,20 @@ class Consumer:
             await self._let_go()
 
     async def end(self) -> None:
-        """Close, and wait until the change at hand is handled; not from its handler."""
+        """Close, and wait until the change at hand is handled; not from its handler.
+
+        Nor for a handler that waits itself for others to end, this one maybe.
+        """
+        caller = _handling.get()
+        if caller is not None:
+            caller._is_ending = True  # noqa: SLF001
         await self.close()
-        if _handling.get() is not self:
+        if caller is not self and not self._is_ending:
             await self._is_free.wait()
 
     async def _let_go(self) -> None:
-        beginning, self._beginning = self._beginning, None
-        if beginning is not None:
-            beginning.cancel()
-            await asyncio.wait([beginning])
-        tenure, self._tenure = self._tenure, None
+        begun = await self._beginning.end()
+        tenure, self._tenure = self._tenure or begun, None
         if tenure is not None:
             self._has_uncommitted = tenure.has_uncommitted
             await uninterrupted(tenure.close())
@@ -130,6 +142,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Change:
+        self._check_free()
         with translated():
             tenure = await self._begun()
             if tenure is None:
@@ -137,6 +150,12 @@ class Consumer:
             async with naming_privileges(tenure.connection):
                 delivery = await tenure.next()
             return delivery.item.change()
+
+    def _check_free(self) -> None:
+        """Refuse a second reader: what one commits, the other may not have handled."""
+        if self._is_running:
+            message = f"run() of consumer {quoted(self.name)} is under way already."
+            raise MongoSessionServiceError(message)
 
     async def commit(self) -> None:
         """Save, with a majority, that all that was delivered so far is done.
@@ -170,11 +189,14 @@ class Consumer:
         Raises:
             InvalidInputError: ``handler`` is no function, ``max_attempts`` no number
                 from 1 on, or ``transactional`` neither True nor False.
+            MongoSessionServiceError: it is running already.
         """
         check_callable("handler", handler)
         check_flag("transactional", transactional)
         if not isinstance(max_attempts, int) or max_attempts < 1:
             raise InvalidInputError("max_attempts must be a number, 1 or more.")
+        self._check_free()
+        self._is_running = True
         token = _handling.set(self)
         try:
             with translated():
@@ -194,6 +216,7 @@ class Consumer:
             try:
                 await self._let_go()
             finally:
+                self._is_running = self._is_ending = False
                 self._is_free.set()
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
@@ -232,22 +255,28 @@ class Consumer:
         """
         if self._tenure is None:
             self._loop = asyncio.get_running_loop()
-            if self._beginning is None:
-                self._beginning = background(self._begin())
-            beginning = self._beginning
-            await asyncio.wait([beginning])
-            if self._beginning is beginning:
-                self._beginning = None
-                beginning.result()
-        return self._tenure
-
-    async def _begin(self) -> None:
-        self._has_uncommitted = False
-        async with self._opener() as opened:
-            self._tenure = await Tenure.begin(
-                opened.connection,
+            self._has_uncommitted = False
+            # It does not know the consumer, who may be let go meanwhile.
+            begin = partial(
+                _begin,
+                self._opener,
                 self.name,
                 self._app_name,
                 self._start,
                 self._on_history_lost,
             )
+            self._tenure = await self._beginning.result(begin) or self._tenure
+        return self._tenure
+
+
+async def _begin(
+    opener: Opener,
+    name: str,
+    app_name: str | None,
+    start: Start,
+    on_history_lost: OnHistoryLost,
+) -> Tenure:
+    async with opener() as opened:
+        return await Tenure.begin(
+            opened.connection, name, app_name, start, on_history_lost
+        )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bson.codec_options import CodecOptions
-from pymongo.errors import PyMongoError
+from pymongo.errors import NetworkTimeout, PyMongoError
 
 from mongo_session_service.cancellation import uninterrupted
 from mongo_session_service.database import Connection
@@ -59,13 +59,14 @@ class _Claim:
 
     async def take(self) -> bool:
         """Have the lease, if nobody else has; whoever is cancelled gets to know."""
-        taken = await uninterrupted(
-            _plain(self.connection.leases).find_one_and_update(
-                {"_id": self.name, **_IS_FREE},
-                [{"$set": {"owner": self.owner, "expires_at": _expiry()}}],
-            )
+        taking = _plain(self.connection.leases).find_one_and_update(
+            {"_id": self.name, **_IS_FREE},
+            [{"$set": {"owner": self.owner, "expires_at": _expiry()}}],
         )
-        return taken is not None
+        try:
+            return await uninterrupted(asyncio.wait_for(taking, LEASE)) is not None
+        except TimeoutError:
+            raise NetworkTimeout(f"no answer within {LEASE:g} seconds") from None
 
     async def give_up(self) -> None:
         """Let the next reader have it at once; if that takes long, it has expired."""

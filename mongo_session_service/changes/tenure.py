@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Literal, Self
 
 from mongo_session_service import history
-from mongo_session_service.cancellation import background, uninterrupted
+from mongo_session_service.cancellation import Step, uninterrupted
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import HistoryLostError
 
@@ -54,8 +56,8 @@ class Tenure:
         self._on_history_lost = on_history_lost
         self._deliveries: Deliveries | None = None
         self._uncommitted: Position | None = None
-        self._reading: asyncio.Task[Delivery | None] | None = None
-        self._is_over = False
+        self._reading = Step[Delivery | None]()
+        self._over = asyncio.Event()
         self.saved_at = time.monotonic()
         """When its checkpoint was saved last, on this machine's monotonic clock."""
 
@@ -130,18 +132,10 @@ class Tenure:
             LeaseLostError: another reader has taken the name over.
             HistoryLostError: what is due cannot be told any more.
         """
-        while not self._is_over and self._deliveries is not None:
-            if self._reading is None:
-                # A driver that is cancelled drops its connection, and to open the
-                # stream anew may take longer than the next caller waits.
-                step = self._next(self._deliveries)
-                self._reading = background(step)
-            reading = self._reading
-            await asyncio.wait([reading])
-            if self._is_over or self._reading is not reading:
-                continue  # another caller has had this one
-            self._reading = None
-            if (delivery := reading.result()) is not None:
+        while not self.is_over and self._deliveries is not None:
+            step = partial(self._next, self._deliveries)
+            delivery = await self._reading.result(step)
+            if delivery is not None and not self.is_over:
                 self._lease.check()
                 self._uncommitted = delivery.position
                 return delivery
@@ -201,7 +195,14 @@ class Tenure:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is delivered."""
-        return self._is_over
+        return self._over.is_set()
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait for its end, and tell whether it came."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        return self.is_over
 
     @property
     def has_uncommitted(self) -> bool:
@@ -210,15 +211,13 @@ class Tenure:
 
     def stop(self) -> None:
         """Deliver nothing more."""
-        self._is_over = True
+        self._over.set()
 
     async def close(self) -> None:
         """Let another reader take over at once."""
         self.stop()
         await self._lease.release()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        await self._reading.end()
         await self._close_deliveries()
 
     async def _close_deliveries(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from consuming import APP, PATIENCE, USER, append, begun, create, take, told
+from faults import failing, is_at
 from pymongo import MongoClient, UpdateOne
 from pymongo.errors import DuplicateKeyError
 from watching import SESSION, change_streams, until
@@ -17,6 +18,7 @@ from mongo_session_service import (
     LeaseLostError,
     MongoSessionService,
 )
+from mongo_session_service.changes import attempts, leases
 
 
 async def test_closing_the_service_lets_a_handler_finish(
@@ -238,3 +240,45 @@ async def test_a_commit_after_closing_is_not_ignored(
 
     with pytest.raises(LeaseLostError, match="closed"):
         await consumer.commit()
+
+
+async def test_closing_waits_for_no_further_attempt(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that keeps failing is not called again; the next reader is told."""
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(attempts, "_LONGEST_PAUSE", 60.0)
+    await append(service, await create(service))
+    failed = asyncio.Event()
+
+    def handler(_: Change) -> None:
+        failed.set()
+        raise ValueError
+
+    running = asyncio.create_task(service.consumer("c").run(handler))
+    await failed.wait()
+    async with asyncio.timeout(PATIENCE):
+        await service.close()
+        await running
+
+    async with service.consumer("c") as other:
+        assert told(await take(other, 1)) == [("s", 1)]
+        assert [each async for each in other.dead_letters()] == []
+
+
+async def test_closing_waits_for_no_server_that_does_not_answer(
+    victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was about to take the name gives up as soon as it might have expired."""
+    monkeypatch.setattr(leases, "LEASE", 0.5)
+    await create(victim)
+    silent = {"blockConnection": True, "blockTimeMS": 5_000}
+    with failing(admin, "findAndModify", **silent) as hit:
+        consumer = victim.consumer("c")
+        reading = asyncio.create_task(anext(consumer))
+        await asyncio.to_thread(hit)
+        async with asyncio.timeout(PATIENCE):
+            await consumer.close()
+            assert is_at(admin, "findAndModify")
+            with pytest.raises(StopAsyncIteration):
+                await reading

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from commands_sent import CommandsSent
-from faults import failing, is_copying
+from faults import failing, is_at
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from long_sessions import event, left_in, store_long_session
 from pymongo import AsyncMongoClient, MongoClient
@@ -50,7 +50,7 @@ async def test_a_cancelled_fork_leaves_nothing(
         with pytest.raises(asyncio.CancelledError):
             await forking
 
-        assert not is_copying(admin)
+        assert not is_at(admin, "aggregate")
     assert left_in(admin, database) == {"sessions": 1, "events": 25}
 
 
