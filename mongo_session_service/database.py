@@ -13,7 +13,12 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import bson
-from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
+from bson.codec_options import (
+    CodecOptions,
+    DatetimeConversion,
+    TypeDecoder,
+    TypeRegistry,
+)
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
@@ -62,12 +67,12 @@ class _PlainInt(TypeDecoder):
         return int(value)
 
 
-_CODEC_OPTIONS: Final = CodecOptions[dict[str, Any]](
-    type_registry=TypeRegistry([_PlainInt()])
+_PLAIN: Final = CodecOptions[dict[str, Any]](
+    # Else one value of another tool's would fail whatever it is read with.
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
 )
-
-
-_PLAIN: Final = CodecOptions[dict[str, Any]]()
+_CODEC_OPTIONS: Final = _PLAIN.with_options(type_registry=TypeRegistry([_PlainInt()]))
 _RAW: Final = CodecOptions[RawBSONDocument](document_class=RawBSONDocument)
 _INT64_MARK: Final = b"\x12"
 """Precedes the name of a 64-bit integer: where it is not, none needs decoding."""

@@ -12,15 +12,25 @@ from google.adk.events.event import Event
 
 from . import scopes
 from .documents import INITIAL
+from .errors import quoted
 from .queries import Document
-from .values import decode_value, encode_fields
+from .values import UnreadableError, decode_value, encode_fields
 
 
 def delta_of(event: Document) -> Document:
-    """What a stored event has set of its session's own state."""
-    actions = event.get("event", {}).get("actions", {})
-    delta = decode_value(actions.get("state_delta", {}))
-    return encode_fields(scopes.split(delta).session)
+    """What a stored event has set of its session's own state.
+
+    Raises:
+        UnreadableError: another tool has written it.
+    """
+    try:
+        actions = event.get("event", {}).get("actions", {})
+        delta = decode_value(actions.get("state_delta", {}))
+        return encode_fields(scopes.split(delta).session)
+    except (AttributeError, UnreadableError):
+        id_ = event["_id"]
+        where = f"of session {quoted(id_['session_id'])} at revision {id_['revision']}"
+        raise UnreadableError(f"The event {where}") from None
 
 
 def fold(initial: Document, deltas: Iterable[Document]) -> Document:

@@ -88,7 +88,7 @@ async def revisit(
     shared = [each for each in documents if not {"event", "create_time"} & each.keys()]
     log = [delta_of(each) for each in reversed(events)]
     initial = await initial_state(connection, key, beginning, log)
-    at = events[0]["event"]["timestamp"] if log else head["create_time"]
+    at = events[0]["event"].get("timestamp") if log else head["create_time"]
     past = {
         "state": fold(initial, log),
         "revision": revision,

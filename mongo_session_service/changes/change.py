@@ -10,7 +10,9 @@ from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticSerializationError
 
+from mongo_session_service.errors import quoted
 from mongo_session_service.records import SessionKey
+from mongo_session_service.values import UnreadableError
 
 
 class Change(BaseModel):
@@ -55,10 +57,17 @@ class Change(BaseModel):
 
         An event looks as it does in ADK's REST API. It is strict JSON: a number that
         has no place there becomes null.
+
+        Raises:
+            StorageError: another tool has stored what has no place there either.
         """
         try:
             return self.model_dump_json(exclude_none=True, by_alias=True)
-        except PydanticSerializationError:
-            # A lone surrogate, which UTF-8 cannot hold and JSON's escapes can.
+        except (PydanticSerializationError, UnicodeDecodeError):
+            pass  # a lone surrogate, which UTF-8 cannot hold and JSON's escapes can
+        try:
             plain = self.model_dump(mode="json", exclude_none=True, by_alias=True)
-            return json.dumps(plain, separators=(",", ":"))
+        except (PydanticSerializationError, UnicodeDecodeError):
+            whose = self.session_id or self.user_id or self.app_name
+            raise UnreadableError(f"A change of {quoted(whose)}") from None
+        return json.dumps(plain, separators=(",", ":"))

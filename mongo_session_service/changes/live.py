@@ -16,11 +16,18 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from mongo_session_service import queries
+from mongo_session_service.records import SessionKey
 
 from .watching import Watching
 
 _LATEST: Final = 100
 """Sessions that are listed."""
+
+_OURS: Final = {
+    **{f"_id.{name}": {"$type": "string"} for name in SessionKey._fields},
+    "update_time": {"$type": "number"},
+}
+"""Else one session of another tool's would hide all others."""
 
 
 def live_page_route(
@@ -86,7 +93,7 @@ async def latest_sessions(service: Watching) -> list[dict[str, Any]]:
     """
     shown = {"_id": 0, "key": "$_id", "revision": 1, "update_time": 1}
     stages: list[dict[str, Any]] = [
-        {"$match": queries.visible(platform_time.get_time())},
+        {"$match": {**queries.visible(platform_time.get_time()), **_OURS}},
         {"$sort": {"update_time": -1}},
         {"$limit": _LATEST},
         {"$project": shown},

@@ -258,10 +258,10 @@ async def _frames(
     subscription: Subscription, snapshot: Change | None, comment: str
 ) -> AsyncIterator[bytes]:
     yield f": {comment}\nretry: {RETRY * 1000}\n\n".encode()
-    if snapshot is not None:
-        # An id would have who comes back amid the history miss the rest of it.
-        yield f"event: snapshot\ndata: {snapshot.json_text}\n\n".encode()
     try:
+        if snapshot is not None:
+            # An id would have who comes back amid the history miss the rest of it.
+            yield f"event: snapshot\ndata: {snapshot.json_text}\n\n".encode()
         async for change in subscription:
             id_ = "" if change.revision is None else f"id: {change.revision}\n"
             frame = f"event: {change.kind}\n{id_}data: {change.json_text}\n\n"

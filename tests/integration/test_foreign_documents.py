@@ -19,6 +19,7 @@ from mongo_session_service import MongoSessionService, StorageError
 BANG = "hunter2"
 FOREIGN = {"app_name": "z", "user_id": "z", "session_id": "z"}
 UNREADABLE: list[Any] = [{"%json": 5}, {"%json": BANG}, {"%json": b"\xff"}]
+STAMPED = {"id": "e", "timestamp": 1.0}
 SESSION_LIKE = {"revision": 0, "create_time": 1.0, "update_time": 1.0}
 
 Write = Callable[[Database[Any]], object]
@@ -180,10 +181,11 @@ async def test_reads_name_what_they_cannot_read(
     "event",
     [
         BANG,
-        {"id": "e", "author": BANG, "actions": [BANG]},
-        {"id": "e", "author": "x", "actions": {"state_delta": [BANG]}},
-        {"id": "e", "author": "x", "finish_reason": {"a": BANG}},
-        {"id": "e", "author": "x", "custom_metadata": {"a": {"%json": BANG}}},
+        {**STAMPED, "author": BANG, "actions": [BANG]},
+        {**STAMPED, "author": BANG, "actions": {"state_delta": {"%json": BANG}}},
+        {**STAMPED, "author": "x", "actions": {"state_delta": [BANG]}},
+        {**STAMPED, "author": "x", "finish_reason": {"a": BANG}},
+        {**STAMPED, "author": "x", "custom_metadata": {"a": {"%json": BANG}}},
     ],
 )
 async def test_events_that_are_none_are_named(
@@ -195,8 +197,16 @@ async def test_events_that_are_none_are_named(
     admin[database].events.insert_one(document)
     admin[database].sessions.update_one({"_id": SESSION}, {"$set": {"revision": 1}})
 
-    for read in (READS["get_session"], _events_of):
-        with pytest.raises(StorageError, match="session 's' at revision 1") as caught:
+    reads = (
+        READS["get_session"],
+        _events_of,
+        lambda service: service.get_session_at(**SESSION, revision=1),
+        lambda service: service.fork_session(**SESSION, new_session_id="new"),
+    )
+    for read in reads:
+        with pytest.raises(
+            StorageError, match="session '(s|new)' at revision 1"
+        ) as caught:
             await read(service)
         assert BANG not in str(caught.value)
 
