@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from google.adk.errors.session_not_found_error import SessionNotFoundError
-
 from . import queries
 from .cancellation import uninterrupted
 from .database import Connection
-from .errors import quoted
 from .queries import Document
 from .records import SessionKey
+from .refused import not_found
 from .transactions import Txn
 
 
@@ -45,5 +43,5 @@ async def amend(
 
     found = await uninterrupted(connection.transaction(work))
     if found is None:
-        raise SessionNotFoundError(f"Session {quoted(key.session_id)} not found.")
+        raise not_found(key.session_id)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.platform import uuid as platform_uuid
 from google.adk.sessions.session import Session
@@ -10,10 +9,10 @@ from google.adk.sessions.session import Session
 from .arguments import check_revision
 from .clients import Opened
 from .copying import copy_session
-from .errors import quoted
 from .lifecycle import Lifecycle
 from .past import restored
 from .records import SessionKey, session_key
+from .refused import not_found
 from .revisiting import revisit
 from .sessions import to_session
 from .telemetry import traced
@@ -92,7 +91,7 @@ class Branching(Lifecycle):
             with once_written():
                 stored = await opened.store.load_session(target)
         if stored is None:
-            raise SessionNotFoundError(f"Session {quoted(new_id)} not found.")
+            raise not_found(new_id)
         return to_session(stored)
 
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time as platform_time
 from pymongo.errors import (
     ConnectionFailure,
@@ -34,6 +33,7 @@ from .errors import StorageUnavailableError, quoted
 from .past import fold, recorded
 from .queries import Document
 from .records import NewSession, SessionKey
+from .refused import not_found
 from .revisiting import Beginning, checked, deltas, initial_state
 from .scopes import ScopedState
 from .sizes import check_initial_state
@@ -90,7 +90,7 @@ async def copy_session(
     """
     beginning = await Beginning.load(store, source)
     if beginning is None:
-        raise _not_found(source)
+        raise not_found(source.session_id)
     revision = checked(beginning.session, revision)
     copy = Copy(source, target, uuid.uuid4().hex)
     try:
@@ -213,7 +213,7 @@ async def _settle(
 
     async def work(txn: Txn) -> None:
         if not await connection.sessions.find_one(source, {"_id": 1}, session=txn):
-            raise _not_found(copy.source)
+            raise not_found(copy.source.session_id)
         if not await connection.sessions.find_one(copy.claim, {"_id": 1}, session=txn):
             raise StorageUnavailableError(_LOST)
         for update in apart:
@@ -233,7 +233,3 @@ async def _give_up(connection: Connection, copy: Copy) -> None:
         # If the place was lost, it is taken again to remove what was copied since.
         await connection.sessions.update_one(copy.claim, gone, upsert=True)
         await remove_expired(connection, copy.target, 0.0)
-
-
-def _not_found(key: SessionKey) -> SessionNotFoundError:
-    return SessionNotFoundError(f"Session {quoted(key.session_id)} not found.")

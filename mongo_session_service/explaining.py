@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 
 from . import queries
 from .codec import is_same_event
 from .database import Connection
 from .errors import quoted
 from .records import Marker, NewSession, Planned, SessionKey
-from .refused import STALE, OtherTtlError
+from .refused import STALE, OtherTtlError, not_found
 from .telemetry import count_stale
 from .transactions import Txn
 
@@ -77,5 +76,5 @@ async def find_session(
         {"_id": key.id, **queries.visible(now)}, {"state": 0}, session=txn
     )
     if found is None:
-        raise SessionNotFoundError(f"Session {quoted(key.session_id)} not found.")
+        raise not_found(key.session_id)
     return found

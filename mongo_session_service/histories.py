@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
 from .arguments import check_id, check_revision
 from .codec import decode_event
-from .errors import quoted
 from .lifecycle import Lifecycle
 from .log_pages import load_session_page, load_user_page, session_id
 from .queries import Document
 from .records import SessionKey, session_key
+from .refused import not_found
 from .spans import Span
 from .telemetry import Operation
 
@@ -79,9 +78,7 @@ class Histories(Lifecycle):
                     page = await load_session_page(opened.connection, key, span, now)
             found = page.created.get(key.session_id)
             if found is None or created not in {None, found}:
-                raise SessionNotFoundError(
-                    f"Session {quoted(key.session_id)} not found."
-                )
+                raise not_found(key.session_id)
             created = found
             for each in page.events:
                 yield each["_id"]["revision"], decode_event(each, self._hooks)

@@ -17,10 +17,9 @@ from google.adk.sessions.session import Session
 
 from .committer import Caller, Committer
 from .database import Connection
-from .errors import quoted
 from .explaining import find_event
 from .records import Marker, SessionKey, StoredSession
-from .refused import STALE
+from .refused import STALE, not_found
 from .sessions import bring_in, mark, marker_of
 from .store import SessionStore
 from .translation import once_written
@@ -156,7 +155,7 @@ class Rebaser:
             late.write.key, after_revision=base.revision
         )
         if stored is None:
-            raise SessionNotFoundError(f"Session {quoted(session.id)} not found.")
+            raise not_found(session.id)
         if stored.marker.create_time != base.create_time:
             raise StaleSessionError(STALE)  # it is another of the same id
         is_whole = base.revision + len(stored.events) == stored.marker.revision

@@ -1,15 +1,23 @@
-"""How the store tells the committer that a write is not to be as planned."""
+"""What is said, wherever it turns out, of a session that is not as expected."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+from .errors import quoted
 from .records import Marker
 
 STALE: Final = (
     "The session was modified in storage after it was loaded: reload it with"
     " get_session() and append again. Nothing was stored."
 )
+
+
+def not_found(session_id: str) -> SessionNotFoundError:
+    """The error to raise for a session that is not stored, or not any more."""
+    return SessionNotFoundError(f"Session {quoted(session_id)} not found.")
 
 
 class RefusedError(Exception):

@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from bson.timestamp import Timestamp
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 
 from mongo_session_service import history
 from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.database import Connection
-from mongo_session_service.errors import InvalidInputError, SlowSubscriberError, quoted
+from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
 from mongo_session_service.records import SessionKey
+from mongo_session_service.refused import not_found
 from mongo_session_service.translation import translated
 
 from .change import Change
@@ -265,9 +265,7 @@ class SessionSubscription(Subscription):
 
     def _start_from(self, view: View | None) -> None:
         if view is None:
-            raise SessionNotFoundError(
-                f"Session {quoted(self._key.session_id)} not found."
-            )
+            raise not_found(self._key.session_id)
         if self._told_up_to > view.marker.revision:
             message = (
                 f"after_revision is {self._revision}, but the session is at revision"
