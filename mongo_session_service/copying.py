@@ -28,7 +28,7 @@ from .database import Connection
 from .deletions import ATTEMPTS, remove_expired, remove_remnant
 from .details import Details
 from .documents import INITIAL, initial_updates, session_document
-from .drivers import Driver
+from .drivers import Driver, results_of
 from .errors import StorageUnavailableError, quoted
 from .past import fold, recorded
 from .queries import Document
@@ -164,10 +164,8 @@ async def _copy_events(
         {"$set": {"_id.session_id": {"$literal": copy.target.session_id}}},
         {"$merge": {"into": events.name, "whenMatched": "keepExisting"}},
     ]
-    cursor = events.aggregate(stages, maxTimeMS=_STEP_MS)
-    if connection.driver is Driver.PYMONGO:
-        cursor = await cursor
-    await cursor.to_list(None)
+    aggregate = events.aggregate(stages, maxTimeMS=_STEP_MS)
+    await results_of(aggregate, connection.driver)
 
 
 async def _session(

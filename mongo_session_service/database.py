@@ -34,14 +34,10 @@ from pymongo.read_concern import ReadConcern
 
 from . import concerns, transactions
 from .cancellation import uninterrupted
-from .drivers import Driver, primary_of
+from .drivers import Driver, primary_of, results_of, session_of
 from .hooks import NO_HOOKS, Hooks
-from .secondaries import (
-    SNAPSHOT,
-    SNAPSHOT_PAUSES,
-    SNAPSHOT_UNAVAILABLE,
-    Secondaries,
-)
+from .secondaries import Secondaries
+from .snapshots import SNAPSHOT, once_created
 from .telemetry import count_conflict, count_retry
 from .transactions import Latest, Txn
 
@@ -149,7 +145,7 @@ class Connection:
                 raise
 
         primary = primary_of(self.client, self.driver)
-        async with self._session() as session:
+        async with session_of(self.client, self.driver) as session:
             try:
                 result = await transactions.run(
                     session, counted, self.database.write_concern
@@ -165,20 +161,12 @@ class Connection:
     async def acknowledged(self, write: Callable[[Any], Awaitable[Any]]) -> None:
         """Do a write of one document, in a session of the driver's."""
         primary = primary_of(self.client, self.driver)
-        async with self._session() as session:
+        async with session_of(self.client, self.driver) as session:
             await write(session)
             self._advance(session, primary)
 
     def _advance(self, session: Any, primary: object) -> None:
         self.latest.advance(session.operation_time, primary, session.cluster_time)
-
-    @asynccontextmanager
-    async def _session(self) -> AsyncIterator[Any]:
-        starting = self.client.start_session()
-        if self.driver is Driver.MOTOR:
-            starting = await starting
-        async with starting as session:
-            yield session
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
@@ -189,7 +177,7 @@ class Connection:
         if self.driver is Driver.MOCK:
             yield None
             return
-        async with self._session() as session:
+        async with session_of(self.client, self.driver) as session:
             try:
                 yield session
             except asyncio.CancelledError:
@@ -235,15 +223,7 @@ class Connection:
         if results is not None and missing is None:
             return results
         collection = collection.with_options(read_concern=SNAPSHOT)
-        for pause in SNAPSHOT_PAUSES:
-            try:
-                return await self.aggregate(collection, pipeline)
-            except OperationFailure as error:
-                # A collection or index younger than the snapshot: a later one has it.
-                if error.code != SNAPSHOT_UNAVAILABLE:
-                    raise
-            await asyncio.sleep(pause)
-        return await self.aggregate(collection, pipeline)
+        return await once_created(lambda: self.aggregate(collection, pipeline))
 
     async def _one_reply(
         self, collection: str, pipeline: list[dict[str, Any]]
@@ -279,12 +259,7 @@ class Connection:
         """All results of an aggregation, not before this service's latest write."""
         async with self.reading() as session:
             self.latest.bring_to(session)
-            return await self._all(
-                collection.aggregate(pipeline, session=session, batchSize=ONE_BATCH)
+            aggregate = collection.aggregate(
+                pipeline, session=session, batchSize=ONE_BATCH
             )
-
-    async def _all(self, cursor: Any) -> list[dict[str, Any]]:
-        if self.driver is Driver.PYMONGO:
-            cursor = await cursor
-        results: list[dict[str, Any]] = await cursor.to_list(None)
-        return results
+            return await results_of(aggregate, self.driver)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any
 
@@ -45,6 +47,28 @@ class Driver(Enum):
             f" a mongomock-motor AsyncMongoMockClient, not {type(client).__name__}."
         )
         raise ConfigurationError(message)
+
+
+@asynccontextmanager
+async def session_of(client: Any, driver: Driver) -> AsyncIterator[Any]:
+    """A session of the driver's, causally consistent as they are by default."""
+    starting = client.start_session()
+    if driver is Driver.MOTOR:
+        starting = await starting
+    async with starting as session:
+        yield session
+
+
+async def opened(cursor: Any, driver: Driver) -> Any:
+    """The cursor of an aggregation or a change stream, for which PyMongo has to ask."""
+    return await cursor if driver is Driver.PYMONGO else cursor
+
+
+async def results_of(aggregate: Any, driver: Driver) -> list[dict[str, Any]]:
+    """All results of an aggregation."""
+    cursor = await opened(aggregate, driver)
+    results: list[dict[str, Any]] = await cursor.to_list(None)
+    return results
 
 
 def primary_of(client: Any, driver: Driver) -> object:

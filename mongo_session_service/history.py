@@ -13,7 +13,7 @@ from pymongo import ReadPreference
 from pymongo.read_concern import ReadConcern
 
 from .database import ONE_BATCH, Connection
-from .drivers import Driver, primary_of
+from .drivers import opened, primary_of
 from .errors import ConfigurationError
 
 _RETRY: Final = 0.02  # seconds
@@ -69,9 +69,8 @@ async def watching(
     """A change stream of the database, open or about to be, and its session."""
     database = connection.database.with_options(read_concern=_MAJORITY)
     async with connection.reading() as session:
-        stream = database.watch(pipeline, session=session, **options)
-        if connection.driver is Driver.PYMONGO:
-            stream = await stream
+        watch = database.watch(pipeline, session=session, **options)
+        stream = await opened(watch, connection.driver)
         try:
             yield stream, session
         finally:

@@ -7,27 +7,20 @@ the secondary wait until it has come as far.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final, Self
 
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference
-from pymongo.errors import ExecutionTimeout, OperationFailure
-from pymongo.read_concern import ReadConcern
+from pymongo.errors import ExecutionTimeout
 
-from .drivers import Driver
+from .drivers import Driver, results_of, session_of
+from .snapshots import SNAPSHOT, once_created
 from .transactions import Latest
-
-SNAPSHOT: Final = ReadConcern("snapshot")
 
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""
 STRICTLY_CATCHING_UP: Final = 60.0
 """The same where the primary must not be asked."""
-
-SNAPSHOT_UNAVAILABLE: Final = 246
-SNAPSHOT_PAUSES: Final = (0.01, 0.05, 0.2)
-"""Seconds to wait for a snapshot that has a collection just created."""
 
 
 class Secondaries:
@@ -56,18 +49,14 @@ class Secondaries:
 
         None if no such server has caught up in time, and the primary may be asked.
         """
-        for pause in (*SNAPSHOT_PAUSES, None):
-            try:
-                return await self._read(collection, pipeline, batch_size)
-            except ExecutionTimeout:
-                if self._is_strict:
-                    raise
-                return None
-            except OperationFailure as error:
-                if error.code != SNAPSHOT_UNAVAILABLE or pause is None:
-                    raise
-            await asyncio.sleep(pause)
-        raise AssertionError
+        try:
+            return await once_created(
+                lambda: self._read(collection, pipeline, batch_size)
+            )
+        except ExecutionTimeout:
+            if self._is_strict:
+                raise
+            return None
 
     async def _read(
         self, collection: Any, pipeline: list[dict[str, Any]], batch_size: int
@@ -75,21 +64,15 @@ class Secondaries:
         there = collection.with_options(
             read_preference=self._preference, read_concern=SNAPSHOT
         )
-        # Causally consistent, as the drivers' sessions are by default.
-        starting = self._client.start_session()
-        if self._driver is Driver.MOTOR:
-            starting = await starting
-        async with starting as session:
+        async with session_of(self._client, self._driver) as session:
             self._latest.bring_to(session)
-            cursor = there.aggregate(
+            aggregate = there.aggregate(
                 pipeline,
                 session=session,
                 batchSize=batch_size,
                 maxTimeMS=self._patience_ms,
             )
-            if self._driver is Driver.PYMONGO:
-                cursor = await cursor
-            results: list[dict[str, Any]] = await cursor.to_list(None)
+            results = await results_of(aggregate, self._driver)
             self.heard_of(session.operation_time, session)
             return results
 

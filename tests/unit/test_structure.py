@@ -41,7 +41,7 @@ LAYERS = (
     ("past", "search"),
     ("page_tokens",),
     ("drivers",),
-    ("transactions",),
+    ("snapshots", "transactions"),
     ("secondaries",),
     ("database", "translation"),
     ("greeting", "page_key", "explaining", "uris"),
