@@ -18,9 +18,19 @@ from mongo_session_service.values import decode_fields, encode_fields
 
 from .change import Change
 from .handling import Handler, HandlerFailedError, Work, handling, in_transaction
-from .happenings import Appended, Created, Deleted, Document, Happening, StateSet
+from .happenings import (
+    Appended,
+    Created,
+    Deleted,
+    Document,
+    Happening,
+    StateSet,
+    Unkept,
+)
 
 _LONGEST_MESSAGE: Final = 2000  # characters
+_LARGEST: Final = 16 * 1024**2 - 64 * 1024
+"""Bytes of what is kept; ids, the message, and the command need the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,7 @@ class DeadLetter:
     """A change that a consumer's handler has failed on, as often as it may."""
 
     consumer: str
-    item: Happening
+    item: Happening | Unkept
     error: str
     """The last exception: its type and text."""
     attempts: int
@@ -40,7 +50,8 @@ class DeadLetter:
         """The change itself.
 
         Raises:
-            StorageError: its event is not one that this release of ADK can read.
+            StorageError: its event is not one that this release of ADK can read, or it
+                was too large to be kept: almost 16 MiB.
         """
         return self.item.change()
 
@@ -55,7 +66,7 @@ class DeadLetter:
 
 
 def dead_letter(
-    consumer: str, item: Happening, error: Exception, attempts: int
+    consumer: str, item: Happening | Unkept, error: Exception, attempts: int
 ) -> DeadLetter:
     """A change that is given up now."""
     return DeadLetter(consumer, item, _text(error), attempts, time.time())
@@ -75,8 +86,10 @@ async def bury(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
     """Keep a dead letter, in place of an earlier one of the same change."""
     # An error's text may quote what the application's hook keeps from being stored.
     kind, _, _ = letter.error.partition(":")
+    item = _encode(letter.item)
+    fits = item is None or len(bson.encode(item)) <= _LARGEST
     document = {
-        "item": _encode(letter.item),
+        "item": item if fits else None,
         "error": letter.error if at.hooks.before_store is None else kind,
         "attempts": letter.attempts,
         "time": letter.time,
@@ -146,8 +159,10 @@ async def replay(
     return handled
 
 
-def _id(consumer: str, item: Happening) -> Document:
+def _id(consumer: str, item: Happening | Unkept) -> Document:
     """The same for the same change, however often it is delivered."""
+    if isinstance(item, Unkept):
+        return item.id
     id_: Document = {"consumer": consumer, "kind": _KINDS[type(item)]}
     match item:
         case Appended(key, document):
@@ -174,14 +189,18 @@ _KINDS: Final[dict[type, str]] = {
 }
 
 
-def _encode(item: Happening) -> Document:
+def _encode(item: Happening | Unkept) -> Document | None:
+    if isinstance(item, Unkept):
+        return None
     if isinstance(item, StateSet):
         return {"delta": encode_fields(item.delta)}
     return {} if isinstance(item, Deleted) else {"document": item.document}
 
 
-def _decode(stored: Document, hooks: Hooks) -> Happening:
+def _decode(stored: Document, hooks: Hooks) -> Happening | Unkept:
     id_, item = stored["_id"], stored["item"]
+    if item is None:
+        return Unkept(id_)
     if id_["kind"] == "state":
         delta = decode_fields(item["delta"])
         return StateSet(id_["app_name"], id_["user_id"], delta, id_["time"], hooks)

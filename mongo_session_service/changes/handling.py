@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from mongo_session_service.database import Connection
 from mongo_session_service.transactions import Txn
 
-from .happenings import Happening
+from .happenings import Happening, Unkept
 from .patience import persistently
 
 Handler = Callable[..., Awaitable[object] | object]
@@ -35,7 +35,7 @@ class HandlerFailedError(Exception):
         self.error = error
 
 
-def handling(handler: Handler, item: Happening) -> Work:
+def handling(handler: Handler, item: Happening | Unkept) -> Work:
     """Calling a handler with a change.
 
     The work raises:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mongo_session_service.codec import decode_event, decode_state
+from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.hooks import Hooks, Owner
 from mongo_session_service.records import SessionKey
 from mongo_session_service.values import UnreadableError, decode_value
@@ -120,6 +121,28 @@ class StateSet:
             state_delta=self.hooks.loaded_state(self.delta, owner),
             time=self.time,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """Something of which only its name was kept, as a dead letter."""
+
+    id: Document
+    """The dead letter's."""
+
+    def change(self) -> Change:
+        """Nothing: it is not known any more.
+
+        Raises:
+            StorageError: always.
+        """
+        kind, session_id = self.id["kind"], self.id.get("session_id")
+        where = "the state" if session_id is None else f"session {quoted(session_id)}"
+        message = (
+            f"The change {kind!r} was too large to be kept with the error it was given"
+            f" up for: read {where} itself."
+        )
+        raise StorageError(message)
 
 
 Happening = Appended | Created | Deleted | StateSet

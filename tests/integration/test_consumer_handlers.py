@@ -8,13 +8,19 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
+import bson
 import pytest
 from consuming import PATIENCE, append, begun, create
 from faults import failing
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from mongo_session_service import Change, Consumer, MongoSessionService
+from mongo_session_service import (
+    Change,
+    Consumer,
+    MongoSessionService,
+    StorageError,
+)
 from mongo_session_service.changes import attempts
 
 
@@ -222,3 +228,29 @@ async def test_drivers_errors_of_a_handler_are_its_own(
     await run(consumer, handler, max_attempts=2)
 
     assert len([each async for each in consumer.dead_letters()]) == 2
+
+
+async def test_what_is_too_large_for_a_dead_letter_is_named_in_one(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """A run goes on after a change that leaves no room for the error beside it."""
+    session = await create(service)
+    consumer = service.consumer("c", start="now")
+    handler = Handler(consumer, last=1, fails_on=[0])
+    running = asyncio.ensure_future(run(consumer, handler.handle, max_attempts=1))
+    await begun(service)
+    id_ = {"app_name": "app", "user_id": "user", "session_id": "large"}
+    large = {"_id": id_, "revision": 0, "create_time": 1.0, "update_time": 1.0}
+    room = 16 * 1024**2 - len(bson.encode({**large, "state": {"x": ""}}))
+    large["state"] = {"x": "x" * room}
+    await asyncio.to_thread(admin[database].sessions.insert_one, large)
+    await append(service, session)
+    await running
+
+    (letter,) = [each async for each in consumer.dead_letters()]
+    assert letter.id.items() >= {"kind": "created", **id_}.items()
+    with pytest.raises(StorageError, match="read session 'large' itself"):
+        _ = letter.change
+    assert await consumer.replay_dead_letters(handler.handle) == 0
+    assert [each.attempts async for each in consumer.dead_letters()] == [2]
+    assert handler.calls == [0, 1]
