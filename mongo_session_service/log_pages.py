@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from . import history
-from .changes.patience import persistently
 from .database import Connection
+from .patience import persistently
 from .queries import Document
 from .records import SessionKey
 from .spans import PAGE, Span, events_of_user

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import history, queries
-from .changes.patience import persistently
 from .codec import decode_sessions
 from .database import Connection
+from .patience import persistently
 from .queries import Document
 from .records import SessionKey
 from .search import Place, Search

@@ -17,12 +17,12 @@ from pymongo.errors import OperationFailure
 from mongo_session_service import history, queries
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import HistoryLostError
+from mongo_session_service.patience import persistently
 
 from . import items
 from .checkpoints import Position
 from .happenings import Appended, Document, Happening, StateSet
 from .items import Dropped, Expires, Names, Removed
-from .patience import persistently
 from .router import Router, Scope
 from .stream import Stream
 

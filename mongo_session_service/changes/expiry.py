@@ -8,10 +8,10 @@ from typing import Any, Final
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.database import Connection
+from mongo_session_service.patience import persistently
 from mongo_session_service.records import SessionKey
 
 from .inbox import Inbox
-from .patience import persistently
 
 _SHORTEST: Final = 0.001
 """Seconds: the event loop's clock and the calendar's may differ by less."""

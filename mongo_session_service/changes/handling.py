@@ -10,10 +10,10 @@ from typing import Final
 from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.database import Connection
+from mongo_session_service.patience import persistently
 from mongo_session_service.transactions import Txn
 
 from .happenings import Happening, Unkept
-from .patience import persistently
 
 Handler = Callable[..., Awaitable[object] | object]
 """Gets a change, and in a transaction the driver's session to pass on to its writes."""

@@ -23,12 +23,12 @@ from pymongo.errors import NetworkTimeout, PyMongoError
 from mongo_session_service.cancellation import uninterrupted
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import ConfigurationError, LeaseLostError, quoted
+from mongo_session_service.patience import persistently
 from mongo_session_service.transactions import Txn
 
 from .checkpoints import Position, decode_position, encode_position
 from .handling import Work
 from .happenings import Document
-from .patience import persistently
 
 LEASE: Final = 5.0
 """Seconds without a sign of life, after which a name can be taken over."""

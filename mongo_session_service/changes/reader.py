@@ -30,12 +30,12 @@ from mongo_session_service.errors import (
     StorageError,
 )
 from mongo_session_service.hooks import Hooks
+from mongo_session_service.patience import PAUSE_AFTER_LOSS, persistently
 
 from . import items
 from .happenings import Document
 from .inbox import CAPACITY, MISSED, Notice
 from .items import Dropped, Names
-from .patience import PAUSE_AFTER_LOSS, persistently
 from .router import Router
 from .stats import Counters
 from .stream import Stream

@@ -16,11 +16,12 @@ from mongo_session_service import history
 from mongo_session_service.cancellation import background, heeding_cancellation
 from mongo_session_service.database import Connection
 from mongo_session_service.drivers import Driver
+from mongo_session_service.patience import given_up, pauses
 
 from . import items
 from .happenings import Document
 from .items import Names
-from .patience import check_stream, given_up, pauses
+from .losses import check_stream
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from mongo_session_service import history
 from mongo_session_service.authorization import naming_privileges
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
+from mongo_session_service.patience import persistently
 from mongo_session_service.records import SessionKey
 from mongo_session_service.refused import not_found
 from mongo_session_service.translation import translated
@@ -20,7 +21,6 @@ from mongo_session_service.translation import translated
 from .change import Change
 from .expiry import Alarm, load_expire_time
 from .inbox import CAPACITY, MISSED, Doorbell, Inbox, Notice
-from .patience import persistently
 from .router import Scope
 from .view import View, load_view
 

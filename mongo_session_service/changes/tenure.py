@@ -13,13 +13,13 @@ from mongo_session_service import history
 from mongo_session_service.cancellation import Step, uninterrupted
 from mongo_session_service.database import Connection
 from mongo_session_service.errors import HistoryLostError
+from mongo_session_service.patience import PAUSE_AFTER_LOSS, persistently
 
 from .checkpoints import Position
 from .deliveries import Deliveries, Delivery
 from .handling import Work, in_transaction
 from .items import Names
 from .leases import Lease, add_checkpoint
-from .patience import PAUSE_AFTER_LOSS, persistently
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ LAYERS = (
     ("snapshots", "transactions"),
     ("secondaries",),
     ("database", "translation"),
-    ("greeting", "page_key", "explaining", "uris"),
+    ("greeting", "page_key", "explaining", "patience", "uris"),
     (
         "address",
         "schema",
@@ -58,10 +58,10 @@ LAYERS = (
     ("copying", "rebasing"),
     ("clients",),
     ("lifecycle", "changes.change"),
-    ("branching", "creating", "changes.happenings", "changes.patience"),
+    ("branching", "creating", "changes.happenings"),
     ("pages", "log_pages"),
     ("catalogue", "histories"),
-    ("changes.items",),
+    ("changes.items", "changes.losses"),
     ("changes.stats",),
     (
         "changes.router",

@@ -1,4 +1,4 @@
-"""How long a failing MongoDB is tried again, and when that is of no use."""
+"""How long, and in which ways, a failing MongoDB is tried again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ from typing import Final, TypeVar
 
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from mongo_session_service.cancellation import heeding_cancellation
-from mongo_session_service.errors import (
-    ConfigurationError,
-    HistoryLostError,
-    MongoSessionServiceError,
-    StorageUnavailableError,
-)
-from mongo_session_service.translation import translation
+from .cancellation import heeding_cancellation
+from .errors import MongoSessionServiceError, StorageUnavailableError
+from .translation import translation
 
 Result = TypeVar("Result")
 
@@ -30,16 +25,6 @@ PAUSE_AFTER_LOSS: Final = 0.5
 _FIRST_PAUSE: Final = 0.02  # seconds
 _LONGEST_PAUSE: Final = 2.0  # seconds
 
-_NO_CHANGE_STREAMS: Final = 40573
-_LOST: Final = {
-    9: "the resume token is malformed",
-    15: "the resume token is malformed",
-    260: "the resume token is no longer valid",
-    280: "the change stream cannot be resumed",
-    286: "MongoDB's oplog does not reach back that far",
-    40647: "the resume token is malformed",
-    40649: "the resume token is malformed",
-}
 _PASSING: Final = {
     6,  # HostUnreachable
     7,  # HostNotFound
@@ -74,27 +59,6 @@ def pauses() -> Iterator[float | None]:
         yield None
 
 
-def check_stream(error: Exception) -> None:
-    """Raise if a change stream that failed like this need not be opened again.
-
-    Raises:
-        HistoryLostError: what comes next cannot be told any more.
-        ConfigurationError: the server has no change streams.
-        StorageError: the server refused.
-    """
-    code = getattr(error, "code", None)
-    if code in _LOST:
-        raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None
-    if code == _NO_CHANGE_STREAMS:
-        message = (
-            "This MongoDB server is a standalone: it has no change streams. Run it as"
-            " a replica set: start mongod with --replSet rs0, then call rs.initiate()."
-        )
-        raise ConfigurationError(message) from None
-    if isinstance(error, PyMongoError) and not _is_passing(error):
-        raise translation(error) from None
-
-
 def given_up(error: Exception) -> MongoSessionServiceError:
     """What is raised when patience has run out."""
     reason = (
@@ -118,7 +82,7 @@ async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
             with heeding_cancellation():
                 return await read()
         except PyMongoError as error:
-            if not _is_passing(error):
+            if not is_passing(error):
                 raise
             pause = next(waiting)
             if pause is None:
@@ -126,7 +90,8 @@ async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
         await asyncio.sleep(pause)
 
 
-def _is_passing(error: PyMongoError) -> bool:
+def is_passing(error: PyMongoError) -> bool:
+    """Whether a failure of MongoDB's may be over soon."""
     if isinstance(error, OperationFailure):
         is_resumable = error.has_error_label("ResumableChangeStreamError")
         return is_resumable or error.code in _PASSING
