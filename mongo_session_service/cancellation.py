@@ -46,7 +46,8 @@ def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     It runs outside its caller's context, whose deadlines are not everyone's. That it
     failed is of no interest if nobody hears of it.
     """
-    task = asyncio.create_task(work, context=Context())
+    # By create_task() it would begin before the caller knows it, where tasks are eager.
+    task = asyncio.Task(work, context=Context())
     task.add_done_callback(lambda it: it.cancelled() or it.exception())
     return task
 

@@ -98,7 +98,6 @@ class SessionStore:
         return self._next_read
 
     async def _read_shared(self) -> list[queries.Document]:
-        await asyncio.sleep(0)  # an eager task begins before its caller goes on
         keys, self._next_keys, self._next_read = self._next_keys, set(), None
         return await self.read(*queries.shared_states(keys))
 
