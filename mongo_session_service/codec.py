@@ -50,7 +50,11 @@ def _readable(fields: Any, owner: Owner) -> dict[str, Any]:
     try:
         return decode_fields(fields)
     except (AttributeError, UnreadableError):
-        raise UnreadableError(f"The state of {owner}") from None
+        raise _unreadable(owner) from None
+
+
+def _unreadable(owner: Owner) -> UnreadableError:
+    return UnreadableError(f"The state of {owner}")
 
 
 def encode_new_session(
@@ -174,7 +178,12 @@ def decode_sessions(
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     for document in sessions:
         key = SessionKey(*document["_id"].values())
-        state = decode_state(document["state"], Owner.of_session(key), hooks)
+        try:
+            state = decode_fields(document["state"])
+        except UnreadableError:
+            raise _unreadable(Owner.of_session(key)) from None
+        if hooks.after_load is not None:
+            state = hooks.loaded_state(state, Owner.of_session(key))
         if app or users:
             user = users.get(key.user_id, dict)()
             state = scopes.merge(ScopedState(app() if app else {}, user, state))

@@ -9,12 +9,6 @@ from .errors import quoted
 from .values import UnreadableError
 
 _NUMBER: Final = (int, float)
-_FIELDS: Final[dict[str, Any]] = {
-    "state": dict,
-    "revision": int,
-    "create_time": _NUMBER,
-    "update_time": _NUMBER,
-}
 
 
 def is_visible(session: dict[str, Any], now: float) -> bool:
@@ -34,7 +28,15 @@ def check_session(session: dict[str, Any]) -> None:
         UnreadableError: it cannot.
     """
     id_ = session["_id"]
-    if any(not isinstance(each, str) for each in id_.values()):
-        raise UnreadableError(f"A session of app {quoted(str(id_['app_name']))}")
-    if any(not isinstance(session.get(name), kind) for name, kind in _FIELDS.items()):
+    for each in id_.values():
+        if not isinstance(each, str):
+            raise UnreadableError(f"A session of app {quoted(str(id_['app_name']))}")
+    get = session.get
+    # Spelt out, since a list asks it of each session.
+    if not (
+        isinstance(get("state"), dict)
+        and isinstance(get("revision"), int)
+        and isinstance(get("create_time"), _NUMBER)
+        and isinstance(get("update_time"), _NUMBER)
+    ):
         raise UnreadableError(f"Session {quoted(id_['session_id'])}")
