@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ordeal.disks import small_disks
-from ordeal.run import Outcome, Plan, Sample, run
+from ordeal.run import Outcome, Plan, run
+from ordeal.sampling import Sample
 
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from benchmark.measure import quantile
 from ordeal.history import Operation
-from ordeal.run import Outcome, Sample
+from ordeal.run import Outcome
+from ordeal.sampling import Sample
 
 _PARTS = 5
 """Of a run, in its order: a leak, or growing latency, shows from one to the next."""

@@ -26,7 +26,7 @@ CHANCE = random.Random(20)  # noqa: S311  not for secrets
 async def write(service: MongoSessionService, session: Session) -> None:
     for _ in range(EVENTS // SESSIONS):
         await service.append_event(session, Event(author="x"))
-        await asyncio.sleep(0.1)  # so that it lasts for all the kills
+        await asyncio.sleep(0.08)  # so that it lasts for all the kills
 
 
 def read(uri: str, database: str, count: int, keys: set[str]) -> None:

@@ -272,7 +272,7 @@ async def test_closing_waits_for_no_server_that_does_not_answer(
     """Whoever was about to take the name gives up as soon as it might have expired."""
     monkeypatch.setattr(leases, "LEASE", 0.5)
     await create(victim)
-    silent = {"blockConnection": True, "blockTimeMS": 5_000}
+    silent = {"blockConnection": True, "blockTimeMS": 2_000}
     with failing(admin, "findAndModify", **silent) as hit:
         consumer = victim.consumer("c")
         reading = asyncio.create_task(anext(consumer))

@@ -27,6 +27,7 @@ from ordeal.client import Orders
 from ordeal.history import History, Journal, read_journals
 from ordeal.nemesis import CLIENTS, Nemesis
 from ordeal.readers import THE_END, consume
+from ordeal.sampling import Sample, sample
 from ordeal.stored import open_transactions, read_stored
 
 DATABASE = "ordeal"
@@ -52,20 +53,6 @@ class Plan:
     """Seconds on the average between two faults."""
     faults: tuple[str, ...] | None = None
     """Which, each in its turn; None for all, in random order."""
-
-
-@dataclass
-class Sample:
-    """What a run costs at one moment."""
-
-    at: float
-    """Seconds since its beginning."""
-    memory: float
-    """Of the oldest client process, in MB."""
-    threads: int
-    """Of that."""
-    connections: int
-    """To all members, of all processes."""
 
 
 @dataclass
@@ -234,25 +221,9 @@ class _Run:
         """Take a sample, not too often, and tell of it."""
         at = time.monotonic() - self._began
         if what or not self._samples or at - self._samples[-1].at >= 1:
-            self._samples.append(self._sample(at))
+            pids = [each.pid for each in self._processes]
+            self._samples.append(sample(at, pids))
             self._progress(what, self._samples[-1])
-
-    def _sample(self, at: float) -> Sample:
-        pid = self._processes[0].pid
-        status = Path(f"/proc/{pid}/status").read_text()
-        fields = dict(line.split(":\t", 1) for line in status.splitlines())
-        files = [
-            str(each.readlink())
-            for process in self._processes
-            for each in Path(f"/proc/{process.pid}/fd").iterdir()
-            if each.is_symlink()
-        ]
-        return Sample(
-            at=at,
-            memory=int(fields["VmRSS"].split()[0]) / 1024,
-            threads=int(fields["Threads"]),
-            connections=sum(each.startswith("socket:") for each in files),
-        )
 
     def _is_idle(self, orders: Orders) -> bool:
         return len(list(self._folder.glob(f"{orders.name}.*.idle"))) == orders.loops
