@@ -12,7 +12,7 @@ from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from .cancellation import heeding_cancellation
 from .errors import MongoSessionServiceError, StorageUnavailableError
-from .translation import translation
+from .translation import is_starting, translation
 
 Result = TypeVar("Result")
 
@@ -95,4 +95,4 @@ def is_passing(error: PyMongoError) -> bool:
     if isinstance(error, OperationFailure):
         is_resumable = error.has_error_label("ResumableChangeStreamError")
         return is_resumable or error.code in _PASSING
-    return isinstance(error, ConnectionFailure)
+    return isinstance(error, ConnectionFailure) or is_starting(error)

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import pymongo
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference
-from pymongo.errors import NetworkTimeout, PyMongoError
+from pymongo.errors import ConfigurationError, NetworkTimeout, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
@@ -111,6 +111,9 @@ async def run(
             await end(txn)
         if isinstance(error, TimeoutError) and timer.expired():
             raise _given_up(limit, is_committing=is_committing) from None
+        if is_committing and isinstance(error, ConfigurationError):
+            # Met where the driver commits again, whose first request may have come.
+            raise _given_up(limit, is_committing=True) from None
         raise
     return result
 

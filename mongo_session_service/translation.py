@@ -157,9 +157,22 @@ def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
         return _unavailable(error)
     if isinstance(error, OperationFailure):
         return _refused(error)
+    if is_starting(error):
+        return StorageUnavailableError("MongoDB is unavailable: a member is starting.")
     if isinstance(error, DriverConfigurationError):
         return ConfigurationError(f"MongoDB cannot be reached like this: {error}")
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
+
+
+def is_starting(error: PyMongoError) -> bool:
+    """Whether it was asked of a connection to a member that was not ready.
+
+    The driver remembers of a connection what the member said when it was opened. One
+    that is starting, after a crash for example, does not know sessions yet, and the
+    driver takes that for the whole deployment's.
+    """
+    is_config = isinstance(error, DriverConfigurationError)
+    return is_config and str(error).startswith("Sessions are not supported")
 
 
 def certificate_refusal(text: str) -> str | None:
