@@ -22,6 +22,7 @@ Txn: TypeAlias = Any
 PATIENCE: Final = 60.0
 """Seconds after which a transaction is given up that MongoDB does not finish."""
 
+_UNKNOWN: Final = "UnknownTransactionCommitResult"
 _FAREWELL: Final = 2.0  # seconds to have the server drop what was given up
 
 
@@ -113,7 +114,7 @@ async def run(
             raise _given_up(limit, is_committing=is_committing) from None
         if is_committing and isinstance(error, ConfigurationError):
             # Met where the driver commits again, whose first request may have come.
-            raise _given_up(limit, is_committing=True) from None
+            raise PyMongoError(str(error), [_UNKNOWN]) from None
         raise
     return result
 
@@ -126,7 +127,7 @@ def patience(client: Any) -> float:
 def _given_up(limit: float, *, is_committing: bool) -> PyMongoError:
     message = f"it did not finish a transaction within {limit:g} seconds"
     if is_committing:
-        return PyMongoError(message, ["UnknownTransactionCommitResult"])
+        return PyMongoError(message, [_UNKNOWN])
     return NetworkTimeout(message)
 
 

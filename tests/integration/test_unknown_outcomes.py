@@ -15,6 +15,8 @@ from google.adk.sessions import Session
 from long_sessions import event as stored_event
 from one_session import IDS, read
 from pymongo import MongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.write_concern import WriteConcern
 
 from mongo_session_service import (
@@ -75,6 +77,29 @@ async def test_a_commit_that_may_be_lost_says_so(
 
     assert session.events == [event]
     assert (await read(victim)).events == [event]
+
+
+async def test_a_commit_tried_again_on_a_starting_member_says_so(
+    victim: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first commit may have come, though the driver says what is configured."""
+    commit = AsyncClientSession.commit_transaction
+
+    async def committed(driver_session: AsyncClientSession) -> None:
+        await commit(driver_session)
+        # PyMongo has no other way to say that a member has only just been started.
+        message = "Sessions are not supported by this MongoDB deployment"
+        raise DriverConfigurationError(message)
+
+    session = await victim.create_session(**IDS)
+    event = Event(author="x")
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncClientSession, "commit_transaction", committed)
+        with pytest.raises(UnknownOutcomeError):
+            await victim.append_event(session, event)
+    await victim.append_event(session, event)
+
+    assert session.events == (await read(victim)).events == [event]
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
