@@ -29,11 +29,11 @@ from .deletions import ATTEMPTS, remove_expired, remove_remnant
 from .details import Details
 from .documents import INITIAL, initial_updates, session_document
 from .drivers import Driver, results_of
-from .errors import StorageUnavailableError, quoted
+from .errors import StorageUnavailableError
 from .past import fold, recorded
 from .queries import Document
 from .records import NewSession, SessionKey
-from .refused import not_found
+from .refused import already_exists, not_found
 from .revisiting import Beginning, checked, deltas, initial_state
 from .scopes import ScopedState
 from .sizes import check_initial_state
@@ -118,8 +118,7 @@ async def _take_place(connection: Connection, copy: Copy) -> None:
             )
         except DuplicateKeyError:
             if not (await remove_expired(connection, copy.target, now) and left):
-                message = f"Session {quoted(copy.target.session_id)} already exists."
-                raise AlreadyExistsError(message) from None
+                raise already_exists(copy.target.session_id) from None
         else:
             return
 

@@ -19,6 +19,7 @@ from .errors import (
     StorageUnavailableError,
 )
 from .greeting import greeted
+from .records import SessionKey
 from .schema import check_server, is_standalone, missing_indexes
 from .service import MongoSessionService
 from .transactions import Txn
@@ -26,7 +27,6 @@ from .translation import translated
 
 Document = dict[str, Any]
 
-_KEY: Final = ("app_name", "user_id", "session_id")
 _MOST: Final = 1000
 """Of what is found wrong, no more is fetched."""
 
@@ -145,7 +145,7 @@ async def _clock(connection: Connection) -> Finding:
 
 async def _events(connection: Connection) -> Finding:
     """Look for events whose session is not stored."""
-    key = {name: f"$_id.{name}" for name in _KEY}
+    key = {name: f"$_id.{name}" for name in SessionKey._fields}
     owner = {
         "from": connection.sessions.name,
         "localField": "_id",

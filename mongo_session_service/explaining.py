@@ -10,7 +10,7 @@ from .codec import is_same_event
 from .database import Connection
 from .errors import quoted
 from .records import Marker, NewSession, Planned, SessionKey
-from .refused import STALE, OtherTtlError, not_found
+from .refused import STALE, OtherTtlError, already_exists, not_found
 from .telemetry import count_stale
 from .transactions import Txn
 
@@ -29,8 +29,7 @@ async def explain(
     """
     write, expected, now = planned
     if isinstance(write, NewSession):
-        message = f"Session {quoted(write.key.session_id)} already exists."
-        raise AlreadyExistsError(message)
+        raise already_exists(write.key.session_id)
 
     async def find(txn: Txn) -> tuple[Marker, queries.Document | None]:
         session = await find_session(connection, write.key, now, txn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 
 from .errors import quoted
@@ -18,6 +19,11 @@ STALE: Final = (
 def not_found(session_id: str) -> SessionNotFoundError:
     """The error to raise for a session that is not stored, or not any more."""
     return SessionNotFoundError(f"Session {quoted(session_id)} not found.")
+
+
+def already_exists(session_id: str) -> AlreadyExistsError:
+    """The error to raise for a session that is to be made and is stored already."""
+    return AlreadyExistsError(f"Session {quoted(session_id)} already exists.")
 
 
 class RefusedError(Exception):
