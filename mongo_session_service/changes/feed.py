@@ -23,7 +23,7 @@ from .reader import Opener, Reader
 from .stats import Counters, FeedStats
 from .subscriptions import Subscription
 
-_THREAD_NAME: Final = "mongo-session-service-feed"
+THREAD_NAME: Final = "mongo-session-service-feed"
 
 
 class Feed:
@@ -47,7 +47,7 @@ class Feed:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._reader: Reader | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._readers: list[Reader] = []  # this one, and former ones that are ending
         self._doorbells: dict[asyncio.AbstractEventLoop, Doorbell] = {}
         self.counters = Counters()
 
@@ -97,11 +97,12 @@ class Feed:
         self._check_process()
         with self._lock:
             reader, self._reader = self._reader, None
+            ending, self._readers = self._readers, []
         if reader is not None:
             reader.stop()
-            # It is in another thread, or in a loop that may be ending.
-            while reader.is_alive and not reader.ended.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        # They are in other threads, or in loops that may be ending.
+        while any(each.is_alive for each in ending):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
     def stats(self) -> FeedStats:
         """How it is doing."""
@@ -109,7 +110,7 @@ class Feed:
         reader, counters = self._reader, self.counters
         subscriptions = reader.subscriptions() if reader else []
         return FeedStats(
-            is_running=reader is not None and not reader.ended.is_set(),
+            is_running=reader is not None and reader.is_alive,
             subscriptions=len(subscriptions),
             queue_depth=max((len(each.inbox) for each in subscriptions), default=0),
             lag_seconds=counters.lag_now,
@@ -138,15 +139,14 @@ class Feed:
             thread = threading.Thread(
                 target=_run,
                 args=[reader, self._closer],
-                name=_THREAD_NAME,
+                name=THREAD_NAME,
                 daemon=True,
             )
             thread.start()
+            reader.runner = thread
         else:
-            task = asyncio.create_task(reader.run(), context=Context())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            task.add_done_callback(lambda _: reader.ended.set())
+            reader.runner = asyncio.create_task(reader.run(), context=Context())
+        self._readers = [each for each in self._readers if each.is_alive] + [reader]
 
 
 def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
@@ -161,4 +161,3 @@ def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
         asyncio.run(run())
     finally:
         reader.give_up()
-        reader.ended.set()

@@ -18,6 +18,9 @@ from mongo_session_service import (
     HistoryLostError,
     MongoSessionService,
 )
+from mongo_session_service.changes import reader
+from mongo_session_service.changes.feed import THREAD_NAME as FEED_THREAD
+from mongo_session_service.clients import Clients
 
 
 @pytest.mark.parametrize("is_borrowed", [False, True])
@@ -152,6 +155,33 @@ async def test_a_feed_that_cannot_start_leaves_nobody_waiting(
             await service.watch(APP).__aenter__()
     async with asyncio.timeout(PATIENCE), service.watch(APP):
         pass
+
+
+async def test_closing_waits_for_every_thread_of_the_feed(
+    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is still letting go of its connection is waited for as well."""
+    is_closing, may_close = threading.Event(), threading.Event()
+    close = Clients.close_here
+
+    async def close_late(clients: Clients) -> None:
+        is_closing.set()
+        await asyncio.to_thread(may_close.wait, PATIENCE)
+        await close(clients)
+
+    monkeypatch.setattr(reader, "LINGER", 0)
+    monkeypatch.setattr(Clients, "close_here", close_late)
+    service = MongoSessionService(mongodb_uri, database=database)
+    async with service.watch(APP):
+        pass
+    assert await asyncio.to_thread(is_closing.wait, PATIENCE)
+    async with service.watch(APP):
+        closing = asyncio.create_task(service.close())
+        done, _ = await asyncio.wait([closing], timeout=0.1)
+        may_close.set()
+        await closing
+    assert not done
+    assert FEED_THREAD not in [each.name for each in threading.enumerate()]
 
 
 async def test_a_subscription_closed_before_it_is_open_has_ended(
