@@ -37,6 +37,9 @@ MAX_WRITES: Final = 128
 MAX_BATCHES: Final = 2
 """Under way at the same time: this process and the server are both busy with two."""
 
+MIN_WRITES: Final = 16
+"""Of each of two batches that could be one: smaller ones cost more than they gain."""
+
 MAX_BYTES: Final = 8_000_000
 """Of events and state per transaction; a larger write goes alone."""
 
@@ -116,6 +119,15 @@ def take_batch(
             sessions[key] = None  # and so nobody overtakes it
     waiting.extendleft(reversed(left))
     return batch
+
+
+def halved(batch: list[Caller]) -> tuple[list[Caller], list[Caller]]:
+    """Who of a batch goes first, and who is prepared while these are being stored."""
+    middle = len(batch) // 2
+    first, second = batch[:middle], batch[middle:]
+    busy = {each for caller in first for each in caller.documents}
+    is_apart = all(busy.isdisjoint(caller.documents) for caller in second)
+    return (first, second) if is_apart and middle >= MIN_WRITES else (batch, [])
 
 
 def plan(batch: Iterable[Caller]) -> list[Planned]:
@@ -221,6 +233,9 @@ class Committer:
         ):
             return []
         batch = take_batch(self._waiting, self._most, self._busy)
+        if not under_way and len(self._waiting) < len(batch):
+            batch, others = halved(batch)
+            self._waiting.extendleft(reversed(others))
         self._is_blocked = not batch
         return batch
 

@@ -25,6 +25,8 @@ from .subscriptions import Subscription
 
 THREAD_NAME: Final = "mongo-session-service-feed"
 
+_Runner = threading.Thread | asyncio.Task[None]
+
 
 class Feed:
     """Where subscriptions get their changes; starts with the first of them."""
@@ -47,7 +49,7 @@ class Feed:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._reader: Reader | None = None
-        self._readers: list[Reader] = []  # this one, and former ones that are ending
+        self._runners: list[_Runner] = []  # of this reader, and of former ones
         self._doorbells: dict[asyncio.AbstractEventLoop, Doorbell] = {}
         self.counters = Counters()
 
@@ -97,11 +99,11 @@ class Feed:
         self._check_process()
         with self._lock:
             reader, self._reader = self._reader, None
-            ending, self._readers = self._readers, []
+            runners, self._runners = self._runners, []
         if reader is not None:
             reader.stop()
         # They are in other threads, or in loops that may be ending.
-        while any(each.is_alive for each in ending):  # noqa: ASYNC110
+        while any(map(_is_at_work, runners)):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
     def stats(self) -> FeedStats:
@@ -110,7 +112,7 @@ class Feed:
         reader, counters = self._reader, self.counters
         subscriptions = reader.subscriptions() if reader else []
         return FeedStats(
-            is_running=reader is not None and reader.is_alive,
+            is_running=reader is not None and not reader.has_ended,
             subscriptions=len(subscriptions),
             queue_depth=max((len(each.inbox) for each in subscriptions), default=0),
             lag_seconds=counters.lag_now,
@@ -135,18 +137,25 @@ class Feed:
             return self._reader
 
     def _start(self, reader: Reader) -> None:
+        runner: _Runner
         if self._closer is not None:
-            thread = threading.Thread(
+            runner = threading.Thread(
                 target=_run,
                 args=[reader, self._closer],
                 name=THREAD_NAME,
                 daemon=True,
             )
-            thread.start()
-            reader.runner = thread
+            runner.start()
         else:
-            reader.runner = asyncio.create_task(reader.run(), context=Context())
-        self._readers = [each for each in self._readers if each.is_alive] + [reader]
+            runner = asyncio.create_task(reader.run(), context=Context())
+        self._runners = [*filter(_is_at_work, self._runners), runner]
+
+
+def _is_at_work(runner: _Runner) -> bool:
+    if isinstance(runner, threading.Thread):
+        return runner.is_alive()
+    # In a loop that was left standing, nothing is going to end.
+    return not runner.done() and runner.get_loop().is_running()
 
 
 def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:

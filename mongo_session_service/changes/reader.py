@@ -70,25 +70,11 @@ class Reader:
         self._task: asyncio.Task[Any] | None = None
         self._position: Timestamp | None = None
         self._emptied_at = time.monotonic()
-        self.runner: threading.Thread | asyncio.Task[None] | None = None
-        """What runs it, once it is started."""
 
     @property
     def has_ended(self) -> bool:
         """Whether nobody is let in any more."""
         return self._has_ended
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether something of it is at work still."""
-        match self.runner:
-            case threading.Thread() as thread:
-                return thread.is_alive()
-            case asyncio.Task() as task:
-                # Of a loop that was left standing, nothing is going to end.
-                return not task.done() and task.get_loop().is_running()
-            case _:
-                return False
 
     def enter(self, subscription: Subscription) -> Future[Timestamp] | None:
         """Be let in, from any thread; None if this run is over.
@@ -114,7 +100,7 @@ class Reader:
         self._post(self._router.detach, subscription)
 
     def stop(self) -> None:
-        """End soon, from any thread; ``is_alive`` tells when."""
+        """End soon, from any thread."""
         with self._lock:
             self._has_ended = True
             if self._task is not None:

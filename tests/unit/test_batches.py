@@ -8,7 +8,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.committer import MAX_BYTES, Caller, plan, take_batch
+from mongo_session_service.committer import (
+    MAX_BYTES,
+    MIN_WRITES,
+    Caller,
+    halved,
+    plan,
+    take_batch,
+)
 from mongo_session_service.queries import app_updates, session_updates, user_updates
 from mongo_session_service.records import Append, Marker, SessionKey
 from mongo_session_service.scopes import ScopedState
@@ -90,6 +97,20 @@ def test_a_second_batch_changes_nothing_of_the_first() -> None:
 
     assert take_batch(waiting, 9, {*first.documents, ("app",)}) == everyone[2:4]
     assert list(waiting) == [everyone[0], everyone[1], everyone[4]]
+
+
+def test_who_has_nothing_in_common_goes_in_two_batches() -> None:
+    """A batch is halved if that makes two large ones that can be stored together."""
+    callers = [caller(Copy(str(number))) for number in range(2 * MIN_WRITES)]
+    first, second = halved(callers)
+    copy = Copy("s")
+    of_one_copy = [caller(copy) for _ in callers]
+    of_one_app = [caller(Copy(str(number)), k=1) for number in range(len(callers))]
+
+    assert len(first) == len(second) == MIN_WRITES
+    assert first + second == callers
+    for batch in (callers[1:], of_one_copy, of_one_app):
+        assert halved(batch) == (batch, [])
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=20))
