@@ -26,7 +26,7 @@ from .translation import once_written
 from .turns import is_outrun, is_response, unanswered
 
 PATIENCE: Final = 10.0
-"""Seconds to wait for the response to another writer's function call."""
+"""Seconds that an append waits for the responses to others' function calls, in all."""
 
 ATTEMPTS: Final = 100
 """How often an append may be overtaken."""
@@ -34,40 +34,15 @@ ATTEMPTS: Final = 100
 _LONGEST_PAUSE: Final = 0.05  # seconds
 
 _UNANSWERED: Final = (
-    "Another writer's function call has had no response for {:.0f} seconds, and nothing"
-    " comes between the two unseen. Reload the session with get_session() to append all"
-    " the same. Nothing was stored."
+    "For {:.0f} seconds there has always been a function call of another writer with no"
+    " response, and nothing comes between the two unseen. Reload the session with"
+    " get_session() to append all the same. Nothing was stored."
 )
 _OUTRUN: Final = (
     "Another run of the same turn has called functions, or has responded to the same"
     " call: only one of them may go on. Reload the session with get_session(). Nothing"
     " was stored."
 )
-
-
-class _Patience:
-    """How long others' function calls have been without response."""
-
-    def __init__(self) -> None:
-        self._calls: set[str | None] = set()
-        self._since = 0.0
-
-    def has_run_out(self, calls: set[str | None]) -> bool:
-        """Whether these calls, and no others, have been waited for in vain."""
-        if calls != self._calls:
-            self._calls, self._since = calls, time.monotonic()
-        return time.monotonic() - self._since > PATIENCE
-
-
-class _Queue:
-    """Where the late writers of a session stand in line, in one process.
-
-    They would overtake each other in turns else.
-    """
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.patience = _Patience()
 
 
 class Rebaser:
@@ -79,7 +54,10 @@ class Rebaser:
         self._connection = connection
         self._store = store
         self._committer = committer
-        self._queues: WeakValueDictionary[SessionKey, _Queue] = WeakValueDictionary()
+        self._lines: WeakValueDictionary[SessionKey, asyncio.Lock]
+        self._lines = WeakValueDictionary()
+        """Where the late writers of a session stand, who would overtake each other in
+        turns else."""
 
     async def commit(self, caller: Caller, session: Session, event: Event) -> None:
         """Return when an event is stored, after all that its session has missed.
@@ -92,22 +70,27 @@ class Rebaser:
             event: What is appended.
 
         Raises:
-            StaleSessionError: another run of the same turn was faster, a function call
-                of another writer stays without response, others keep coming before,
-                the event is a rewind, or the stored session is another of the same id.
+            StaleSessionError: another run of the same turn was faster, function calls
+                of other writers stay without response for ``PATIENCE``, whichever they
+                are, others came before ``ATTEMPTS`` times, the event is a rewind, or
+                the stored session is another of the same id.
             SessionNotFoundError: the session is not stored any more.
         """
-        await self._let_finish(caller, session, event)
+        # One for all it may wait for: calls come and go where many write.
+        deadline = time.monotonic() + PATIENCE
+        await self._let_finish(caller, session, event, deadline)
         try:
             await self._committer.commit(caller)
         except StaleSessionError:
             if event.actions.rewind_before_invocation_id:
                 raise  # it was made for a log that has grown
-            await self._commit_late(caller, session, event)
+            await self._commit_late(caller, session, event, deadline)
         if all(each.id != event.id for each in reversed(session.events)):
             await self._show_stored(caller, session, event)
 
-    async def _let_finish(self, caller: Caller, session: Session, event: Event) -> None:
+    async def _let_finish(
+        self, caller: Caller, session: Session, event: Event, deadline: float
+    ) -> None:
         """Wait for the response to a call that another turn has just made.
 
         If there is none for long, the caller, who has seen the call, need not wait.
@@ -116,29 +99,30 @@ class Rebaser:
         if not unanswered(last, event) or last[0].invocation_id == event.invocation_id:
             return
         age = max(platform_time.get_time() - last[0].timestamp, 0.0)
-        until = time.monotonic() + PATIENCE - age
-        while time.monotonic() < until:
+        while time.monotonic() < deadline - age:
             head = await self._store.load_head(caller.write.key)
             if head.marker.revision != caller.expected().revision:
                 return
             await _pause()
 
-    async def _commit_late(self, late: Caller, session: Session, event: Event) -> None:
-        queue = self._queues.setdefault(late.write.key, _Queue())
-        patience = _Patience()
+    async def _commit_late(
+        self, late: Caller, session: Session, event: Event, deadline: float
+    ) -> None:
+        line = self._lines.setdefault(late.write.key, asyncio.Lock())
         async with AsyncExitStack() as standing_in_line:
             if not is_response(event):  # which is what the others may wait for
-                await standing_in_line.enter_async_context(queue.lock)
-                patience = queue.patience
+                with suppress(TimeoutError):  # who has waited so long goes by itself
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        await standing_in_line.enter_async_context(line)
             attempts = 0
             while attempts < ATTEMPTS:
                 missed = await self._missed(late, session)
                 if missed and is_outrun(session.events, missed.events, event):
                     raise StaleSessionError(_OUTRUN)
-                calls = unanswered(missed.events, event) if missed else set()
-                if calls and patience.has_run_out(calls):
-                    raise StaleSessionError(_UNANSWERED.format(PATIENCE))
-                if not calls:
+                if missed and unanswered(missed.events, event):
+                    if time.monotonic() > deadline:
+                        raise StaleSessionError(_UNANSWERED.format(PATIENCE))
+                else:
                     if missed and await self._try(late, session, missed):
                         return
                     attempts += 1

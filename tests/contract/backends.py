@@ -117,6 +117,17 @@ async def _rebasing(uri: str, database: str) -> AsyncIterator[BaseSessionService
 
 
 @contextlib.asynccontextmanager
+async def _rebasing_sealed(
+    uri: str, database: str
+) -> AsyncIterator[BaseSessionService]:
+    service = MongoSessionService(
+        uri, database=database, on_conflict="rebase", **SEALED
+    )
+    async with service:
+        yield service
+
+
+@contextlib.asynccontextmanager
 async def _rebasing_mock(_uri: str, database: str) -> AsyncIterator[BaseSessionService]:
     yield MongoSessionService(
         client=AsyncMongoMockClient(),
@@ -129,6 +140,7 @@ async def _rebasing_mock(_uri: str, database: str) -> AsyncIterator[BaseSessionS
 FOR_SECOND_WRITERS = (
     Backend("adk-in-memory", _in_memory),
     Backend("uri", _rebasing),
+    Backend("sealed", _rebasing_sealed),
     Backend("mongomock-motor", _rebasing_mock),
 )
 """Those that refuse nobody for what others have appended."""
