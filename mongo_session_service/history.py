@@ -136,4 +136,7 @@ async def snapshot_at(
             documents += cursor["nextBatch"]
         if left := cursor["id"]:
             await run({"killCursors": collection.name, "cursors": [Int64(left)]})
+        if connection.secondaries is not None:
+            # Who is shown this reads nothing older elsewhere.
+            connection.secondaries.heard_of(read_at, session)
     return Snapshot(documents, read_at, is_whole=not left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -78,6 +79,26 @@ def test_sealed_data_is_not_in_clear(
     assert printed == shown
     assert list(clear_text(admin, [database], since)) == []
     assert admin[database].user_states.count_documents({}) == 1
+
+
+@pytest.mark.parametrize(
+    ("about", "shown"),
+    [("examine(service)", r"^MongoDB .* ms\.\n.*ok sessions "), ("read_nearby", "^1$")],
+)
+async def test_short_examples_run(
+    mongodb_uri: str,
+    database: str,
+    capsys: pytest.CaptureFixture[str],
+    about: str,
+    shown: str,
+) -> None:
+    """They need no process of their own, and print what they are to tell."""
+    uri = mongodb_uri.replace("/?", f"/{database}?")
+    code = example(about).replace(f"{LOCAL}my_db?replicaSet=rs0", uri)
+
+    await asyncio.to_thread(exec, code, {})
+
+    assert re.search(shown, capsys.readouterr().out, re.DOTALL)
 
 
 async def test_the_queries_find_what_they_name(

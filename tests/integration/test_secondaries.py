@@ -203,6 +203,27 @@ async def test_what_was_pushed_is_news_to_the_secondary(
     assert await result() == 1
 
 
+async def test_pages_are_the_primarys(
+    laggard: Laggard, far: MongoSessionService, other: MongoSessionService
+) -> None:
+    """Who reads pages waits for no secondary, and sees nothing older afterwards."""
+    of_user = {"app_name": "app", "user_id": "user"}
+    session = await far.create_session(**SESSION)
+    assert await events(far) == 0
+    with laggard.held_back():
+        await other.append_event(session, new_event("x", user_n=1))
+        assert await events(far) == 0
+        async with asyncio.timeout(PATIENCE):
+            page = await far.find_sessions(**of_user)
+            log = [revision async for revision, _ in far.iter_events(**SESSION)]
+            whole = [each.revision async for each in far.iter_user_events(**of_user)]
+        result = await caught_up(laggard, lambda: events(far))
+
+    assert (page.sessions[0].revision, page.sessions[0].state) == (1, {"user:n": 1})
+    assert log == whole == [1]
+    assert await result() == 1
+
+
 async def test_the_primary_stands_in(
     laggard: Laggard, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
