@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bson import json_util
+from clock import Clock
+from consuming import take
+from google.adk.events import Event
+from google.adk.sessions import InMemorySessionService
+from one_session import IDS, read
 from pymongo import MongoClient
+from watching import PATIENCE, until
 
-from mongo_session_service import MongoSessionService, SchemaVersionError
+from mongo_session_service import (
+    Change,
+    HistoryLostError,
+    MongoSessionService,
+    SchemaVersionError,
+)
 from mongo_session_service.database import Connection
 from mongo_session_service.migrations import MIGRATIONS, Migration, Migrator
 from mongo_session_service.schema import INDEXES, SCHEMA_VERSION
+from mongo_session_service.transfer import ServiceSource, move
 
 LAYOUTS = Path(__file__).parents[1] / "fixtures" / "layouts"
-IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
+RELEASED = sorted(path.stem for path in LAYOUTS.glob("*.json"))
 
 
-def lay_out(database: Any, version: int) -> None:
-    """Put in what a release of that schema version wrote."""
-    layout = json_util.loads((LAYOUTS / f"{version}.json").read_text())
-    for name, documents in layout.items():
-        database[name].insert_many(documents)
+def lay_out(database: Any, name: str) -> None:
+    """Put in what a release wrote."""
+    layout = json_util.loads((LAYOUTS / f"{name}.json").read_text())
+    for collection, documents in layout.items():
+        database[collection].insert_many(documents)
 
 
 def indexes(database: Any) -> dict[str, Any]:
@@ -32,12 +46,19 @@ def indexes(database: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
+def test_every_version_has_a_layout() -> None:
+    """One at least, and more where more came to be stored at the same version."""
+    versions = {int(re.findall(r"^\d+", name)[0]) for name in RELEASED}
+
+    assert versions == set(range(1, SCHEMA_VERSION + 1))
+
+
+@pytest.mark.parametrize("released", RELEASED)
 async def test_every_released_layout_comes_to_be_todays(
-    mongodb_uri: str, database: str, admin: MongoClient, version: int
+    mongodb_uri: str, database: str, admin: MongoClient, released: str
 ) -> None:
     """What a release wrote reads the same before and after the migrations."""
-    lay_out(admin[database], version)
+    lay_out(admin[database], released)
     service = MongoSessionService(mongodb_uri, database=database)
     before = await service.get_session(**IDS)
 
@@ -50,6 +71,109 @@ async def test_every_released_layout_comes_to_be_todays(
     assert after == before
     assert [each.author for each in after.events] == ["user", "agent"]
     assert after.state == {"a.b": 2**70, "topic": "x", "app:n": 1, "user:city": "Rome"}
+
+
+async def test_all_that_version_1_came_to_hold_is_understood(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """Details, initial states, imports, dead letters and checkpoints go on from it."""
+    lay_out(admin[database], "1b")
+    Clock.set()  # to the time it was written at
+    found = {}
+    handled: list[Change] = []
+    service = MongoSessionService(mongodb_uri, database=database)
+    await Migrator(service).migrate()
+    async with service:
+        found["title"] = await service.find_sessions(app_name="app", title="Monday")
+        found["label"] = await service.find_sessions(
+            app_name="app", labels={"team": "blue"}
+        )
+        beginnings = [
+            await service.get_session_at(**{**IDS, "session_id": name}, revision=0)
+            for name in ("s", "large")
+        ]
+        async with ServiceSource(await an_old_store(), ["moved"]) as source:
+            moved = await move(source, service)
+        billing = service.consumer("billing")
+        letters = [each async for each in billing.dead_letters()]
+        assert await billing.replay_dead_letters(handled.append) == 1
+        with pytest.raises(HistoryLostError):  # it is of another server's log
+            await take(billing, 1)
+        async with service.consumer("billing", on_history_lost="replay") as consumer:
+            told = await take(consumer, 2)
+
+    for page in found.values():
+        assert [(each.id, each.ttl) for each in page.sessions] == [("s", 3e9)]
+    states = [each.state for each in beginnings if each]
+    assert [each.get("topic") for each in states] == ["initial", None]
+    assert states[0]["a.b"] == 2**70
+    assert len(states[1]["text"]) == 5000
+    assert (moved.new, moved.unchanged, moved.states) == (0, 1, 0)
+    assert [each.error for each in letters] == ["ValueError: no money"]
+    assert [each.revision for each in handled] == [2]
+    assert [each.revision for each in told] == [1, 2]
+
+
+async def an_old_store() -> InMemorySessionService:
+    """What was moved in before the layout was written."""
+    old = InMemorySessionService()
+    state = {"own": 1, "user:u": 1, "app:a": 1}
+    await old.create_session(
+        app_name="moved", user_id="user", session_id="s", state=state
+    )
+    return old
+
+
+async def test_a_migration_keeps_nobody_waiting(
+    mongodb_uri: str, service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Between any two of its steps a writer appends, a reader reads, and all is kept.
+
+    So it is for the real ones, which come first, as for one that changes documents.
+    """
+    session = await service.create_session(**IDS)
+    admin[database].metadata.delete_one({"_id": "schema"})
+    appended = read_since = 0
+    is_over = asyncio.Event()
+
+    async def write() -> None:
+        nonlocal appended
+        while not is_over.is_set():
+            await service.append_event(session, Event(author="x"))
+            appended += 1
+
+    async def keep_reading() -> None:
+        nonlocal read_since
+        before = 0
+        while not is_over.is_set():
+            events = len((await read(service)).events)
+            assert events >= before
+            before = events
+            read_since += 1
+
+    async def step_by_step(connection: Connection) -> None:
+        for number in range(5):
+            change = {"$set": {f"step{number}": True}}
+            await connection.sessions.update_many({}, change)
+            seen = appended, read_since
+            await until(lambda seen=seen: appended > seen[0] and read_since > seen[1])
+
+    migrations = (*MIGRATIONS, Migration(SCHEMA_VERSION + 1, "steps", step_by_step))
+    migrating = MongoSessionService(mongodb_uri, database=database)
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+        tasks.create_task(write())
+        tasks.create_task(keep_reading())
+        status = await Migrator(migrating, migrations).migrate()
+        is_over.set()
+    await migrating.close()
+
+    assert (status.version, status.pending) == (SCHEMA_VERSION + 1, ())
+    assert (await read(service)).events == session.events
+    assert len(session.events) == appended > 5
+    stored = admin[database].sessions.find_one()
+    assert [name for name in stored if name.startswith("step")] == [
+        f"step{number}" for number in range(5)
+    ]
 
 
 async def test_all_migrations_give_what_setup_gives(
