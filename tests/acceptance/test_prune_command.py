@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from commands import call, on_a_terminal, run
+from commands import call, on_a_terminal
 from google.adk.events import Event
 from watching import until
 
@@ -32,7 +32,7 @@ async def test_prune_removes_and_tells(
     place = ("--uri", mongodb_uri, "--database", database)
 
     counted = call(*place, "prune", "--dry-run")
-    pruned = run(*place, "prune")
+    pruned = call(*place, "prune")
     again = call(*place, "prune", "--json")
 
     assert [each.returncode for each in (counted, pruned, again)] == [0, 0, 0]
@@ -61,7 +61,7 @@ def test_prune_fails_in_one_line() -> None:
     """Without a server it says so and exits with 1; wrong usage exits with 2."""
     nowhere = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=300"
 
-    failed, wrong = run("prune", "--uri", nowhere), run("prune", "--all")
+    failed, wrong = call("prune", "--uri", nowhere), call("prune", "--all")
 
     assert (failed.returncode, wrong.returncode) == (1, 2)
     assert failed.stderr.startswith("Error: MongoDB is unavailable")

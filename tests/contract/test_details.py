@@ -93,6 +93,7 @@ async def test_expired_is_gone(ours: MongoSessionService) -> None:
     clock = Clock.set()
     state = {"own": 1, "user:u": 1, "app:a": 1}
     session = await ours.create_session(**SESSION, state=state, ttl=10)
+    await ours.append_event(session, Event(author="x", invocation_id="i"))
     clock.now += 9.999
     assert await ids(ours) == ["s"]
 
@@ -100,16 +101,21 @@ async def test_expired_is_gone(ours: MongoSessionService) -> None:
 
     assert await ids(ours) == []
     assert await ours.get_session(**SESSION) is None
+    assert await ours.get_session_at(**SESSION, revision=0) is None
+    rewind = EventActions(rewind_before_invocation_id="i")
     for gone in (
         ours.append_event(session, Event(author="x")),
         ours.append_event(session.model_copy(), Event(author="x")),
+        ours.append_event(session, Event(author="user", actions=rewind)),
         ours.update_session(**SESSION, ttl=None),
+        ours.fork_session(**SESSION, new_session_id="fork"),
     ):
         with pytest.raises(SessionNotFoundError):
             await gone
-    assert session.events == []
+    assert len(session.events) == 1
+    assert session.state == state
     assert await ours.get_user_state(**OF_USER) == {"u": 1}
-    other = await ours.create_session(**OF_USER)
+    other = await ours.create_session(**OF_USER, session_id="fork")
     assert other.state == {"user:u": 1, "app:a": 1}
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 
 import pytest
 from canaries import PASSWORD
-from commands import call, run
+from commands import call, on_a_terminal
 from consuming import append, create
 from faults import failing
 from pymongo import MongoClient
@@ -129,6 +132,29 @@ async def test_of_a_large_database_a_sample_is_examined(
     assert "a sample of 400 of 15 events" in findings["events"].says
 
 
+@pytest.mark.parametrize(
+    ("ahead", "says"), [(5.0, "ahead of MongoDB's"), (-5.0, "behind MongoDB's")]
+)
+async def test_a_clock_that_is_wrong_is_found(
+    service: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+    ahead: float,
+    says: str,
+) -> None:
+    """How far this machine's clock is off is measured, and in which direction."""
+    clock = SimpleNamespace(
+        time=lambda: time.time() + ahead, perf_counter=time.perf_counter
+    )
+    monkeypatch.setattr(doctor, "time", clock)
+
+    findings = await examined(service)
+
+    assert bad(findings) == {"clock": Status.WARNING}
+    seconds, direction = re.findall(r"^([\d.]+) s (.*),", findings["clock"].says)[0]
+    assert direction == says
+    assert 4 < float(seconds) < 6
+
+
 async def test_newer_data_is_told(
     filled: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
@@ -177,17 +203,28 @@ async def test_an_outage_is_no_finding(
 def test_the_command_ends_with_what_it_found(
     server: Secured, admin: MongoClient, mongodb_uri: str, database: str
 ) -> None:
-    """It exits with 3 if something failed; read by people, or as JSON by programs."""
+    """It exits with 3 if something failed; read by people, in colours on a terminal.
+
+    Programs read it as JSON.
+    """
     server.grant(needs(["changes"], "examined"))
     uri = server.uri().replace("/?", "/examined?")
 
-    shown = run("doctor", uri)
+    shown = call("doctor", uri)
 
     assert shown.returncode == 3
     failed = next(line for line in shown.stdout.splitlines() if "failed" in line)
     assert "'insert' on collection 'examined.sessions'" in failed
     assert "mongo-session-service grants" in shown.stdout
     assert PASSWORD not in shown.stdout + shown.stderr
+    assert "\x1b" not in shown.stdout
+
+    code, coloured = on_a_terminal("doctor", uri, answer="")
+
+    assert code == 3
+    for status, colour in (("ok", 32), ("failed", 31), ("unknown", 36)):
+        assert f"\x1b[{colour}m{status} " in coloured
+    assert PASSWORD not in coloured
 
     told = call("doctor", "--json", "--uri", mongodb_uri, "--database", database)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from bson.raw_bson import RawBSONDocument
 from consuming import take
 from faults import VICTIM
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -16,6 +14,7 @@ from google.adk.events import Event
 from google.adk.sessions import InMemorySessionService
 from long_sessions import left_in, store_long_session
 from pymongo import MongoClient
+from traces import traces_of
 from watching import Follower, new_event, until
 
 from mongo_session_service import (
@@ -29,28 +28,12 @@ from mongo_session_service.changes import deliveries
 from mongo_session_service.records import SessionKey
 from mongo_session_service.transfer import ServiceSource, move
 
-APP, ALICE, BOB = "app", "alice@example.com", "bob@example.com"
+APP, OTHER = "app-to-be-erased", "another-app"
+ALICE, BOB = "alice@example.com", "bob@example.com"
 
 
 def traces(admin: MongoClient[Any], database: str, id_: str = ALICE) -> list[str]:
-    """Where an id is in any collection: as text, in hexadecimal or in Base64."""
-    text = id_.encode()
-    # In Base64 it looks in three ways, of which the ends depend on what is beside it.
-    shifted = [base64.b64encode(b"\0" * n + text)[4:-4] for n in range(3)]
-    forms = [text, text.hex().encode(), text.hex().upper().encode(), *shifted]
-    return [
-        name
-        for name in admin[database].list_collection_names()
-        for document in admin[database][name]
-        .with_options(codec_options=RAW)
-        .find({}, {})
-        if any(form in document.raw for form in forms)
-    ]
-
-
-RAW: Any = MongoClient(connect=False).codec_options.with_options(
-    document_class=RawBSONDocument
-)
+    return traces_of(id_, admin, database)
 
 
 @pytest.fixture
@@ -58,10 +41,12 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletions, "STEP", 10)
 
 
-async def fill(service: MongoSessionService, user_id: str, *names: str) -> None:
+async def fill(
+    service: MongoSessionService, user_id: str, *names: str, app_name: str = APP
+) -> None:
     for name in names:
         session = await service.create_session(
-            app_name=APP, user_id=user_id, session_id=name, state={"initial": 1}
+            app_name=app_name, user_id=user_id, session_id=name, state={"initial": 1}
         )
         for number in range(3):
             event = new_event(user_id, n=number, user_n=number, app_n=number)
@@ -76,13 +61,25 @@ def told(changes: list[Change], user_id: str = BOB) -> list[tuple[Any, ...]]:
     ]
 
 
+async def erase(service: MongoSessionService, id_: str) -> Erased:
+    """Alice, or the app with her in it."""
+    if id_ == ALICE:
+        return await service.delete_user(app_name=APP, user_id=ALICE)
+    return await service.delete_app(app_name=APP)
+
+
+@pytest.mark.parametrize("erased_id", [ALICE, APP])
 @pytest.mark.usefixtures("small_steps")
-async def test_no_collection_names_an_erased_user(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
+async def test_no_collection_names_who_is_erased(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    erased_id: str,
 ) -> None:
     """Neither in what was stored, nor in what was imported, left over or noted."""
     old = InMemorySessionService()
-    await old.create_session(app_name=APP, user_id=ALICE, state={"user:k": 1})
+    shared = {"user:k": 1, "app:k": 1}
+    await old.create_session(app_name=APP, user_id=ALICE, state=shared)
     await move(ServiceSource(old, [APP]), service)
     await store_long_session(
         service, admin, database, SessionKey(APP, ALICE, "long"), 35
@@ -91,6 +88,7 @@ async def test_no_collection_names_an_erased_user(
     admin[database].events.insert_one({"_id": orphan, "event": {"id": "e"}})
     claim = SessionKey(APP, ALICE, "claim").id
     admin[database].sessions.insert_one({"_id": claim, "expire_time": 1e12})
+    bobs_app = APP if erased_id == ALICE else OTHER
 
     async def fail(change: Change) -> None:
         if change.user_id == ALICE:
@@ -98,7 +96,7 @@ async def test_no_collection_names_an_erased_user(
 
     async with service.consumer("c") as consumer, service.consumer("d") as other:
         running = asyncio.create_task(consumer.run(fail, max_attempts=1))
-        await fill(service, BOB, "b1")
+        await fill(service, BOB, "b1", app_name=bobs_app)
         await fill(service, ALICE, "a1", "a2")
         await take(other, 3, commit=True)
         letters = admin[database].dead_letters
@@ -106,17 +104,17 @@ async def test_no_collection_names_an_erased_user(
         await consumer.end()
         await running
         assert {"sessions", "events", "user_states", "imports", "dead_letters"} <= set(
-            traces(admin, database)
+            traces(admin, database, erased_id)
         )
 
-        erased = await service.delete_user(app_name=APP, user_id=ALICE)
+        erased = await erase(service, erased_id)
 
-    assert traces(admin, database) == []
+    assert traces(admin, database, erased_id) == []
     assert (erased.sessions, erased.events) == (4, 35 + 6 + 1)
-    assert erased.user_states == 1
+    assert (erased.user_states, erased.app_states) == (1, erased_id == APP)
     assert erased.dead_letters >= 35 + 6
     assert left_in(admin, database) == {"sessions": 1, "events": 3}
-    state = await service.get_user_state(app_name=APP, user_id=BOB)
+    state = await service.get_user_state(app_name=bobs_app, user_id=BOB)
     assert state == {"n": 2}
 
 
@@ -205,9 +203,13 @@ async def test_an_earlier_releases_token_is_taken_out(
     ]
 
 
+@pytest.mark.parametrize("erased_id", [ALICE, APP])
 @pytest.mark.usefixtures("small_steps")
 async def test_an_interrupted_erasure_is_gone_on_with(
-    victim: MongoSessionService, database: str, admin: MongoClient[Any]
+    victim: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    erased_id: str,
 ) -> None:
     """Wherever it fails, the next call goes on; in the end nothing is left."""
     await store_long_session(
@@ -216,16 +218,12 @@ async def test_an_interrupted_erasure_is_gone_on_with(
     await fill(victim, ALICE, "a1", "a2")
     point = {"configureFailPoint": "failCommand"}
     commands = ["find", "delete", "update", "insert", "commitTransaction"]
-    failure = {
-        "failCommands": commands,
-        "errorCode": 2,
-        "appName": VICTIM,
-    }
+    failure = {"failCommands": commands, "errorCode": 2, "appName": VICTIM}
     failed, is_done = 0, False
     while not is_done:
         admin.admin.command({**point, "mode": {"skip": failed}, "data": failure})
         try:
-            erased = await victim.delete_user(app_name=APP, user_id=ALICE)
+            erased = await erase(victim, erased_id)
             is_done = True
         except StorageError:
             failed += 1
@@ -233,7 +231,7 @@ async def test_an_interrupted_erasure_is_gone_on_with(
             admin.admin.command({**point, "mode": "off"})
 
     assert failed > 5
-    assert traces(admin, database) == []
+    assert traces(admin, database, erased_id) == []
     assert (erased.sessions, erased.events) == (0, 0)
 
 

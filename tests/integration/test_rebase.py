@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from calling import called, responded, responded_and_called
+from calling import called, responded
 from commands_sent import CommandsSent
 from faults import failing
 from google.adk.errors import StaleSessionError
@@ -15,14 +14,13 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from one_session import IDS, authors, read
-from pymongo import AsyncMongoClient, MongoClient, monitoring
-from watching import PATIENCE, new_event
+from pymongo import AsyncMongoClient, MongoClient
+from watching import new_event
 
 from mongo_session_service import (
     ConfigurationError,
     MongoSessionService,
     StorageError,
-    rebasing,
 )
 
 
@@ -108,112 +106,6 @@ async def test_a_response_comes_right_after_its_call(
     stored = await read(second)
     assert authors(stored)[:2] == ["agent", "agent"]
     assert sorted(authors(stored)[2:]) == ["early", "late"]
-
-
-@pytest.mark.usefixtures("impatient")
-async def test_a_call_without_response_is_not_waited_for_forever(
-    second: MongoSessionService,
-) -> None:
-    """Who has not seen the call is refused, unchanged; who has seen it goes on."""
-    crashed = await second.create_session(**IDS)
-    mine = await read(second)
-    await second.append_event(crashed, called("a"))
-    before = mine.model_copy(deep=True)
-
-    with pytest.raises(StaleSessionError, match="no response"):
-        await second.append_event(mine, new_event())
-
-    assert mine == before
-    reloaded = await read(second)
-    await second.append_event(reloaded, new_event("me"))
-    assert authors(await read(second)) == ["agent", "me"]
-
-
-@pytest.mark.usefixtures("impatient")
-async def test_calls_that_come_and_go_are_not_waited_for_forever(
-    second: MongoSessionService, mongodb_uri: str, database: str
-) -> None:
-    """A writer that always has a call open, and always another, starves nobody."""
-    running = await second.create_session(**IDS)
-    mine = await read(second)
-    before = mine.model_copy(deep=True)
-    await second.append_event(running, called("0"))
-    is_refused = asyncio.Event()
-
-    async def go_on(elsewhere: MongoSessionService) -> int:
-        for number in range(10_000):
-            event = responded_and_called(f"{number}", f"{number + 1}")
-            await elsewhere.append_event(running, event)
-            if is_refused.is_set():
-                return number
-        raise AssertionError("Nobody was refused.")
-
-    async with (
-        asyncio.timeout(PATIENCE),
-        MongoSessionService(mongodb_uri, database=database) as elsewhere,
-    ):
-        going_on = asyncio.create_task(go_on(elsewhere))
-        with pytest.raises(StaleSessionError, match="no response"):
-            await second.append_event(mine, new_event())
-        is_refused.set()
-
-        assert await going_on > 1
-    assert mine == before
-    reloaded = await read(second)
-    await second.append_event(reloaded, new_event("me"))
-    assert authors(await read(second))[-1] == "me"
-
-
-class Overtaking(monitoring.CommandListener):
-    """Appends in another loop whenever a client has been told of a session."""
-
-    def __init__(self, uri: str, database: str) -> None:
-        self._where = (uri, database)
-        self.times = 0
-
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        """Of no interest."""
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        """Be faster."""
-        if event.command_name == "aggregate":
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(asyncio.run, self._append()).result(PATIENCE)
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        """Of no interest."""
-
-    async def _append(self) -> None:
-        uri, database = self._where
-        async with MongoSessionService(uri, database=database) as other:
-            await other.append_event(await read(other), new_event("other"))
-        self.times += 1
-
-
-async def test_an_append_is_not_overtaken_for_ever(
-    service: MongoSessionService,
-    mongodb_uri: str,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whose every attempt comes too late is refused in the end, unchanged."""
-    monkeypatch.setattr(rebasing, "ATTEMPTS", 3)
-    others = await service.create_session(**IDS)
-    mine = await read(service)
-    await service.append_event(others, new_event("other"))
-    before = mine.model_copy(deep=True)
-    overtaking = Overtaking(mongodb_uri, database)
-    async with AsyncMongoClient(mongodb_uri, event_listeners=[overtaking]) as client:
-        late = MongoSessionService(
-            client=client, database=database, on_conflict="rebase"
-        )
-        async with asyncio.timeout(PATIENCE):
-            with pytest.raises(StaleSessionError, match="modified in storage"):
-                await late.append_event(mine, new_event("me"))
-
-    assert overtaking.times >= 3
-    assert mine == before
-    assert set(authors(await read(service))) == {"other"}
 
 
 async def test_long_running_calls_hold_nobody_up(second: MongoSessionService) -> None:

@@ -28,6 +28,8 @@ from mongo_session_service.changes.sse import live_app
 from mongo_session_service.transfer import StoreSource, export, move
 
 APP, USER = KEY["app_name"], KEY["user_id"]
+APART = {"_id.revision": 0}
+"""What a large initial state is found by."""
 
 
 async def test_nothing_is_stored_in_clear(
@@ -55,6 +57,12 @@ async def test_nothing_is_stored_in_clear(
 
     fork = await sealed.fork_session(**KEY, new_session_id="fork", at_revision=1)
     before = await sealed.get_session_at(**KEY, revision=0)
+    # Beyond 4 kB it is kept beside the events.
+    large = {"own": [CANARY] * 200}
+    await sealed.create_session(**{**KEY, "session_id": "large"}, state=large)
+    large_fork = await sealed.fork_session(
+        **{**KEY, "session_id": "large"}, new_session_id="large fork"
+    )
 
     copy = f"{database}_copy"
     async with (
@@ -66,9 +74,14 @@ async def test_nothing_is_stored_in_clear(
         found = await sealed.get_session(**KEY)
         copied = await other.get_session(**KEY)
     clear = sorted(set(clear_text(admin, [database, copy], since)))
+    apart = {
+        name: admin[name].events.count_documents(APART) for name in (database, copy)
+    }
     admin.drop_database(copy)
 
     assert clear == []
+    assert apart == {database: 2, copy: 2}
+    assert large_fork.state["own"] == large["own"]
     assert fork.events == [event]
     assert before is not None
     assert before.state["own"] == STATE["own"]
@@ -89,6 +102,9 @@ async def test_clear_text_would_be_found(
     since = cluster_time(admin)
     session = await service.create_session(**KEY, state=STATE)
     await service.append_event(session, canary_event())
+    large = {"own": [CANARY] * 200}
+    await service.create_session(app_name=APP, user_id=USER, state=large)
+    assert admin[database].events.count_documents(APART) == 1
 
     clear = set(clear_text(admin, [database], since))
     names = ("sessions", "events", "app_states", "user_states")

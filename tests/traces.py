@@ -1,0 +1,29 @@
+"""Searching a database for an id that is to be nowhere."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+
+RAW: Any = MongoClient(connect=False).codec_options.with_options(
+    document_class=RawBSONDocument
+)
+
+
+def traces_of(id_: str, admin: MongoClient[Any], database: str) -> list[str]:
+    """Where an id is in any collection: as text, in hexadecimal or in Base64."""
+    text = id_.encode()
+    # In Base64 it looks in three ways, of which the ends depend on what is beside it.
+    shifted = [base64.b64encode(b"\0" * n + text)[4:-4] for n in range(3)]
+    forms = [text, text.hex().encode(), text.hex().upper().encode(), *shifted]
+    return [
+        name
+        for name in admin[database].list_collection_names()
+        for document in admin[database][name]
+        .with_options(codec_options=RAW)
+        .find({}, {})
+        if any(form in document.raw for form in forms)
+    ]
