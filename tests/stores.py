@@ -62,6 +62,8 @@ class Store:
     """What its own service shows of a session."""
     command: list[str]
     """How the command line is told of it."""
+    service: Any = None
+    """Its own service, if that is installed here."""
 
 
 class PostgreSql:
@@ -134,7 +136,7 @@ async def sql_sqlite(place: Place) -> Store:
     service = DatabaseSessionService(url.replace("sqlite:", "sqlite+aiosqlite:"))
     await fill(service)
     place.closing.push_async_callback(service.close)
-    return Store(SqlSource(url), shown_by(service), ["sql", url])
+    return Store(SqlSource(url), shown_by(service), ["sql", url], service)
 
 
 async def sql_postgresql(place: Place) -> Store:
@@ -142,7 +144,7 @@ async def sql_postgresql(place: Place) -> Store:
     service = DatabaseSessionService(async_url(url))
     await fill(service)
     place.closing.push_async_callback(service.close)
-    return Store(SqlSource(url), shown_by(service), ["sql", url])
+    return Store(SqlSource(url), shown_by(service), ["sql", url], service)
 
 
 async def sql_v0_filled(place: Place) -> Store:
@@ -181,7 +183,8 @@ async def sqlite(place: Place) -> Store:
     path = place.folder / "sessions.db"
     service = SqliteSessionService(str(path))
     await fill(service)
-    return Store(SqliteSource(path), shown_by(service), ["sqlite", str(path)])
+    command = ["sqlite", str(path)]
+    return Store(SqliteSource(path), shown_by(service), command, service)
 
 
 async def adk_mongodb(place: Place) -> Store:
@@ -190,17 +193,17 @@ async def adk_mongodb(place: Place) -> Store:
     )
     place.closing.push_async_callback(service.close)
     await fill(service)
-    return adk_store(place, shown_by(service))
+    return adk_store(place, shown_by(service), service)
 
 
-def adk_store(place: Place, shown: Any) -> Store:
+def adk_store(place: Place, shown: Any, service: Any = None) -> Store:
     source = AdkMongoDbSource(place.mongodb_uri, database=place.database)
     names = ["--source-database", place.database]
-    return Store(source, shown, ["adk-mongodb", place.mongodb_uri, *names])
+    return Store(source, shown, ["adk-mongodb", place.mongodb_uri, *names], service)
 
 
 async def adk_mongodb_text_ids(place: Place) -> Store:
-    """The layout before 2.13: what that service wrote, with its ids as texts."""
+    """The layout before 2.13, which no release holds: what 2.13 writes, converted."""
     before = await adk_mongodb(place)
     shown = {
         key: await before.shown(key)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 
+from mongo_session_service.events import build_event
 from mongo_session_service.records import SessionKey
 
 from .items import Problem, SessionHeader, SharedState, named
@@ -113,14 +114,14 @@ def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | Problem:
         return _problem(row, error)
 
 
-def validated(fields: Mapping[str, Any]) -> Event:
+def validated(fields: dict[str, Any]) -> Event:
     """The event that has these fields.
 
     Raises:
         UnreadableError: this release of ADK knows no such event.
     """
     try:
-        return Event.model_validate(fields)
+        return build_event(fields)
     except (ValueError, TypeError, RecursionError):
         # The original quotes what it could not read.
         raise UnreadableError("no event that this release of ADK can read") from None

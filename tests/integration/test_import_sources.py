@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from filling import EMPTY, KEYS
+from filling import EMPTY, KEYS, STARTED
 from google.adk.auth.auth_tool import AuthConfig
+from google.adk.events import Event
 from google.adk.sessions.session import Session
 from stores import (
     STORES,
     Place,
+    adk_mongodb,
     sql_postgresql,
     sql_sqlite,
     sql_v0_sqlite,
@@ -37,14 +39,17 @@ def events_of(session: Session) -> list[dict[str, Any]]:
 async def test_a_store_moves_as_its_own_service_shows_it(
     make: Any, place: Place, service: MongoSessionService
 ) -> None:
-    """Ids, times, order, events and all three state scopes are those of the source."""
+    """Ids, times, order, events and state are the source's; a second move is none."""
     store = await make(place)
 
     async with store.source as source, StoreSource(service) as target:
         moved = await move(source, service)
         verified = await verify(source, target, is_exact=True)
+        again = await move(source, service)
 
     assert (moved.new, moved.events, moved.is_complete) == (5, 24, True)
+    assert (again.unchanged, again.events, again.states) == (5, 0, 0)
+    assert (again.new, again.caught_up, again.is_complete) == (0, 0, True)
     assert (verified.sessions, verified.events) == (5, 24)
     assert verified.is_equal
     for key in [*KEYS, EMPTY]:
@@ -81,19 +86,28 @@ async def test_sessions_with_much_state_are_read_in_short_pages(
     assert (moved.new, moved.events, verified.is_equal) == (5, 24, True)
 
 
-@pytest.mark.parametrize("make", STORES, ids=lambda make: make.__name__)
-async def test_a_store_can_be_moved_again(
+@pytest.mark.parametrize("make", [sql_sqlite, sql_postgresql, sqlite, adk_mongodb])
+async def test_events_of_the_same_time_keep_their_order(
     make: Any, place: Place, service: MongoSessionService
 ) -> None:
-    """A second move finds everything there, and writes nothing."""
+    """Where times are equal, the order is the one that the source's service shows."""
     store = await make(place)
+    key = ("weather", "ada", "same")
+    ids = {"app_name": key[0], "user_id": key[1]}
+    session = await store.service.create_session(**ids, session_id=key[2])
+    for id_ in ("c", "a", "d", "b"):
+        event = Event(id=id_, author="x", timestamp=STARTED)
+        await store.service.append_event(session, event)
 
     async with store.source as source:
         await move(source, service)
         again = await move(source, service)
 
-    assert (again.unchanged, again.events, again.states) == (5, 0, 0)
-    assert (again.new, again.caught_up, again.is_complete) == (0, 0, True)
+    shown = await store.shown(key)
+    ours = await service.get_session(**ids, session_id=key[2])
+    assert ours is not None
+    assert [each.id for each in ours.events] == [each.id for each in shown.events]
+    assert again.unchanged == 6
 
 
 @pytest.mark.parametrize("make", STORES, ids=lambda make: make.__name__)

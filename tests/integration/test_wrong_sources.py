@@ -49,6 +49,16 @@ async def test_urls_for_other_drivers_are_understood(place: Place) -> None:
     await refused(SqlSource(f"{url}&wrong=option"), "does not know an option")
 
 
+async def test_a_database_that_refuses_is_told(place: Place) -> None:
+    """What a server says of a wrong user, password or name is told, with the remedy."""
+    url = await place.postgresql.new()
+
+    nobodys = SqlSource(url.replace("/test_", "/nobodys_"))
+    await refused(
+        nobodys, 'be opened: database "nobodys_.*" does not exist. Check what'
+    )
+
+
 def test_a_password_is_not_shown() -> None:
     """Neither a source's name nor its errors show the password in its URL."""
     source = SqlSource("postgresql://me:s3cr3t@host/db?password=s3cr3t")

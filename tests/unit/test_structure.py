@@ -111,6 +111,7 @@ LAYERS = (
         "transfer.sources.jsonl",
         "transfer.sources.mongodb",
         "transfer.sources.service",
+        "transfer.sources.short_reads",
         "transfer.sources.sqlite",
         "transfer.sources.stored",
     ),

@@ -9,6 +9,8 @@ from typing import Any, Final
 from mongo_session_service.errors import SourceError
 from mongo_session_service.transfer.rows import text_of
 
+from .opening import REMEDY
+
 _DRIVERS: Final = {
     "sqlite": "aiosqlite",
     "postgresql": "asyncpg",
@@ -72,6 +74,34 @@ def _drivers(url: str) -> Iterator[None]:
         raise SourceError(message) from None
 
 
+async def connected(engine: Any) -> Any:
+    """A connection to the database.
+
+    Raises:
+        SourceError: it cannot be reached, or does not let anybody in.
+    """
+    from sqlalchemy.exc import DBAPIError  # noqa: PLC0415  as above
+
+    try:
+        return await engine.connect()
+    except DBAPIError as error:
+        message = (
+            f"The SQL database cannot be opened: {_reason(error.orig)}. Check what its"
+            " URL says: user, password, database."
+        )
+        raise SourceError(message) from None
+    except OSError as error:
+        message = (
+            f"The SQL database cannot be reached: {_reason(error)}. Is it running, and"
+            " are host and port in the URL right?"
+        )
+        raise SourceError(message) from None
+    except (TypeError, ValueError):
+        # What follows the question mark in a URL is the driver's to know.
+        message = "The SQL driver does not know an option in the URL."
+        raise SourceError(message) from None
+
+
 @contextmanager
 def failures() -> Iterator[None]:
     """Raise a database's errors in one line; what they say of rows stays out."""
@@ -81,6 +111,10 @@ def failures() -> Iterator[None]:
         yield
     except (SQLAlchemyError, OSError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-        message = f"The SQL database cannot be read: {reason}"
+        message = f"The SQL database cannot be read: {_reason(cause)}. {REMEDY}"
         raise SourceError(message) from None
+
+
+def _reason(error: BaseException | None) -> str:
+    said = str(error).splitlines()
+    return said[0].rstrip(".") if said else type(error).__name__

@@ -19,6 +19,9 @@ Result = TypeVar("Result")
 STATE_TOGETHER: Final = 4_000_000
 """Characters of state read at once, beyond which a page of sessions ends early."""
 
+REMEDY: Final = "Is it the right one, and in order? Then run the same again."
+"""Where a database could be reached, and not be read."""
+
 _TOGETHER: Final = 200
 """Elements drawn per thread hop: enough to hide its cost, few enough to be flat."""
 
@@ -50,6 +53,10 @@ class Opened:
 
     async def totals(self, selection: Selection) -> Totals | None:  # noqa: ARG002
         """Not known before it is read."""
+        return None
+
+    def share_read(self) -> float | None:
+        """Not known either."""
         return None
 
 

@@ -29,8 +29,9 @@ from mongo_session_service.transfer.rows import (
     shared_state_of,
 )
 
-from .engines import failures, open_engine
+from .engines import connected, failures, open_engine
 from .opening import STATE_TOGETHER, Opened
+from .short_reads import rows_apart
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
@@ -42,8 +43,7 @@ _EVENT_KEY: Final = ("app_name", "user_id", "session_id")
 class SqlSource(Opened):
     """The sessions of a SQL database, read a page of sessions at a time.
 
-    Each page is one short read-only transaction (repeatable reads where the database
-    has them), so the old service can go on writing.
+    Each page is of one moment, and the old service can go on writing.
     """
 
     def __init__(self, url: str, *, timezone: str | None = None) -> None:
@@ -73,25 +73,21 @@ class SqlSource(Opened):
     async def _open(self) -> None:
         self._check_path()
         with failures():
-            connection = await self._connected()
+            connection = await connected(self._engine)
             try:
                 self._columns = await connection.run_sync(self._inspected)
                 await self._check_version(connection)
             finally:
                 await connection.close()
 
-    async def _connected(self) -> Any:
-        try:
-            return await self._engine.connect()
-        except (TypeError, ValueError):
-            # What follows the question mark in a URL is the driver's to know.
-            message = "The SQL driver does not know an option in the URL."
-            raise SourceError(message) from None
+    @property
+    def _is_file(self) -> bool:
+        return bool(self._url.get_backend_name() == "sqlite")
 
     def _check_path(self) -> None:
         # Connecting would make an empty one.
         path = self._url.database
-        if self._url.get_backend_name() == "sqlite" and not Path(path or "").is_file():
+        if self._is_file and not Path(path or "").is_file():
             raise SourceError(f"There is no SQLite database at {path!r}.")
 
     def _inspected(self, connection: Any) -> dict[str, list[str]]:
@@ -168,16 +164,17 @@ class SqlSource(Opened):
         with failures():
             for name in ("app_states", "user_states"):
                 if name in self._columns:
-                    query = self._chosen(self._table(name), name, selection)
-                    async with (
-                        self._engine.connect() as connection,
-                        aclosing(self._rows(connection, query)) as found,
-                    ):
-                        async for row in found:
-                            yield shared_state_of(row)
+                    table = self._table(name)
+                    query = self._chosen(table, name, selection)
+                    async with self._engine.connect() as connection:
+                        rows = await self._reading(connection, table, query)
+                        async with aclosing(rows) as found:
+                            async for row in found:
+                                yield shared_state_of(row)
             after: tuple[str, ...] | None = ()
             while after is not None:
-                async with self._snapshot() as connection:
+                async with self._engine.connect() as connection:
+                    await self._begin(connection)
                     page = await self._page(connection, selection, after)
                     after = tuple(page[-1][name] for name in _KEY) if page else None
                     sessions = self._sessions(connection, page, selection)
@@ -185,13 +182,19 @@ class SqlSource(Opened):
                         async for item in found:
                             yield item
 
-    def _snapshot(self) -> Any:
-        # Header and events of a session are of one moment, if the database can.
-        if self._url.get_backend_name() == "sqlite":
-            return self._engine.connect()
-        return self._engine.execution_options(
-            isolation_level="REPEATABLE READ"
-        ).connect()
+    async def _begin(self, connection: Any) -> None:
+        """Have header and events of a session be of one moment."""
+        if self._is_file:
+            await connection.exec_driver_sql("BEGIN")
+        else:
+            await connection.execution_options(isolation_level="REPEATABLE READ")
+
+    async def _reading(
+        self, connection: Any, table: Any, query: Any
+    ) -> AsyncGenerator[Row]:
+        if self._is_file:
+            return await rows_apart(self._sql, connection, table, query)
+        return self._rows(connection, query)
 
     async def _rows(
         self, connection: Any, query: Any, together: int = _ROWS_TOGETHER
@@ -225,32 +228,37 @@ class SqlSource(Opened):
         self, connection: Any, page: list[Row], selection: Selection
     ) -> AsyncGenerator[Item]:
         wanted: dict[SessionKey, SessionHeader] = {}
+        problems = []
         for row in page:
             header = header_of(row, self._session_zone)
             if not isinstance(header, SessionHeader):
-                yield header
+                problems.append(header)
             elif selection.takes(header.key, header.update_time):
                 wanted[header.key] = header
         current: SessionKey | None = None
         if wanted:
-            query = self._events(list(wanted))
-            async with aclosing(self._rows(connection, query)) as found:
+            table = self._table("events")
+            query = self._events(table, list(wanted))
+            rows = await self._reading(connection, table, query)
+            async with aclosing(rows) as found:
                 async for row in found:
                     key = key_of(row, "session_id")
                     if key != current:
                         current = key
                         yield wanted.pop(key)
                     yield self._event(row)
-        for header in wanted.values():
-            yield header
+        await connection.rollback()
+        for left in wanted.values():
+            yield left
+        for problem in problems:
+            yield problem
 
     def _event(self, row: Row) -> Item:
         if "event_data" in row:
             return event_of(row)
         return pickled_event_of(row, self._zone)
 
-    def _events(self, keys: list[SessionKey]) -> Any:
-        table = self._table("events")
+    def _events(self, table: Any, keys: list[SessionKey]) -> Any:
         key = [table.c[name] for name in _EVENT_KEY]
         return (
             self._sql.select(table)
@@ -261,10 +269,7 @@ class SqlSource(Opened):
     @property
     def _session_zone(self) -> tzinfo | None:
         """1.x wrote sessions' times by the database's clock, UTC in SQLite."""
-        is_local = (
-            "actions" in self._columns["events"]
-            and self._url.get_backend_name() != "sqlite"
-        )
+        is_local = "actions" in self._columns["events"] and not self._is_file
         return self._zone if is_local else UTC
 
     @override

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from array import array
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from mongo_session_service.errors import SourceError
 from mongo_session_service.transfer.items import (
     EVERYTHING,
     Item,
+    Problem,
     Selection,
     SessionHeader,
     Totals,
@@ -28,13 +30,18 @@ from mongo_session_service.transfer.rows import (
     text_of,
 )
 
-from .opening import STATE_TOGETHER, Opened, drawn
+from .opening import REMEDY, STATE_TOGETHER, Opened, drawn
 
 _SESSIONS_TOGETHER: Final = 250
+_ROWS_TOGETHER: Final = 500
 
 
 class SqliteSource(Opened):
-    """The sessions of an SQLite file, which is opened for reading only."""
+    """The sessions of an SQLite file, which is opened for reading only.
+
+    Each page of them is of one moment, and the old service can go on writing: a query
+    that were under way would keep it waiting, so none is while anything is given out.
+    """
 
     def __init__(self, path: str | Path) -> None:
         """Opens nothing yet; ``path`` may be a ``sqlite:///`` URL as well."""
@@ -111,22 +118,39 @@ class SqliteSource(Opened):
     def _items(self, selection: Selection) -> Iterator[Item]:
         for table in ("app_states", "user_states"):
             where, values = _chosen(selection, with_user=table == "user_states")
-            for row in self._query(f"SELECT * FROM {table}{where}", *values):
-                yield shared_state_of(dict(row))
-        after = ("", "", "")
-        while page := self._page(selection, after):
-            for row in map(dict, page):
-                after = key_of(row)
-                header = header_of(row)
-                if not isinstance(header, SessionHeader):
-                    yield header
-                elif selection.takes(header.key, header.update_time):
-                    yield header
-                    yield from self._events(header)
+            found = self._query(f"SELECT rowid FROM {table}{where}", *values)
+            for row in self._rows(table, array("q", (each[0] for each in found))):
+                yield shared_state_of(row)
+        after: tuple[str, ...] | None = ("", "", "")
+        while after:
+            page, after = self._page(selection, after)
+            for header, events in page:
+                yield header
+                yield from map(event_of, self._rows("events", events))
 
     def _page(
-        self, selection: Selection, after: tuple[str, str, str]
-    ) -> list[sqlite3.Row]:
+        self, selection: Selection, after: tuple[str, ...]
+    ) -> tuple[
+        list[tuple[SessionHeader | Problem, array[int]]], tuple[str, ...] | None
+    ]:
+        """Some sessions and where their events are, and the last of their keys."""
+        page: list[tuple[SessionHeader | Problem, array[int]]] = []
+        self._query("BEGIN")
+        try:
+            rows = self._sessions(selection, after)
+            for row in rows:
+                header = header_of(row)
+                if not isinstance(header, SessionHeader):
+                    page.append((header, array("q")))
+                elif selection.takes(header.key, header.update_time):
+                    page.append((header, self._events(header)))
+        finally:
+            self._query("ROLLBACK")
+        return page, key_of(rows[-1]) if rows else None
+
+    def _sessions(
+        self, selection: Selection, after: tuple[str, ...]
+    ) -> list[dict[str, Any]]:
         where, values = _chosen(selection, with_user=True)
         rows = self._query(
             f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
@@ -134,23 +158,35 @@ class SqliteSource(Opened):
             *values,
             *after,
         )
-        page: list[sqlite3.Row] = []
+        page = []
         size = 0
         for row in rows:
-            page.append(row)
+            page.append(dict(row))
             size += len(row["state"])
             if size > STATE_TOGETHER:
                 break
         return page
 
-    def _events(self, header: SessionHeader) -> Iterator[Item]:
+    def _events(self, header: SessionHeader) -> array[int]:
         found = self._query(
-            "SELECT * FROM events WHERE app_name = ? AND user_id = ?"
+            "SELECT rowid FROM events WHERE app_name = ? AND user_id = ?"
             " AND session_id = ? ORDER BY timestamp, rowid",
             *header.key,
         )
-        for row in found:
-            yield event_of(dict(row))
+        return array("q", (each[0] for each in found))
+
+    def _rows(self, table: str, places: array[int]) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(places), _ROWS_TOGETHER):
+            some = places[start : start + _ROWS_TOGETHER]
+            found = self._query(
+                f"SELECT rowid AS place, * FROM {table}"
+                f" WHERE rowid IN ({', '.join('?' * len(some))})",
+                *some,
+            )
+            rows = {row["place"]: dict(row) for row in found}
+            for place in some:
+                if place in rows:
+                    yield rows[place]
 
     @override
     async def _close(self) -> None:
@@ -175,4 +211,5 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise SourceError(f"The SQLite database cannot be read: {error}.") from None
+        message = f"The SQLite database cannot be read: {error}. {REMEDY}"
+        raise SourceError(message) from None
