@@ -32,7 +32,7 @@ class StatePlan(NamedTuple):
     revision: int | None
     """The target's; None if it has none."""
     is_noted: bool
-    """Whether an import has noted that it brought the target there."""
+    """Whether an import has noted that it brought the target to that revision."""
 
     @property
     def lacks_note(self) -> bool:
@@ -144,7 +144,8 @@ class Target:
             note = stored.get(repr({"of": each.id}))
             standing = plan_state(each, there, note, self.hooks)
             revision = there["revision"] if there else None
-            plans.append(StatePlan(each, standing, revision, note is not None))
+            is_noted = note is not None and note["revision"] == revision
+            plans.append(StatePlan(each, standing, revision, is_noted))
         return plans
 
     async def write(

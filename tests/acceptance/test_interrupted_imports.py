@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 import sqlite3
-import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 from commands import PATIENCE, call, start
 from filling import fill
+from forked import killed
 from google.adk.events import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from pymongo import MongoClient
@@ -20,15 +21,15 @@ from mongo_session_service.records import SessionKey
 from mongo_session_service.transfer import lines
 from mongo_session_service.transfer.items import SessionHeader
 
-SESSIONS = 8
+SESSIONS = 4
 EVENTS = 1_500
 """Of each session: more than are written at once."""
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of ADK's SQLite service, its sessions made long."""
-    path = tmp_path_factory.mktemp("large") / "adk.db"
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A file of ADK's SQLite service, with long sessions and shared state."""
+    path = tmp_path / "adk.db"
     asyncio.run(fill(SqliteSessionService(str(path))))
     with sqlite3.connect(path) as file:
         file.execute("DELETE FROM sessions")
@@ -38,15 +39,23 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
             key = ("app", "user", f"s{number}")
             values = (*key, '{"n": 1}', 1.5, 2.5)
             file.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?)", values)
-            file.executemany(
-                "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    (f"{n}", *key, "inv", float(n), row[-1].replace(row[0], f"{n}"))
-                    for n in range(EVENTS)
-                ),
-            )
+            grow(file, number, range(EVENTS), row)
     file.close()
     return path
+
+
+def grow(
+    file: sqlite3.Connection, number: int, events: range, row: tuple[str, ...]
+) -> None:
+    """Give a session these events, each like that of a row."""
+    key = ("app", "user", f"s{number}")
+    file.executemany(
+        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            (f"{n}", *key, "inv", float(n), row[-1].replace(f'"{row[0]}"', f'"{n}"'))
+            for n in events
+        ),
+    )
 
 
 def counts(admin: MongoClient, database: str) -> tuple[int, int]:
@@ -54,20 +63,14 @@ def counts(admin: MongoClient, database: str) -> tuple[int, int]:
     return stored.sessions.count_documents({}), stored.events.count_documents({})
 
 
-def interrupt(
-    process: subprocess.Popen[bytes],
-    admin: MongoClient,
-    database: str,
-    after: int,
-    how: signal.Signals,
-) -> str:
-    """Signal an import as soon as so many events are stored; what it said last."""
-    with process, admin[database].watch([{"$match": {"ns.coll": "events"}}]) as changes:
-        for _ in range(after):
-            next(changes)
-        os.kill(process.pid, how)
-        _, errors = process.communicate(timeout=60)
-    return errors.decode()
+def sessions_are_whole(admin: MongoClient, database: str, *revisions: int) -> bool:
+    """Whether each that exists is at one of these revisions, and has its events."""
+    for each in admin[database].sessions.find({"revision": {"$gte": 0}}):
+        of_it = {f"_id.{name}": id_ for name, id_ in each["_id"].items()}
+        found = admin[database].events.count_documents(of_it)
+        if each["revision"] != found or found not in revisions:
+            return False
+    return True
 
 
 def test_a_killed_import_goes_on(
@@ -75,16 +78,71 @@ def test_a_killed_import_goes_on(
 ) -> None:
     """Killed again and again, it ends with every event once, and none in part."""
     command = ["sqlite", str(large), mongodb_uri, "--database", database]
+    kill = partial(killed, "import", *command, admin=admin, database=database)
 
-    for after in (1, 1_001, 2_500):
-        process = start("import", *command)
-        interrupt(process, admin, database, after, signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-        for session in admin[database].sessions.find({"revision": {"$gte": 0}}):
-            assert session["revision"] == EVENTS
+    kill(collection="user_states")
+    for after in (1, 1_001):
+        kill(collection="events", changes=after)
+        assert sessions_are_whole(admin, database, EVENTS)
     last = call("import", *command)
     verified = call("verify", *command, "--exact")
 
+    assert (last.returncode, last.stderr) == (0, "")
+    assert counts(admin, database) == (SESSIONS, SESSIONS * EVENTS)
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_a_killed_catch_up_goes_on(
+    large: Path, mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """Of what has grown meanwhile nothing is lost or doubled, or in conflict."""
+    command = ["sqlite", str(large), mongodb_uri, "--database", database]
+    kill = partial(killed, "import", *command, admin=admin, database=database)
+    call("import", *command)
+    grown = 2_200
+    with sqlite3.connect(large) as file:
+        row = file.execute("SELECT * FROM events WHERE id = '7'").fetchone()
+        for number in range(SESSIONS):
+            grow(file, number, range(EVENTS, grown), row)
+        file.execute("UPDATE sessions SET state = '{\"n\": 2}', update_time = 3e3")
+        for table in ("app_states", "user_states"):
+            file.execute(f"UPDATE {table} SET state = '{{\"last\": 5}}'")  # noqa: S608
+    file.close()
+
+    kill(collection="app_states", kind="update")
+    kill(collection="events")
+    kill(collection="events", changes=501)
+    whole = sessions_are_whole(admin, database, EVENTS, 2_000, grown)
+    last = call("import", *command)
+    verified = call("verify", *command, "--exact")
+
+    assert whole
+    assert (last.returncode, last.stderr) == (0, "")
+    assert counts(admin, database) == (SESSIONS, SESSIONS * grown)
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_a_killed_replacement_goes_on(
+    large: Path, mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """Whether a place was claimed, cleared or being refilled, it goes on from there."""
+    command = ["sqlite", str(large), mongodb_uri, "--database", database]
+    replacing = ["import", *command, "--on-conflict", "replace"]
+    kill = partial(killed, *replacing, admin=admin, database=database)
+    call("import", *command)
+    third = {"_id.revision": 3}
+    admin[database].events.update_many(third, {"$set": {"event.author": "changed"}})
+    admin[database].app_states.update_many({}, {"$inc": {"revision": 1, "state.n": 1}})
+
+    kill(collection="app_states", kind="update")
+    kill(collection="sessions")
+    kill(collection="events", kind="delete", changes=1_001)
+    kill(collection="events", changes=1)
+    whole = sessions_are_whole(admin, database, EVENTS)
+    last = call(*replacing)
+    verified = call("verify", *command, "--exact")
+
+    assert whole
     assert (last.returncode, last.stderr) == (0, "")
     assert counts(admin, database) == (SESSIONS, SESSIONS * EVENTS)
     assert (verified.returncode, verified.stderr) == (0, "")
@@ -96,8 +154,13 @@ def test_ctrl_c_says_how_to_go_on(
     """An interrupted import ends with code 130 and a word on how to go on."""
     command = ["sqlite", str(large), mongodb_uri, "--database", database]
 
-    process = start("import", *command)
-    errors = interrupt(process, admin, database, 1, signal.SIGINT)
+    with (
+        admin[database].watch([{"$match": {"ns.coll": "events"}}]) as changes,
+        start("import", *command) as process,
+    ):
+        next(changes)
+        os.kill(process.pid, signal.SIGINT)
+        errors = process.communicate(timeout=PATIENCE)[1].decode()
     last = call("import", *command)
 
     assert process.returncode == 130

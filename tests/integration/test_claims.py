@@ -248,24 +248,6 @@ async def test_subscribers_are_told_of_imports(
     ]
 
 
-async def test_state_is_known_as_imported_after_a_kill(
-    old: InMemorySessionService,
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """State whose note was not written any more is still no conflict later."""
-    await moved(old, service)
-    admin[database].imports.delete_many({})
-
-    await moved(old, service)
-    await say(old, "late", **{"app:count": 7, "user:last": 8})
-    result, _ = await moved(old, service)
-
-    assert result.states == 2
-    assert await differences(old, service) == []
-
-
 async def test_waiting_for_a_dead_import_is_explained(
     old: InMemorySessionService,
     service: MongoSessionService,

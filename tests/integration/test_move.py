@@ -167,6 +167,29 @@ async def test_shared_state_that_changed_in_the_target_is_a_conflict(
     ] == 5000
 
 
+async def test_state_is_known_as_imported_after_a_kill(
+    old: InMemorySessionService,
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """State whose note was not written any more is still no conflict later."""
+    notes = admin[database].imports
+    await moved(old, service)
+    notes.delete_many({})  # as a first import leaves it
+
+    await moved(old, service)
+    await say(old, "late", **{"app:count": 7, "user:last": 8})
+    result, _ = await moved(old, service)
+    notes.update_many({}, {"$inc": {"revision": -1}})  # as a later one does
+    await moved(old, service)
+    await say(old, "later", LATER + 1, **{"app:count": 9, "user:last": 10})
+    again, _ = await moved(old, service)
+
+    assert (result.states, again.states) == (2, 2)
+    assert await differences(old, service) == []
+
+
 async def test_a_dry_run_tells_and_changes_nothing(
     old: InMemorySessionService,
     service: MongoSessionService,
