@@ -52,6 +52,7 @@ async def move(
         ConflictError: the target has something else under an id, and ``on_conflict`` is
             ``fail``. What was moved before stays.
         TransferError: something cannot be read or stored, and ``on_error`` is ``fail``.
+            A dry run tells all of that instead.
     """
     with translated():
         # Before setup, which would put its indexes on another service's collections.
@@ -85,7 +86,7 @@ class _Mover:
     async def take(self, batch: Batch) -> None:
         """Bring the target to what a batch says."""
         for problem in batch.problems:
-            if self._policies.on_error == "fail":
+            if self._policies.on_error == "fail" and not self._policies.is_dry_run:
                 message = (
                     f"Cannot be moved: {problem}. What was moved before stays; to go"
                     " on without this, skip errors."

@@ -66,20 +66,27 @@ async def test_text_that_is_no_utf_8_is_told_by_its_key(
 async def test_what_cannot_be_read_is_told_by_its_key(
     make: Any, file: str, place: Place, service: MongoSessionService
 ) -> None:
-    """A broken row stops a move, or is left out of it and told, as asked."""
+    """A broken row stops a move, or is left out and told; a dry run tells of all."""
     store = await make(place)
     damage_text(place.folder / file)
     told: list[Problem] = []
+    tried_told: list[Problem] = []
+    trying = Policies(is_dry_run=True)
 
     async with store.source as source, StoreSource(service) as target:
         with pytest.raises(TransferError, match="'bob/x'|'s2-1-agent'"):
             await move(source, service)
+        tried = await move(
+            source, service, policies=trying, on_problem=tried_told.append
+        )
         result = await move(
             source, service, policies=Policies(on_error="skip"), on_problem=told.append
         )
         verified = await verify(source, target)
 
     assert (result.problems, result.is_complete) == (2, False)
+    assert tried.problems == 2
+    assert tried_told == told
     assert sorted(str(each) for each in told) == [
         f"event 's2-1-agent' of {NAMED.format('s2', 'ada')}: it holds broken JSON",
         f"{NAMED.format('s/3', 'bob/x')}: a JSON object was expected, not a list",

@@ -1,0 +1,116 @@
+"""What is moved, and what becomes of conflicts and errors, as the options say."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from commands import call
+from moving import IDS, NAMED
+from pymongo import MongoClient
+from stores import Place, sqlite
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sessions", "events"),
+    [
+        (["--app", "bank", "--app", "weather", "--user", "ada"], 3, 18),
+        (["--app", "weather", "--user", "ada", "--user", "carl"], 3, 12),
+        (["--since", "2025-01-01T00:15:00"], 3, 12),
+        (["--since", "2025-01-01T01:15:00+01:00", "--app", "bank"], 1, 6),
+        (["--since", "1735690500", "--user", "bob/x", "--user", "carl"], 2, 6),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+async def test_what_is_chosen_moves_alone_and_is_verified_alone(
+    place: Place,
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    chosen: list[str],
+    sessions: int,
+    events: int,
+) -> None:
+    """Several apps and users, and what was updated since; import and verify agree."""
+    store = await sqlite(place)
+    command = [*store.command, mongodb_uri, "--database", database, *chosen]
+
+    imported = call("import", *command)
+    verified = call("verify", *command, "--exact")
+
+    assert (imported.returncode, imported.stderr) == (0, "")
+    assert f"Moved {events} events" in imported.stdout
+    assert f": {sessions} new" in imported.stdout
+    assert admin[database].sessions.count_documents({}) == sessions
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert f"Compared {sessions} sessions with {events} events" in verified.stdout
+
+
+def test_a_time_has_to_be_one() -> None:
+    """What is no time is wrong usage, with an example of one."""
+    done = call("verify", "sqlite", "x.db", "mongodb://h", "--since", "yesterday")
+
+    assert done.returncode == 2
+    assert "'yesterday' is no time like 2026-11-21T04:00:00Z" in done.stderr
+
+
+async def test_a_conflict_fails_or_is_skipped_or_replaced(
+    place: Place, mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """As --on-conflict says, fail if it does not; exit code and words tell which."""
+    store = await sqlite(place)
+    command = [*store.command, mongodb_uri, "--database", database]
+    call("import", *command)
+    changed = {"$set": {"event.author": "changed"}}
+    admin[database].events.update_one({"_id": {**IDS, "revision": 6}}, changed)
+    conflict = "session 's1' of user 'ada' in app 'weather': its event 6 is another"
+
+    failed = call("import", *command)
+    skipped = call("import", *command, "--on-conflict", "skip")
+    kept = call("verify", *command)
+    replaced = call("import", *command, "--on-conflict", "replace")
+    verified = call("verify", *command, "--exact")
+
+    assert failed.returncode == 1
+    assert f"Error: The target holds something else: {conflict}." in failed.stderr
+    assert (skipped.returncode, skipped.stderr) == (3, f"  {conflict}\n")
+    assert "4 unchanged, 1 left out for a conflict" in skipped.stdout
+    assert kept.returncode == 3
+    assert (replaced.returncode, replaced.stderr) == (0, "")
+    assert "Moved 1 events" in replaced.stdout
+    assert "1 replaced, 4 unchanged" in replaced.stdout
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+async def test_what_cannot_be_read_fails_or_is_skipped_and_always_told(
+    place: Place, mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """A dry run tells all of it, --on-error fail the first, and skip moves the rest."""
+    store = await sqlite(place)
+    with sqlite3.connect(place.folder / "sessions.db") as file:
+        file.execute("UPDATE events SET event_data = '{' WHERE id = 's2-1-agent'")
+        file.execute("UPDATE sessions SET state = '[]' WHERE user_id = 'bob/x'")
+    file.close()
+    command = [*store.command, mongodb_uri, "--database", database]
+    broken = {
+        f"  event 's2-1-agent' of {NAMED.format('s2', 'ada')}: it holds broken JSON",
+        f"  {NAMED.format('s/3', 'bob/x')}: a JSON object was expected, not a list",
+    }
+
+    tried = call("import", *command, "--dry-run")
+    untouched = admin[database].list_collection_names()
+    failed = call("import", *command)
+    skipped = call("import", *command, "--on-error", "skip")
+    verified = call("verify", *command)
+
+    for done, told in ((tried, "Would move 17 events"), (skipped, "Moved 17 events")):
+        assert done.returncode == 3
+        assert set(done.stderr.splitlines()) == broken
+        assert told in done.stdout
+        assert "2 problems" in done.stdout
+    assert untouched == []
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("Error: Cannot be moved: ")
+    assert failed.stderr.count("\n") == 1
+    assert verified.returncode == 3
+    assert "2 differences" in verified.stdout
