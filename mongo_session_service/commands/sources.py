@@ -59,7 +59,7 @@ KINDS: Final = (
     Kind(
         "adk-mongodb",
         "ADK's MongoDbSessionService",
-        "adk-mongodb mongodb://localhost/adk --prefix my_",
+        "adk-mongodb mongodb://localhost/adk",
         _mongodb,
         "AdkMongoDbSource",
     ),
@@ -79,19 +79,21 @@ KINDS: Final = (
     ),
 )
 
+_PASSWORDS: Final = {"Target": "MONGODB_PASSWORD", "Source": "SOURCE_PASSWORD"}
 
-def _password_of(options: dict[str, Any], flag: str, variable: str) -> str | None:
+
+def _password_of(options: dict[str, Any], flag: str, what: str) -> str | None:
     if options.pop(flag, False):
-        answer: str = click.prompt("Password", hide_input=True, err=True)
+        answer: str = click.prompt(f"{what} password", hide_input=True, err=True)
         return answer
-    return os.environ.get(variable)
+    return os.environ.get(_PASSWORDS[what])
 
 
 def service_of(options: dict[str, Any]) -> MongoSessionService:
     """The service that the target's options describe, which are taken out."""
     from mongo_session_service.service import MongoSessionService
 
-    password = _password_of(options, "ask_password", "MONGODB_PASSWORD")
+    password = _password_of(options, "ask_password", "Target")
     return MongoSessionService(
         with_password(options.pop("uri"), password),
         database=options.pop("target_database"),
@@ -105,7 +107,7 @@ def source_of(kind: Kind, options: dict[str, Any]) -> Source:
 
     url = options.pop("source")
     if "ask_source_password" in options:
-        password = _password_of(options, "ask_source_password", "SOURCE_PASSWORD")
+        password = _password_of(options, "ask_source_password", "Source")
         url = with_password(url, password)
     source: Source = getattr(transfer, kind.source)(url, **options)
     return source

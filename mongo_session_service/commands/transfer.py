@@ -1,7 +1,7 @@
 """``import``, ``verify``, ``export`` and ``migrate``: moving in, moving out, moving on.
 
 Exit codes: 0 done; 1 an error; 2 wrong usage; 3 done, but something was left out or
-differs; 130 after Ctrl-C.
+differs; 130 after Ctrl-C; 141 if nobody reads the output any more.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def _import(kind: Kind, options: dict[str, Any]) -> int:
         stack.push_async_callback(service.close)
         source = await stack.enter_async_context(source_of(kind, options))
         totals = None if chosen.since else await source.totals(chosen)
-        with progress("Importing", totals) as advance:
+        with progress("Importing", totals, source.share_read) as advance:
             moved = await move(
                 source,
                 service,
@@ -176,7 +176,7 @@ async def _verify(kind: Kind, options: dict[str, Any]) -> int:
         source = await stack.enter_async_context(source_of(kind, options))
         target = await stack.enter_async_context(StoreSource(service))
         totals = None if chosen.since else await source.totals(chosen)
-        with progress("Verifying", totals) as advance:
+        with progress("Verifying", totals, source.share_read) as advance:
             verified = await verify(
                 source,
                 target,

@@ -18,6 +18,8 @@ import click
 from mongo_session_service.errors import MongoSessionServiceError
 
 from .connection import noted, said, uri_of
+from .output import duration
+from .program import INTERRUPTED, NOBODY_READS
 
 if TYPE_CHECKING:
     from mongo_session_service.transfer.items import Selection, Totals
@@ -28,8 +30,9 @@ FAILED: Final = 1
 """Exit code: it stopped, and says why and how to go on. Wrong usage is click's 2."""
 INCOMPLETE: Final = 3
 """Exit code: it came to its end, but something was left out or differs."""
-INTERRUPTED: Final = 130
-"""Exit code after Ctrl-C."""
+
+_STEPS: Final = 1000
+"""Of a progress bar."""
 
 
 class Since(click.ParamType[float]):
@@ -146,7 +149,7 @@ def run(work: Coroutine[Any, Any, int], *, is_debug: bool, how_to_go_on: str) ->
     except BrokenPipeError:
         # Whoever read the output has enough of it; nor can it be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = FAILED
+        code = NOBODY_READS
     except Exception as error:
         if is_debug:
             raise
@@ -157,23 +160,53 @@ def run(work: Coroutine[Any, Any, int], *, is_debug: bool, how_to_go_on: str) ->
     sys.exit(code)
 
 
+def pace(done: int, total: int | None, share: float | None, elapsed: float) -> str:
+    """How many events are done, how fast and, if a share of all, how long yet."""
+    of = "" if total is None else f"/{total:,}"
+    shown = f"{done:,}{of} events, {done / max(elapsed, 1e-6):,.0f} events/s"
+    if share:
+        shown += f", {duration(elapsed * (1 - share) / share)} left"
+    return shown
+
+
 @contextmanager
-def progress(label: str, totals: Totals | None) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and remaining time, told how many events are done by now."""
-    started = time.monotonic()
+def progress(
+    label: str,
+    totals: Totals | None,
+    share_read: Callable[[], float | None] = lambda: None,
+) -> Iterator[Callable[[int], None]]:
+    """A bar with rate and remaining time, told how many events are done by now.
 
-    def rate(done: int | None) -> str:
-        elapsed = max(time.monotonic() - started, 1e-6)
-        return f"{(done or 0) / elapsed:,.0f} events/s"
-
-    if totals is None or not sys.stderr.isatty():
+    Without totals the share of a file that was read tells the remaining time; without
+    either, what is done is counted.
+    """
+    if not sys.stderr.isatty():
         yield lambda _: None
         return
+    started = time.monotonic()
+    total = totals.events if totals else None
+    done = 0
+
+    def share() -> float | None:
+        return share_read() if total is None else done / max(total, 1)
+
+    def shown(_: object) -> str:
+        return pace(done, total, share(), time.monotonic() - started)
+
+    is_known = share() is not None
     with click.progressbar(
-        length=max(totals.events, 1),
+        None if is_known else iter(int, 1),
+        length=_STEPS if is_known else None,
         label=label,
         file=sys.stderr,
-        show_pos=True,
-        item_show_func=rate,
+        show_eta=False,
+        item_show_func=shown,
     ) as bar:
-        yield lambda done: bar.update(done - bar.pos, done)
+
+        def advance(now: int) -> None:
+            nonlocal done
+            done = now
+            part = share()
+            bar.update((now if part is None else int(part * _STEPS)) - bar.pos)
+
+        yield advance

@@ -133,6 +133,9 @@ class Source(Protocol):
     async def totals(self, selection: Selection) -> Totals | None:
         """How much there is to read, if that can be known beforehand."""
 
+    def share_read(self) -> float | None:
+        """How much has been read, from 0 to 1, if that is known without totals."""
+
     def read(self, selection: Selection) -> AsyncGenerator[Item]:
         """Everything selected, as one stream, with flat memory."""
 

@@ -14,8 +14,9 @@ import io
 import pickle
 import uuid
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from google.adk.events.event_actions import EventActions
 
@@ -51,6 +52,9 @@ _MOST: Final = 1_000_000
 so stand for more of them than there is memory for."""
 
 
+_NO_FIELDS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
 class UnreadableActionsError(ValueError):
     """A pickle holds something that actions of events cannot."""
 
@@ -58,11 +62,15 @@ class UnreadableActionsError(ValueError):
 class _Record:
     """Stands in for a model, or for a member of an enumeration."""
 
-    args: tuple[Any, ...] = ()
-    fields: Mapping[str, Any] = MappingProxyType({})
+    __slots__ = ("args", "fields")
 
-    def __init__(self, *args: Any) -> None:
-        self.args = args
+    args: tuple[Any, ...]
+    fields: Mapping[str, Any]
+
+    def __new__(cls, *args: Any) -> Self:
+        made = super().__new__(cls)
+        made.args, made.fields = args, _NO_FIELDS
+        return made
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, dict):
@@ -73,6 +81,12 @@ class _Record:
         }
 
 
+@lru_cache(maxsize=1_000)
+def _stand_in(name: str) -> type[_Record]:
+    """The class that remembers this name, which no pickle can change."""
+    return type(name, (_Record,), {"__slots__": ()})
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         full = f"{module}.{name}"
@@ -80,7 +94,7 @@ class _Unpickler(pickle.Unpickler):
             found: Callable[..., Any] = _PLAIN[full]
             return found
         if module.startswith(_MODELS) and name.isidentifier() and name[0].isupper():
-            return type(name, (_Record,), {})
+            return _stand_in(name)
         raise UnreadableActionsError(f"its actions hold {full!r}, which is no data")
 
     def persistent_load(self, pid: Any) -> Any:

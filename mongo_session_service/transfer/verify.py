@@ -92,7 +92,7 @@ async def verify(
         on_difference: Told of each difference; never of a value.
         on_progress: Told after each session.
     """
-    verifier = _Verifier(target, on_difference, on_progress)
+    verifier = _Verifier(target, on_difference, on_progress, is_exact=is_exact)
     async with aclosing(source.read(selection)) as items:
         async for item in items:
             await verifier.take(item)
@@ -110,12 +110,15 @@ class _Verifier:
         target: Readable,
         on_difference: Callable[[Problem], None],
         on_progress: Callable[[Verified], None],
+        *,
+        is_exact: bool,
     ) -> None:
         self.verified = Verified()
         self.keys: set[int] = set()
         self._target = target
         self._on_difference = on_difference
         self._on_progress = on_progress
+        self._is_exact = is_exact
         self._header: SessionHeader | None = None
         self._events: list[_Seen] = []
 
@@ -155,7 +158,8 @@ class _Verifier:
         except InvalidInputError as error:
             self.differ(named(header.key), str(error).rstrip("."))
             return
-        self.keys.add(hash(key))
+        if self._is_exact:
+            self.keys.add(hash(key))
         found = await self._target.find(key)
         if found is None:
             self.differ(named(key), "the target does not have it")

@@ -265,12 +265,16 @@ async def test_damaged_files_are_told_by_line(
 async def test_a_truncated_archive_is_refused(
     filled: MongoSessionService, tmp_path: Path
 ) -> None:
-    """A packed file that was cut off is an error, not an end."""
+    """A packed file that was cut off is an error at a line, not an end."""
     path = tmp_path / "x.jsonl.gz"
     packed = await exported(filled, path)
     assert gzip.decompress(packed)
     path.write_bytes(packed[: len(packed) // 2])
 
     async with JsonLinesSource(path) as source:
-        with pytest.raises(SourceError, match="broken or truncated"):
+        with pytest.raises(SourceError, match="^Line ([0-9]+): the file's compr") as c:
             [item async for item in source.read()]
+
+    line = int(str(c.value).partition(":")[0].removeprefix("Line "))
+    assert 1 < line < len(gzip.decompress(packed).splitlines())
+    assert "broken or truncated here. Copy or export it again." in str(c.value)

@@ -87,6 +87,18 @@ def test_functions_of_allowed_modules_are_not_run() -> None:
         load_actions(pickled)
 
 
+def test_a_pickle_changes_nothing_for_the_next() -> None:
+    """What it tries to do to a class that it names is refused, and has no effect."""
+    actions = EventActions(escalate=True)
+    named = b"cgoogle.adk.events.event_actions\nEventActions\n"
+
+    for change in (b"}Vfields\nNsb.", b"Vfields\nNs.", b"Vfields\na."):
+        with pytest.raises(UnreadableActionsError):
+            load_actions(named + change)
+
+    assert load_actions(pickle.dumps(actions)) == actions
+
+
 @pytest.mark.parametrize(
     "broken",
     [b"", b"no pickle", pickle.dumps([1]), pickle.dumps(EventActions())[:-20]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import stat
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -39,7 +40,9 @@ class JsonLinesSource(Opened):
     def __init__(self, path: str | Path) -> None:
         """Opens nothing yet."""
         self._path = str(path)
+        self._plain: BinaryIO | None = None
         self._file: BinaryIO | None = None
+        """The same, unpacked."""
 
     @property
     def name(self) -> str:
@@ -50,18 +53,33 @@ class JsonLinesSource(Opened):
     async def _open(self) -> None:
         if self._path == STREAM:
             # Not Python's own object: it cannot end while a thread is reading that.
-            self._file = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
-            return
-        try:
-            self._file = await in_thread(lambda: _opened(self._path))
-        except OSError as error:
-            message = f"{self._path!r} cannot be read: {error.strerror}."
-            raise SourceError(message) from None
+            self._plain = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
+        else:
+            try:
+                self._plain = await in_thread(lambda: _opened(self._path))
+            except OSError as error:
+                message = f"{self._path!r} cannot be read: {error.strerror}."
+                raise SourceError(message) from None
+        self._file = self._plain
+        if self._path.endswith(".gz"):
+            self._file = cast("BinaryIO", gzip.GzipFile(fileobj=self._plain))
 
     @override
     async def _close(self) -> None:
-        if self._file is not None and self._path != STREAM:
-            self._file.close()
+        if self._path != STREAM:
+            for each in (self._file, self._plain):
+                if each is not None:
+                    each.close()
+
+    @override
+    def share_read(self) -> float | None:
+        """Of a file that is no pipe: how far it has been read."""
+        if self._plain is None:
+            return None
+        status = os.fstat(self._plain.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return self._plain.tell() / max(status.st_size, 1)
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """The file's items in its order."""
@@ -83,26 +101,37 @@ class JsonLinesSource(Opened):
                     yield item
 
     def _items(self) -> Iterator[Item]:
-        numbered = enumerate(self._lines(), start=1)
+        numbered = self._numbered()
+        _, first = next(numbered, (1, b""))
+        check_header(first)
+        yield from _Parser().items(numbered)
+
+    def _numbered(self) -> Iterator[tuple[int, bytes]]:
+        number = 0
         try:
-            _, first = next(numbered, (1, b""))
-            check_header(first)
-            yield from _Parser().items(numbered)
+            for number, line in enumerate(self._lines(), start=1):
+                yield number, line
         except (EOFError, ZlibError, gzip.BadGzipFile):
-            raise SourceError(
-                "The file's compression is broken or truncated."
-            ) from None
+            message = (
+                f"Line {number + 1}: the file's compression is broken or truncated"
+                " here. Copy or export it again."
+            )
+            raise SourceError(message) from None
         except OSError as error:
-            message = f"{self._path!r} cannot be read: {error.strerror or error}."
+            reason = error.strerror or error
+            message = f"{self.name}, line {number + 1}, cannot be read: {reason}."
             raise SourceError(message) from None
 
     def _lines(self) -> Iterator[bytes]:
         if self._file is None:
             raise SourceError("The source is not open: use it in `async with`.")
-        if self._path != STREAM:
+        if self._path != STREAM and self._file.seekable():
             self._file.seek(0)
-        while line := self._file.readline(MAX_LINE_BYTES):
+        most = MAX_LINE_BYTES + 1
+        while line := self._file.readline(most):
             yield line
+            while len(line) == most and not line.endswith(b"\n"):
+                line = self._file.readline(most)  # the rest of one that is too long
 
 
 class _Parser:
@@ -119,7 +148,7 @@ class _Parser:
         for number, line in numbered:
             where = f"line {number}"
             try:
-                kind, value = parse(line)
+                kind, value = _parsed(line)
                 if kind == "end":
                     yield from self._ended(where, value)
                     if next(numbered, None):
@@ -160,7 +189,11 @@ class _Parser:
 
 
 def _opened(path: str) -> BinaryIO:
-    """A file, unpacked; closed by the source."""
-    if path.endswith(".gz"):
-        return cast("BinaryIO", gzip.GzipFile(path))
+    """A file, which the source closes."""
     return Path(path).open("rb")
+
+
+def _parsed(line: bytes) -> tuple[str, object]:
+    if len(line) > MAX_LINE_BYTES:
+        raise UnreadableError(f"it has over {MAX_LINE_BYTES:,} bytes")
+    return parse(line)

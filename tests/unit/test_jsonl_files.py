@@ -1,0 +1,87 @@
+"""JSON Lines read from files: of any length, packed or not, and from pipes."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from mongo_session_service.records import SessionKey
+from mongo_session_service.transfer import JsonLinesSource, SourceError, lines
+from mongo_session_service.transfer.items import Item, SessionHeader
+
+SESSION = lines.to_line(SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.5))
+FILE = "\n".join([lines.as_text(lines.HEADER), SESSION, lines.end_line(1, 0), ""])
+
+
+async def read(path: Path) -> list[Item]:
+    async with JsonLinesSource(path) as source:
+        return [item async for item in source.read()]
+
+
+async def test_a_line_that_is_too_long_is_left_out_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told by its number, and the lines after it keep theirs."""
+    source = "mongo_session_service.transfer.sources.jsonl"
+    monkeypatch.setattr(f"{source}.MAX_LINE_BYTES", len(SESSION) + 1)
+    header, session, *_ = FILE.splitlines()
+    too_long = '{"app_state": "' + "x" * 5 * len(SESSION) + '"}'
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join([header, session, too_long, session[:-1], too_long]))
+
+    found = list(map(str, (await read(path))[1:]))
+
+    told = f"it has over {len(SESSION) + 1} bytes"
+    assert found == [
+        f"line 3: {told}",
+        "line 4: it is not valid JSON; the events below it are left out with it",
+        f"line 5: {told}",
+        "line 5: the file ends here, without its end; it seems truncated",
+    ]
+
+
+async def test_what_is_not_packed_is_told_at_once(tmp_path: Path) -> None:
+    """A name that ends in .gz promises what the file has to keep."""
+    path = tmp_path / "x.jsonl.gz"
+    path.write_text(FILE)
+
+    with pytest.raises(SourceError, match="^Line 1: the file's compression is broken"):
+        await read(path)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
+async def test_a_named_pipe_is_read_as_a_file(tmp_path: Path, name: str) -> None:
+    """A pipe cannot be rewound, nor need it be."""
+    pipe = tmp_path / name
+    os.mkfifo(pipe)
+    content = gzip.compress(FILE.encode()) if name.endswith(".gz") else FILE.encode()
+    writing = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writing.start()
+
+    async with JsonLinesSource(pipe) as source:
+        found = [item async for item in source.read()]
+        share = source.share_read()
+    writing.join()
+
+    assert [type(each) for each in found] == [SessionHeader]
+    assert share is None
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
+async def test_a_file_tells_how_far_it_is_read(tmp_path: Path, name: str) -> None:
+    """From nothing to all of it, as it lies on the disk, and again."""
+    path = tmp_path / name
+    content = FILE.encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+
+    async with JsonLinesSource(path) as source:
+        shares = [source.share_read()]
+        for _ in range(2):
+            assert len([item async for item in source.read()]) == 1
+            shares.append(source.share_read())
+
+    assert shares == [0.0, 1.0, 1.0]
