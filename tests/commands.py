@@ -35,7 +35,9 @@ def run(
     return _noted(done.returncode, done.stdout, done.stderr)
 
 
-def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def call(
+    *arguments: str, answer: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which need not import ADK again.
 
     What it prints and how it ends are as from `run`, which each command is tried with,
@@ -46,6 +48,7 @@ def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
             CliRunner(env={"COLUMNS": "200"} | environment).invoke,
             main,
             arguments,
+            input=None if answer is None else f"{answer}\n",
             catch_exceptions=False,
         ).result(PATIENCE)
     return _noted(done.exit_code, done.stdout_bytes, done.stderr_bytes)
@@ -84,7 +87,7 @@ def on_a_terminal(*arguments: str, answer: str) -> tuple[int, str]:
             except OSError:  # how a terminal ends
                 break
             shown += chunk
-            if chunk.endswith(b"Password: "):
+            if chunk.endswith(b"password: "):
                 os.write(ours, answer.encode() + b"\n")
         else:
             process.kill()

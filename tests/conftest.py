@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
 from recording import recording
+from secured import Secured, secured
 from stores import Place, PostgreSql, postgresql_server
 
 from mongo_session_service import MongoSessionService
@@ -94,6 +95,13 @@ async def service(
 def postgresql() -> Iterator[PostgreSql]:
     """A real PostgreSQL for the whole run."""
     with postgresql_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Secured]:
+    """A server with access control and TLS; whoever uses it is of one xdist group."""
+    with secured() as server:
         yield server
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +14,13 @@ from commands import call, on_a_terminal
 from consuming import append, create
 from faults import failing
 from pymongo import MongoClient
-from secured import Secured, secured
+from secured import Secured
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError, doctor
 from mongo_session_service.checkups import Finding, Status
 from mongo_session_service.privileges import FEATURES, needs
+
+SECURED = pytest.mark.xdist_group("secured")
 
 
 @pytest.fixture
@@ -27,13 +29,6 @@ async def filled(service: MongoSessionService) -> MongoSessionService:
     for name in "abcde":
         await append(service, await create(service, name), 3)
     return service
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Secured]:
-    """A server with access control, for the tests here that need one."""
-    with secured() as server:
-        yield server
 
 
 @pytest.fixture
@@ -164,6 +159,7 @@ async def test_newer_data_is_told(
     assert bad(await examined(filled)) == {"schema version": Status.FAILED}
 
 
+@SECURED
 async def test_what_may_not_be_looked_at_is_unknown(server: Secured) -> None:
     """Without a privilege the rest is examined; the one that lacks is named."""
     server.grant(needs(["sessions"], "examined"))
@@ -181,6 +177,7 @@ async def test_what_may_not_be_looked_at_is_unknown(server: Secured) -> None:
     assert "'local.oplog.rs'" in findings["oplog window"].says
 
 
+@SECURED
 async def test_with_all_privileges_all_is_well(server: Secured) -> None:
     """What grants prints is enough for the doctor, too."""
     server.grant(needs(FEATURES, "examined"))
@@ -200,6 +197,7 @@ async def test_an_outage_is_no_finding(
         await victim.ping()
 
 
+@SECURED
 def test_the_command_ends_with_what_it_found(
     server: Secured, admin: MongoClient, mongodb_uri: str, database: str
 ) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from commands import run
@@ -15,7 +15,7 @@ from consuming import append, begun, create, take
 from filling import APPS, fill
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.session import Session
-from secured import Secured, secured
+from secured import Secured
 from watching import SESSION, new_event
 
 from mongo_session_service import (
@@ -48,13 +48,6 @@ BESIDES = {
     "erase": ["sessions", "changes"],
 }
 """What a feature's user is granted as well, because nobody has the feature alone."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Secured]:
-    """A server with access control, for all tests here."""
-    with secured() as server:
-        yield server
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from canaries import PASSWORD
 from commands import run
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
-from secured import Secured, secured
+from secured import Secured
 from watching import SESSION, new_event
 
 from mongo_session_service import ConfigurationError, MongoSessionService
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.xdist_group("secured")
 
 AT_ONCE = 10
 """Seconds in which a refusal is told; the driver would take 30 to give up."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Secured]:
-    """A server with TLS, for all tests here."""
-    with secured() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
