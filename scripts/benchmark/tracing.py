@@ -17,10 +17,42 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
+from mongo_session_service.telemetry import traced
 
 SESSIONS = 32
 APPENDS = 480
+CALLS = 20_000
 ROUNDS = 15
+
+
+class Idle:
+    """What has a call that does nothing."""
+
+    database_name = "bench"
+
+    @traced
+    async def do_nothing(self, *, app_name: str) -> None:
+        """Take the time of a call."""
+
+
+async def call(nothing: Callable[..., Any]) -> float:
+    """Microseconds of CPU per call that does nothing."""
+    started = time.process_time()
+    for _ in range(CALLS):
+        await nothing(app_name="bench")
+    return (time.process_time() - started) / CALLS * 1e6
+
+
+async def compare_idle(what: str) -> None:
+    """Print the least of some rounds, with and without tracing in turns."""
+    idle = Idle()
+    untraced = partial(Idle.do_nothing.__wrapped__, idle)
+    plain, with_tracing = [], []
+    for _ in range(ROUNDS):
+        plain.append(await call(untraced))
+        with_tracing.append(await call(idle.do_nothing))
+    cost = min(with_tracing) - min(plain)
+    print(f"{what}: {cost:+.1f} us for a traced call that does nothing")
 
 
 async def measure(append: Callable[..., Any], sessions: list[Session]) -> float:
@@ -51,9 +83,11 @@ def main() -> None:
     """Measure without an SDK, and then with it, for it stays."""
     with EmbeddedReplicaSet() as mongodb:
         asyncio.run(compare(mongodb.uri, "without an SDK"))
+        asyncio.run(compare_idle("without an SDK"))
         trace.set_tracer_provider(TracerProvider())
         metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
         asyncio.run(compare(mongodb.uri, "with an SDK"))
+        asyncio.run(compare_idle("with an SDK"))
 
 
 if __name__ == "__main__":
