@@ -27,6 +27,7 @@ from .values import (
     decode_value,
     encode_fields,
     encode_value,
+    is_decoded,
     json_form,
 )
 from .visibility import check_session, is_visible
@@ -178,10 +179,9 @@ def decode_sessions(
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     for document in sessions:
         key = SessionKey(*document["_id"].values())
-        try:
-            state = decode_fields(document["state"])
-        except UnreadableError:
-            raise _unreadable(Owner.of_session(key)) from None
+        state = document["state"]
+        if not is_decoded(state):
+            state = _readable(state, Owner.of_session(key))
         if hooks.after_load is not None:
             state = hooks.loaded_state(state, Owner.of_session(key))
         if app or users:

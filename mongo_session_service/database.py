@@ -63,15 +63,14 @@ class _PlainInt(TypeDecoder):
         return int(value)
 
 
-_PLAIN: Final = CodecOptions[dict[str, Any]](
+_CODEC_OPTIONS: Final = CodecOptions[dict[str, Any]](
+    type_registry=TypeRegistry([_PlainInt()]),
     # Else one value of another tool's would fail whatever it is read with.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
 )
-_CODEC_OPTIONS: Final = _PLAIN.with_options(type_registry=TypeRegistry([_PlainInt()]))
+
 _RAW: Final = CodecOptions[RawBSONDocument](document_class=RawBSONDocument)
-_INT64_MARK: Final = b"\x12"
-"""Precedes the name of a 64-bit integer: where it is not, none needs decoding."""
 
 
 class Connection:
@@ -240,18 +239,22 @@ class Connection:
             "readConcern": SNAPSHOT.document,
         }
         async with self.reading() as session:
-            reply = await self.database.command(
-                command, read_preference=_PRIMARY, codec_options=_RAW, session=session
-            )
-            decoded = bson.decode(
-                reply.raw, _CODEC_OPTIONS if _INT64_MARK in reply.raw else _PLAIN
-            )
-            cursor = decoded["cursor"]
+            cursor = (await self.reply(command, session))["cursor"]
             if cursor["id"]:
-                rest = {"killCursors": collection, "cursors": [cursor["id"]]}
-                await self.database.command(rest, session=session)
+                rest = {"killCursors": collection, "cursors": [Int64(cursor["id"])]}
+                await self.reply(rest, session)
                 return None, cursor["atClusterTime"]
             return cursor["firstBatch"], cursor["atClusterTime"]
+
+    async def reply(self, command: dict[str, Any], session: Any) -> dict[str, Any]:
+        """The primary's reply to a command that reads.
+
+        The driver itself would decode no type of ours in it.
+        """
+        reply = await self.database.command(
+            command, read_preference=_PRIMARY, codec_options=_RAW, session=session
+        )
+        return bson.decode(reply.raw, _CODEC_OPTIONS)
 
     async def aggregate(
         self, collection: Any, pipeline: list[dict[str, Any]]

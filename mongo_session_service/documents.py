@@ -11,6 +11,11 @@ from .records import Append, NewSession
 INITIAL: Final = "initial_state"
 """Where a session keeps the state it began with."""
 
+LISTED: Final = (
+    *("state", "revision", "create_time", "update_time", "ttl", "expire_time"),
+)
+"""What a list needs of a session's document, and hardly more."""
+
 _BESIDE_STATE: Final = 4096
 """Bytes up to which that is in the session's own document, which is read with it."""
 

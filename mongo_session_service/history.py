@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
-from pymongo import ReadPreference
 from pymongo.read_concern import ReadConcern
 
 from .database import ONE_BATCH, Connection
@@ -18,7 +17,6 @@ from .errors import ConfigurationError
 
 _RETRY: Final = 0.02  # seconds
 _MAJORITY: Final = ReadConcern("majority")
-_PRIMARY: Final = ReadPreference.PRIMARY
 
 
 class Snapshot(NamedTuple):
@@ -118,24 +116,15 @@ async def snapshot_at(
         "readConcern": concern,
     }
     async with connection.reading() as session:
-
-        async def run(command: dict[str, Any]) -> dict[str, Any]:
-            reply: dict[str, Any] = await connection.database.command(
-                command,
-                codec_options=connection.database.codec_options,
-                read_preference=_PRIMARY,
-                session=session,
-            )
-            return reply
-
-        cursor = (await run(command))["cursor"]
+        cursor = (await connection.reply(command, session))["cursor"]
         read_at, documents = cursor["atClusterTime"], cursor["firstBatch"]
         while whole and cursor["id"]:
             more = {"getMore": Int64(cursor["id"]), "collection": collection.name}
-            cursor = (await run(more))["cursor"]
+            cursor = (await connection.reply(more, session))["cursor"]
             documents += cursor["nextBatch"]
         if left := cursor["id"]:
-            await run({"killCursors": collection.name, "cursors": [Int64(left)]})
+            rest = {"killCursors": collection.name, "cursors": [Int64(left)]}
+            await connection.reply(rest, session)
         if connection.secondaries is not None:
             # Who is shown this reads nothing older elsewhere.
             connection.secondaries.heard_of(read_at, session)

@@ -126,6 +126,8 @@ class Wanted:
     latest_first: bool = False
     limit: int | None = None
     since: float | None = None
+    fields: tuple[str, ...] = ()
+    """Which are wanted beside the ``_id``; all by default."""
 
     def stages(self) -> list[Document]:
         """The pipeline that reads them."""
@@ -136,11 +138,13 @@ class Wanted:
             stages.append({"$limit": self.limit})
         if self.since is not None:
             stages.append({"$match": {"event.timestamp": {"$gte": self.since}}})
+        if self.fields:
+            stages.append({"$project": dict.fromkeys(self.fields, 1)})
         return stages
 
     def find(self, collection: Any) -> Any:
         """The cursor that reads them without a pipeline, whenever they are of."""
-        cursor = collection.find(self.filter)
+        cursor = collection.find(self.filter, self.fields or None)
         if self.latest_first:
             cursor = cursor.sort("_id", -1)
         return cursor.limit(self.limit or 0)

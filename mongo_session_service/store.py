@@ -14,7 +14,13 @@ from . import queries
 from .cancellation import background
 from .codec import decode_sessions, decode_state
 from .database import Connection
-from .documents import event_document, initial_updates, is_apart, session_document
+from .documents import (
+    LISTED,
+    event_document,
+    initial_updates,
+    is_apart,
+    session_document,
+)
 from .explaining import find_event, find_session
 from .hooks import Owner
 from .records import (
@@ -79,7 +85,7 @@ class SessionStore:
         now = platform_time.get_time()
         wanted = {**queries.all_sessions(app_name, user_id), **queries.visible(now)}
         documents = await self.read(
-            queries.Wanted("sessions", wanted),
+            queries.Wanted("sessions", wanted, fields=LISTED),
             *queries.shared_state(app_name, user_id),
             anywhere=True,
         )

@@ -151,6 +151,15 @@ def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_decoded(fields: Mapping[str, Any]) -> bool:
+    """Whether these fields are what :func:`decode_fields` makes of them.
+
+    It may say no of some that are.
+    """
+    is_plain = _SCALARS.issuperset(map(type, fields.values()))
+    return is_plain and "%" not in "".join(fields)
+
+
 def json_form(value: Any, where: str = "An event") -> Any:
     """What ADK's SQL service would store for a value.
 
