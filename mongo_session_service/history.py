@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
+from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from .database import ONE_BATCH, Connection
@@ -16,6 +17,7 @@ from .drivers import opened, primary_of
 from .errors import ConfigurationError
 
 _RETRY: Final = 0.02  # seconds
+_OPLOG_PATIENCE: Final = 2.0  # seconds
 _MAJORITY: Final = ReadConcern("majority")
 
 
@@ -129,3 +131,14 @@ async def snapshot_at(
             # Who is shown this reads nothing older elsewhere.
             connection.secondaries.heard_of(read_at, session)
     return Snapshot(documents, read_at, is_whole=not left)
+
+
+async def oplog_window(connection: Connection) -> float | None:
+    """How many seconds of changes MongoDB could still tell; None if it will not say."""
+    oplog = connection.client["local"]["oplog.rs"]
+    with suppress(PyMongoError, TimeoutError):
+        async with asyncio.timeout(_OPLOG_PATIENCE):
+            found = await oplog.find().sort("$natural", 1).limit(1).to_list(1)
+            latest = await now(connection)
+            return float(latest.time - found[0]["ts"].time) if found else None
+    return None

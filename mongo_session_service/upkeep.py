@@ -33,8 +33,8 @@ class Upkeep(Erasing, Watching):
         That is what has expired, sessions together with their events, and what
         interrupted deletes have left. It goes in small steps, each a transaction of its
         own: it may be interrupted, repeated, and run by any number of processes at the
-        same time. Who watches more than a session, and consumers, are told that a
-        session is ``deleted`` when it is removed.
+        same time. Consumers are told that a session is ``deleted`` when it is removed;
+        who watches was told when it expired.
 
         Args:
             progress: Called after each step, with what was removed so far.

@@ -176,7 +176,7 @@ def _meaning(
 
 def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | None:
     """What a document of the events collection means, if it is one of ours."""
-    key = _session_key(id_, (*SessionKey._fields, "revision"))
+    key = session_key(id_, (*SessionKey._fields, "revision"))
     if key is None or not document or not isinstance(id_["revision"], int):
         return None  # too large to be told, and deleted before it could be read
     if not isinstance(document.get("event"), dict):
@@ -189,10 +189,10 @@ def _of_session(
 ) -> Created | Deleted | Removed | Expires | None:
     kind, id_ = change["operationType"], change["documentKey"]["_id"]
     for what, announcement in _ANNOUNCEMENTS.items():
-        announced = _session_key(id_, (*SessionKey._fields, what))
+        announced = session_key(id_, (*SessionKey._fields, what))
         if announced is not None:
             return announcement(announced) if kind == "insert" else None
-    key = _session_key(id_, SessionKey._fields)
+    key = session_key(id_, SessionKey._fields)
     if key is None or kind == "delete":
         return key and Deleted(key, committed_at(change))
     return _created(key, change.get("fullDocument"), hooks)
@@ -220,7 +220,7 @@ def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
     return StateSet(app_name, user_id, delta, committed_at(change), hooks)
 
 
-def _session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
+def session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
     """The key in an ``_id`` with these fields; None if it is none of ours."""
     texts = _texts(id_, fields)
     return None if texts is None else SessionKey(*texts)

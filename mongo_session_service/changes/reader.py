@@ -18,7 +18,6 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
-from pymongo.errors import PyMongoError
 
 from mongo_session_service import history
 from mongo_session_service.clients import Opened
@@ -33,6 +32,7 @@ from mongo_session_service.hooks import Hooks
 from mongo_session_service.patience import PAUSE_AFTER_LOSS, persistently
 
 from . import items
+from .endings import Endings
 from .happenings import Document
 from .inbox import CAPACITY, MISSED, Notice
 from .items import Dropped, Names
@@ -47,7 +47,6 @@ LINGER: Final = 10.0
 """Seconds the stream is kept open after the last subscription has gone."""
 
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
-_OPLOG_PATIENCE: Final = 2.0  # seconds
 _SWEPT_EVERY: Final = 1.0  # seconds
 _TURN: Final = CAPACITY // 4
 """Changes in a row, after which their readers have a turn."""
@@ -63,6 +62,7 @@ class Reader:
         self._opener = opener
         self._counters = counters
         self._router: Router[Subscription] = Router()
+        self._endings = Endings()
         self._lock = threading.Lock()
         self._arrivals: list[tuple[Subscription, Future[Timestamp]]] = []
         self._has_ended = False
@@ -168,6 +168,8 @@ class Reader:
         """Hand out what the stream says, until it cannot say what comes next."""
         reopened, measured_at, swept_at = 0, 0.0, 0.0
         while not self._is_over():
+            is_wanted = self._router.has_any_of_many
+            await self._endings.look(connection, is_wanted=is_wanted)
             try:
                 change = await stream.next()
             except HistoryLostError as error:
@@ -177,6 +179,8 @@ class Reader:
             self._counters.heard(change)
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
+            before = None if change is None else items.cluster_time(change)
+            await self._tell_endings(before)
             if change is not None:
                 self._hand_out(change, names, connection.hooks)
                 self._position = items.cluster_time(change)
@@ -189,7 +193,7 @@ class Reader:
                 self._sweep()
             if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
                 measured_at = time.monotonic()
-                self._counters.oplog_window = await _oplog_window(connection)
+                self._counters.oplog_window = await history.oplog_window(connection)
 
     def _hand_out(self, change: Document, names: Names, hooks: Hooks) -> None:
         item = items.interpret(change, names, hooks)
@@ -201,15 +205,28 @@ class Reader:
         self._router.note(item, items.transaction_of(change))
         if self._router.is_silent(item):
             return
+        has_ended = self._endings.note(item)
         notice = None
         try:
             for each, told in self._router.deliveries(item):
+                if has_ended and not each.scope.is_session:
+                    continue
                 if notice is None or notice.change is not told:
                     notice = Notice(at, told)
                 self._leave_with(each, notice)
         except StorageError as error:
             for each in self._router.recipients(item):
                 self._dismiss(each, error)
+
+    async def _tell_endings(self, before: Timestamp | None) -> None:
+        """Tell what has expired to all but those who watch the session alone."""
+        for told, (at, ending) in enumerate(self._endings.told_before(before), 1):
+            notice = Notice(at, ending.change())
+            for each in self._router.recipients(ending):
+                if not each.scope.is_session:
+                    self._leave_with(each, notice)
+            if told % _TURN == 0:
+                await asyncio.sleep(_REST)
 
     def _leave_with(self, subscription: Subscription, notice: Notice) -> None:
         inbox = subscription.inbox
@@ -270,24 +287,10 @@ class Reader:
         with self._lock:
             self._has_ended = True
             arrivals, self._arrivals = self._arrivals, []
+        closed = MongoSessionServiceError("The service was closed meanwhile.")
         for _, future in arrivals:
             if future.set_running_or_notify_cancel():
-                future.set_exception(copy.copy(error) if error else _closed())
+                future.set_exception(copy.copy(error or closed))
         for each in self._router:
             self._dismiss(each, error)
         self._counters.is_running = False
-
-
-async def _oplog_window(connection: Connection) -> float | None:
-    """How many seconds of changes MongoDB could still tell; None if it will not say."""
-    oplog = connection.client["local"]["oplog.rs"]
-    with suppress(PyMongoError, TimeoutError):
-        async with asyncio.timeout(_OPLOG_PATIENCE):
-            found = await oplog.find().sort("$natural", 1).limit(1).to_list(1)
-            now = await history.now(connection)
-            return float(now.time - found[0]["ts"].time) if found else None
-    return None
-
-
-def _closed() -> MongoSessionServiceError:
-    return MongoSessionServiceError("The service was closed meanwhile.")

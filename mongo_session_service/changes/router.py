@@ -53,6 +53,7 @@ class Router(Generic[_Subscriber]):
     def __init__(self) -> None:
         self._by_topic: dict[Hashable, set[_Subscriber]] = defaultdict(set)
         self._all: set[_Subscriber] = set()
+        self._of_many: set[_Subscriber] = set()
         self._transaction: object = None
         self._writes: dict[Hashable, dict[str, _Write]] = {}
         self._removed: set[SessionKey] = set()
@@ -63,15 +64,23 @@ class Router(Generic[_Subscriber]):
     def __iter__(self) -> Iterator[_Subscriber]:
         return iter(list(self._all))
 
+    @property
+    def has_any_of_many(self) -> bool:
+        """Whether anybody subscribes to more than a session."""
+        return bool(self._of_many)
+
     def attach(self, subscriber: _Subscriber) -> None:
         """Route to a subscriber from now on; nothing happens if it is known."""
         self._all.add(subscriber)
+        if not subscriber.scope.is_session:
+            self._of_many.add(subscriber)
         for topic in _topics(subscriber.scope):
             self._by_topic[topic].add(subscriber)
 
     def detach(self, subscriber: _Subscriber) -> None:
         """Route to a subscriber no more; nothing happens if it is not known."""
         self._all.discard(subscriber)
+        self._of_many.discard(subscriber)
         for topic in _topics(subscriber.scope):
             self._by_topic[topic].discard(subscriber)
             if not self._by_topic[topic]:

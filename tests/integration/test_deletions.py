@@ -15,6 +15,7 @@ from long_sessions import left_in, store_long_session
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService, Pruned, deletions, queries
+from mongo_session_service.changes.endings import ending_between
 from mongo_session_service.database import Connection
 from mongo_session_service.deletions import Step
 from mongo_session_service.records import SessionKey
@@ -240,19 +241,21 @@ async def test_prune_finishes_deletes(
     assert [each.id for each in found.sessions] == [other.id]
 
 
-async def test_what_to_prune_is_found_by_its_index(
-    service: MongoSessionService, database: str, admin: MongoClient
+@pytest.mark.parametrize(
+    "filter_", [queries.expired(1e12), ending_between(0.0, 1e12)], ids=["prune", "feed"]
+)
+async def test_what_has_expired_is_found_by_its_index(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    filter_: dict[str, Any],
 ) -> None:
-    """However many sessions there are, a prune looks at none of them."""
+    """However many sessions there are, a prune or a look at the time reads no other."""
     for _ in range(20):
         await service.create_session(app_name="app", user_id="user")
 
-    plan = admin[database].command(
-        {
-            "explain": {"find": "sessions", "filter": queries.expired(1e12)},
-            "verbosity": "executionStats",
-        }
-    )
+    find = {"find": "sessions", "filter": filter_, "sort": {"expire_time": 1}}
+    plan = admin[database].command({"explain": find, "verbosity": "executionStats"})
 
     assert plan["executionStats"]["totalKeysExamined"] == 0
     assert plan["executionStats"]["totalDocsExamined"] == 0

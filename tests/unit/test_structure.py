@@ -73,6 +73,7 @@ LAYERS = (
         "changes.roster",
         "changes.metrics",
         "changes.forgetting",
+        "changes.endings",
     ),
     ("changes.expiry",),
     (
