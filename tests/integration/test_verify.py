@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from commands_sent import CommandsSent
 from filling import STARTED, fill
+from long_sessions import store_long_session
 from moving import IDS, NAMED, compared
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.transfer import StoreSource, move
+from mongo_session_service.records import SessionKey
+from mongo_session_service.transfer import Problem, StoreSource, move, verify
 
 UPDATED = STARTED + 600.5
 LATER = UPDATED + 0.001
@@ -91,3 +94,20 @@ async def test_what_databases_round_is_no_difference(
     admin[database].copy_sessions.update_many({}, rounded)
 
     assert await compared(service, copy) == []
+
+
+async def test_a_long_session_is_read_by_some_hundred_events(
+    service: MongoSessionService, mongodb_uri: str, admin: MongoClient, database: str
+) -> None:
+    """MongoDB's own replies have 16 MB, and so take ten times the memory."""
+    await store_long_session(service, admin, database, SessionKey(**IDS), 1_200)
+    sent = CommandsSent()
+    found: list[Problem] = []
+    async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
+        listened = MongoSessionService(client=client, database=database)
+        async with StoreSource(service) as source, StoreSource(listened) as target:
+            await verify(source, target, on_difference=found.append)
+        await listened.close()
+
+    assert found == []
+    assert sent.names.count("getMore") == 2

@@ -35,6 +35,8 @@ from .opening import Opened
 Document = dict[str, Any]
 
 _SESSIONS_TOGETHER: Final = 20
+_EVENTS_TOGETHER: Final = 500
+"""MongoDB would fill replies of 16 MB, which are many times that as Python objects."""
 
 
 class StoreSource(Opened):
@@ -102,7 +104,8 @@ class StoreSource(Opened):
         if revision:
             where = queries.events_after(key, 0)
             where["_id"]["$lt"] = key.event_id(revision + 1)
-            async for document in self._at.events.find(where).sort("_id"):
+            cursor = self._at.events.find(where).sort("_id")
+            async for document in cursor.batch_size(_EVENTS_TOGETHER):
                 found += 1
                 try:
                     yield decode_event(document, self._at.hooks)
