@@ -12,10 +12,10 @@ import datetime as dt
 import decimal
 import io
 import pickle
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Final, Self
 
 from google.adk.events.event_actions import EventActions
@@ -43,16 +43,18 @@ _PLAIN: Final[Mapping[str, Any]] = {
 _MODELS: Final = ("google.adk.", "google.genai.types", "fastapi.openapi.models")
 """Where the models and enumerations that actions can hold are defined."""
 
+_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9_]{0,99}")
+"""What they are called; a function's name begins otherwise."""
+
 _ALIASES: Final = {"type_": "type", "in_": "in"}
 """Fields of security schemes, which are read back by their aliases only."""
 
 
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+
 _MOST: Final = 1_000_000
 """Values in the actions of one event. A pickle may hold one value in many places, and
 so stand for more of them than there is memory for."""
-
-
-_NO_FIELDS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class UnreadableActionsError(ValueError):
@@ -65,11 +67,11 @@ class _Record:
     __slots__ = ("args", "fields")
 
     args: tuple[Any, ...]
-    fields: Mapping[str, Any]
+    fields: dict[str, Any]
 
     def __new__(cls, *args: Any) -> Self:
         made = super().__new__(cls)
-        made.args, made.fields = args, _NO_FIELDS
+        made.args, made.fields = args, {}
         return made
 
     def __setstate__(self, state: Any) -> None:
@@ -93,7 +95,7 @@ class _Unpickler(pickle.Unpickler):
         if full in _PLAIN:
             found: Callable[..., Any] = _PLAIN[full]
             return found
-        if module.startswith(_MODELS) and name.isidentifier() and name[0].isupper():
+        if module.startswith(_MODELS) and _NAME.fullmatch(name):
             return _stand_in(name)
         raise UnreadableActionsError(f"its actions hold {full!r}, which is no data")
 
@@ -144,18 +146,25 @@ class _Plain:
         Raises:
             UnreadableActionsError: it consists of too many.
         """
-        self._left -= 1
-        if self._left < 0:
-            raise UnreadableActionsError("its actions are too large")
         if isinstance(value, _Record):
             if value.args:
                 return value.args[0]
-            return {name: self.form(item) for name, item in value.fields.items()}
+            value = value.fields
         if isinstance(value, dict):
-            return {key: self.form(item) for key, item in value.items()}
+            self._take(len(value))
+            return {
+                key: item if type(item) in _SCALARS else self.form(item)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple | set | frozenset):
+            self._take(len(value))
             return type(value)(map(self.form, value))
         return value
+
+    def _take(self, more: int) -> None:
+        self._left -= more
+        if self._left < 0:
+            raise UnreadableActionsError("its actions are too large")
 
 
 def _with_aliases(value: Any) -> Any:

@@ -38,8 +38,9 @@ async def _at(
     for start in range(0, len(places), _TOGETHER):
         some = places[start : start + _TOGETHER]
         those = query.where(sql.literal_column("rowid").in_(some.tolist()))
-        found = (await connection.execute(those)).mappings()
-        rows = {row["place"]: row for row in found}
+        found = await connection.execute(those)
+        names = list(found.keys())
+        rows = {row[0]: dict(zip(names, row, strict=True)) for row in found}
         for place in some:
             if place in rows:
                 yield rows[place]

@@ -201,9 +201,10 @@ class SqlSource(Opened):
     ) -> AsyncGenerator[Row]:
         streaming = query.execution_options(yield_per=together)
         async with connection.stream(streaming) as result:
-            async for some in result.mappings().partitions():
+            names = list(result.keys())
+            async for some in result.partitions():
                 for row in some:
-                    yield row
+                    yield dict(zip(names, row, strict=True))
 
     async def _page(
         self, connection: Any, selection: Selection, after: tuple[str, ...]
