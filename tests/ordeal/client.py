@@ -160,21 +160,23 @@ async def work(
             )
 
 
-def main(argument: str) -> int:
-    """Do as ordered, until nobody holds the other end of the standard input."""
+def main(argument: str) -> str | None:
+    """Do as ordered, until nobody holds the other end of the standard input.
+
+    Returns what went wrong, if anything.
+    """
     orders = Orders(**json.loads(argument))
     journal = Journal(Path(orders.journal))
     over = threading.Event()
     service = MongoSessionService(orders.uri, database=orders.database)
-    failures: list[BaseException] = []
+    failures: list[str] = []
 
     def run(number: int) -> None:
         try:
             asyncio.run(work(orders, service, journal, number, over))
         except (Exception, ExceptionGroup) as error:
-            failures.append(error)
+            failures.append(repr(error))
             over.set()
-            journal.write(crash=repr(error))
             raise
 
     threads = [threading.Thread(target=run, args=[n]) for n in range(orders.loops)]
@@ -187,11 +189,13 @@ def main(argument: str) -> int:
     try:
         asyncio.run(service.close())
     except MongoSessionServiceError as error:
-        failures.append(error)
-    left = [
-        each.name for each in threading.enumerate() if each.name.startswith("mongo")
+        failures.append(repr(error))
+    failures += [
+        f"{each.name} is left"
+        for each in threading.enumerate()
+        if each.name.startswith("mongo")
     ]
-    return 1 if failures or left else 0
+    return "\n".join(failures) or None
 
 
 if __name__ == "__main__":
