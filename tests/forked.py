@@ -38,8 +38,9 @@ def killed(
     with admin[database].watch([changed]) as stream:
         process = _PROCESSES.Process(target=_run, args=(arguments,))
         process.start()
-        for _ in range(changes):
-            next(stream)
+        seen = 0
+        while seen < changes and process.is_alive():
+            seen += stream.try_next() is not None
         process.kill()
         process.join()
     assert process.exitcode == -signal.SIGKILL
