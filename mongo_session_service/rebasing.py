@@ -34,9 +34,9 @@ ATTEMPTS: Final = 100
 _LONGEST_PAUSE: Final = 0.05  # seconds
 
 _UNANSWERED: Final = (
-    "For {:.0f} seconds there has always been a function call of another writer with no"
-    " response, and nothing comes between the two unseen. Reload the session with"
-    " get_session() to append all the same. Nothing was stored."
+    "After waiting for {:.0f} seconds there is still a function call of another writer"
+    " with no response, and nothing comes between the two unseen. Reload the session"
+    " with get_session() to append all the same. Nothing was stored."
 )
 _OUTRUN: Final = (
     "Another run of the same turn has called functions, or has responded to the same"

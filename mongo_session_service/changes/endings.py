@@ -8,7 +8,9 @@ the index on ``expire_time`` tells which sessions are over, and when the next wi
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,14 +26,20 @@ from mongo_session_service.records import SessionKey
 from .happenings import Appended, Created, Deleted, Document
 from .items import Expires, Item, session_key
 
+logger = logging.getLogger(__name__)
+
 _MAJORITY: Final = ReadConcern("majority")
 _FIELDS: Final = {"expire_time": 1}
 
 _REMEMBERED: Final = 100_000
 """Endings that were told, until the session is removed: that is not told again."""
+_MOST: Final = 10_000
+"""Endings that one look finds; the next finds more."""
 _PATIENCE: Final = 2.0
-"""Seconds for a read, while which nothing else is told."""
-_AGAIN: Final = 1.0
+"""Seconds for a look, while which nothing else is told."""
+_REST: Final = 0.25
+"""Seconds after one, however soon the next session ends."""
+_AGAIN: Final = 4.0
 """Seconds after one that has failed."""
 _TICK: Final = 0.001
 """Seconds: times of one millisecond may have come in any order."""
@@ -42,6 +50,8 @@ class Endings:
 
     def __init__(self) -> None:
         self._since = self._next = math.inf
+        self._rests_until = 0.0  # on the monotonic clock
+        self._changed: set[SessionKey] = set()
         self._found: dict[SessionKey, tuple[Timestamp, Deleted]] = {}
         self._told: dict[SessionKey, bool] = {}
 
@@ -55,6 +65,7 @@ class Endings:
         if isinstance(item, Created):
             self._expect(item.document.get("expire_time"))
         elif isinstance(item, Expires):
+            self._changed.add(item.key)
             self._next = 0.0
         return False
 
@@ -73,35 +84,52 @@ class Endings:
         now = platform_time.get_time()
         if not is_wanted or self._since == math.inf:
             self._since = self._next = now
-        if not is_wanted or now < self._next:
+            self._changed.clear()
+        if not is_wanted or now < self._next or time.monotonic() < self._rests_until:
             return
         try:
             async with asyncio.timeout(_PATIENCE):
-                over, later = await self._read(connection, now)
-                latest = await history.now(connection)
+                await self._look(connection, now)
         except (PyMongoError, TimeoutError):
-            self._next = now + _AGAIN
-            return
-        self._since, self._next = now, later
+            self._rests_until = time.monotonic() + _AGAIN
+
+    async def _look(self, connection: Connection, now: float) -> None:
+        sessions = connection.sessions.with_options(read_concern=_MAJORITY)
+        changed = {"_id": {"$in": [key.id for key in self._changed]}}
+        if self._changed:
+            for each in await sessions.find(changed, _FIELDS).to_list(None):
+                self._expect(each.get("expire_time"))
+        past = sessions.find(ending_between(self._since, now), _FIELDS)
+        over = await past.sort("expire_time", 1).limit(_MOST).to_list(None)
+        until = _whole(over) if len(over) == _MOST else now
+        future = sessions.find(ending_between(until, math.inf), _FIELDS)
+        following = await future.sort("expire_time", 1).limit(1).to_list(None)
+        latest = await history.now(connection)
+        self._changed.clear()
+        self._since = until
+        self._next = min((each["expire_time"] for each in following), default=math.inf)
+        self._rests_until = time.monotonic() + _REST
         # After all that was committed before, the start of a subscription too.
         at = Timestamp(latest.time, latest.inc + 1)
         for each in over:
+            if each["expire_time"] > until:
+                break
             key = session_key(each["_id"], SessionKey._fields)
             if key is not None and key not in self._told:
                 self._found.setdefault(key, (at, Deleted(key, each["expire_time"])))
 
     def told_before(
-        self, time: Timestamp | None
+        self, before: Timestamp | None
     ) -> Iterator[tuple[Timestamp, Deleted]]:
         """What was found and is to be told now, with when it was read.
 
         Args:
-            time: Of the change that is to be told next; None if all changes before the
+            before: Of the change to be told next; None if all changes before the
                 latest look were told.
         """
         while self._found:
             key, (at, ending) = next(iter(self._found.items()))
-            if time is not None and time < at:
+            if before is not None and before < at:
                 return
             del self._found[key]
             self._told[key] = True
@@ -109,17 +137,19 @@ class Endings:
                 del self._told[next(iter(self._told))]
             yield at, ending
 
-    async def _read(
-        self, connection: Connection, now: float
-    ) -> tuple[list[Document], float]:
-        """What has expired since the last look, and when the next will."""
-        sessions = connection.sessions.with_options(read_concern=_MAJORITY)
-        past = ending_between(self._since, now)
-        over = await sessions.find(past, _FIELDS).sort("expire_time", 1).to_list(None)
-        future = ending_between(now, math.inf)
-        following = sessions.find(future, _FIELDS).sort("expire_time", 1).limit(1)
-        times = [each["expire_time"] for each in await following.to_list(1)]
-        return over, min(times, default=math.inf)
+
+def _whole(over: list[Document]) -> float:
+    """The time until which a list that was cut off has all that has expired."""
+    *_, last = times = [each["expire_time"] for each in over]
+    before = [each for each in times if each < last]
+    if before:
+        return float(before[-1])
+    logger.warning(
+        "More than %d sessions expire at the same moment. Who watches is told of some"
+        " of them only when they are removed.",
+        _MOST,
+    )
+    return float(last)
 
 
 def ending_between(since: float, until: float) -> Document:

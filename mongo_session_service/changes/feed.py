@@ -99,7 +99,7 @@ class Feed:
         self._check_process()
         with self._lock:
             reader, self._reader = self._reader, None
-            runners, self._runners = self._runners, []
+            runners = self._runners
         if reader is not None:
             reader.stop()
         # They are in other threads, or in loops that may be ending.

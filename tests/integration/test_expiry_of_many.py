@@ -21,6 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What the feed, which looks more often than else, takes for the time."""
     clock = Clock()
     monkeypatch.setattr(stream, "AWAIT_MS", 50)
+    monkeypatch.setattr(endings, "_REST", 0)
     monkeypatch.setattr(endings, "platform_time", SimpleNamespace(get_time=clock))
     return clock
 
@@ -105,6 +106,46 @@ async def test_many_ends_at_once_drop_nobody(
         await follower.until(lambda: len(follower.told) == 500)
 
     assert follower.kinds == ["deleted"] * 500
+
+
+async def test_more_ends_than_one_look_finds(
+    service: MongoSessionService,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The next look finds more; too many at one moment are told when removed."""
+    monkeypatch.setattr(endings, "_MOST", 8)
+    Clock.set()
+    for number in range(50):
+        await service.create_session(**IDS, session_id=str(number), ttl=5 + number // 4)
+    async with Follower(service.watch(APP)) as follower:
+        clock.now += 40
+        await follower.until(lambda: len(follower.told) == 50)
+        assert not caplog.records
+        await asyncio.gather(*(service.create_session(**IDS, ttl=50) for _ in range(9)))
+        clock.now += 50
+        await follower.until(lambda: len(follower.told) == 67)
+        Clock.set().now += 100
+        await service.prune()
+        await follower.until(lambda: len(follower.told) == 68)
+
+    assert "at the same moment" in caplog.text
+    assert len(set(ended(follower))) == 59 == len(ended(follower))
+
+
+async def test_an_end_that_was_set_late_is_told(
+    service: MongoSessionService, clock: Clock
+) -> None:
+    """It may be over by the watcher's clock when it is known, as all before it are."""
+    Clock.set()
+    await service.create_session(**SESSION)
+    async with Follower(service.watch(APP)) as follower:
+        await service.create_session(**IDS, session_id="other", ttl=10)
+        clock.now += 20
+        await follower.until(lambda: "other" in ended(follower))
+        await service.update_session(**SESSION, ttl=1)
+        await follower.until(lambda: ID in ended(follower))
 
 
 async def test_a_session_of_a_slow_clock_is_told(
