@@ -13,21 +13,36 @@ import decimal
 import io
 import pickle
 import re
+import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any, Final, Self
 
 from google.adk.events.event_actions import EventActions
 
 
-def _bytearray(content: bytes = b"") -> bytearray:
-    """Not of a number, which would be one of that size."""
-    return bytearray(memoryview(content))
+class UnreadableActionsError(ValueError):
+    """A pickle holds something that actions of events cannot."""
+
+
+class _Bytearray:
+    """Makes bytearrays, but not of a number, which would be one of that size.
+
+    A function would have attributes, which a pickle could set for all after it.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, content: bytes = b"") -> bytearray:
+        return bytearray(memoryview(content))
+
+    def __setstate__(self, _: Any) -> None:
+        raise UnreadableActionsError("its actions change what they name")
 
 
 _PLAIN: Final[Mapping[str, Any]] = {
-    "builtins.bytearray": _bytearray,
+    "builtins.bytearray": _Bytearray(),
     "builtins.complex": complex,
     "builtins.frozenset": frozenset,
     "builtins.set": set,
@@ -53,12 +68,11 @@ _ALIASES: Final = {"type_": "type", "in_": "in"}
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 _MOST: Final = 1_000_000
-"""Values in the actions of one event. A pickle may hold one value in many places, and
-so stand for more of them than there is memory for."""
+"""Values in the actions of one event; a large one counts as several. A pickle may hold
+one value in many places, and so stand for more of them than there is memory for."""
 
-
-class UnreadableActionsError(ValueError):
-    """A pickle holds something that actions of events cannot."""
+_LARGE: Final = 128
+"""Bytes for which a value counts as one more."""
 
 
 class _Record:
@@ -148,21 +162,25 @@ class _Plain:
         """
         if isinstance(value, _Record):
             if value.args:
-                return value.args[0]
+                self._take(value.args)
+                return self.form(value.args[0])
             value = value.fields
         if isinstance(value, dict):
-            self._take(len(value))
+            self._take(value)
+            self._take(value.values())
             return {
-                key: item if type(item) in _SCALARS else self.form(item)
+                key if type(key) is str else self.form(key): item
+                if type(item) in _SCALARS
+                else self.form(item)
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple | set | frozenset):
-            self._take(len(value))
+            self._take(value)
             return type(value)(map(self.form, value))
         return value
 
-    def _take(self, more: int) -> None:
-        self._left -= more
+    def _take(self, some: Collection[Any]) -> None:
+        self._left -= len(some) + sum(map(sys.getsizeof, some)) // _LARGE
         if self._left < 0:
             raise UnreadableActionsError("its actions are too large")
 

@@ -7,13 +7,16 @@ import datetime as dt
 import os
 import pickle
 import subprocess
+from collections import OrderedDict
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from google.adk.events import EventActions
+from google.genai import types
 from hypothesis import given
 from strategies import states
 
@@ -100,6 +103,28 @@ def test_a_pickle_changes_nothing_for_the_next() -> None:
 
 
 @pytest.mark.parametrize(
+    "value",
+    [bytearray(), 1j, frozenset({1}), {1}, OrderedDict(a=1), Decimal(1), UUID(int=1)]
+    + [dt.date(2025, 1, 2), dt.datetime(2025, 1, 2, tzinfo=dt.UTC), dt.time(1)]
+    + [dt.timedelta(1), dt.UTC],
+    ids=lambda value: type(value).__name__,
+)
+def test_no_type_of_data_can_be_changed(value: Any) -> None:
+    """What a pickle sets on a type that it names is refused, and the type unharmed."""
+    kind = type(value)
+    named = f"c{kind.__module__}\n{kind.__name__}\n".encode()
+    attributes = b"}V__defaults__\n(Vevil\nts"
+    good = pickle.dumps({"state_delta": {"x": value}})
+
+    for state in (b"N" + attributes + b"\x86", attributes):
+        with pytest.raises(UnreadableActionsError):
+            load_actions(named + state + b"b.")
+
+    assert load_actions(good).state_delta == {"x": value}
+    assert not hasattr(kind, "__defaults__")
+
+
+@pytest.mark.parametrize(
     "broken",
     [b"", b"no pickle", pickle.dumps([1]), pickle.dumps(EventActions())[:-20]]
     + [pickle.dumps({"unknown_action": 1}), b"\x80\x04\x95\xff\xff\xff\xff"],
@@ -109,6 +134,9 @@ def test_broken_pickles_are_refused(broken: bytes) -> None:
     """What is no pickle of actions is one error, which quotes nothing of it."""
     with pytest.raises(UnreadableActionsError):
         load_actions(broken)
+
+
+LONG = "x" * 10_000
 
 
 def within_itself() -> list[Any]:
@@ -126,8 +154,10 @@ def many_times_over() -> Any:
 
 @pytest.mark.parametrize(
     "value",
-    [within_itself(), many_times_over(), Call(bytearray, 2**40)],
-    ids=["in itself", "many times", "huge"],
+    [within_itself(), many_times_over(), Call(bytearray, 2**40)]
+    + [Call(types.Type, many_times_over()), [LONG] * 200]
+    + [[{LONG: number} for number in range(200)], Call(types.Type, [LONG] * 200)],
+    ids=["in itself", "many times", "huge", "as a member", "text", "keys", "in one"],
 )
 def test_small_pickles_of_large_values_are_refused(
     value: Any, monkeypatch: pytest.MonkeyPatch
