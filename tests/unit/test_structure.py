@@ -98,7 +98,13 @@ LAYERS = (
     ("migrations",),
     ("transfer.items", "transfer.unpickling"),
     ("transfer.rows", "transfer.incoming", "transfer.sources.opening"),
-    ("transfer.lines", "transfer.moved", "transfer.planning", "transfer.verify"),
+    (
+        "transfer.lines",
+        "transfer.moved",
+        "transfer.planning",
+        "transfer.verify",
+        "transfer.sources.places",
+    ),
     (
         "transfer.claims",
         "transfer.export",
@@ -171,6 +177,7 @@ PURE = {
     "transfer.moved",
     "transfer.planning",
     "transfer.rows",
+    "transfer.sources.places",
     "transfer.unpickling",
 }
 STAND_ALONE = {"embedded", "embedded_guard", "embedded_mongod"}

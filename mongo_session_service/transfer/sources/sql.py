@@ -31,6 +31,7 @@ from mongo_session_service.transfer.rows import (
 
 from .engines import connected, failures, open_engine
 from .opening import STATE_TOGETHER, Opened
+from .places import Gone, item_of
 from .short_reads import rows_apart
 
 _SESSIONS_TOGETHER: Final = 250
@@ -43,7 +44,8 @@ _EVENT_KEY: Final = ("app_name", "user_id", "session_id")
 class SqlSource(Opened):
     """The sessions of a SQL database, read a page of sessions at a time.
 
-    Each page is of one moment, and the old service can go on writing.
+    Each page is of one moment, and the old service can go on writing. What it deletes
+    from an SQLite file before it has been read comes as a problem.
     """
 
     def __init__(self, url: str, *, timezone: str | None = None) -> None:
@@ -170,7 +172,7 @@ class SqlSource(Opened):
                         rows = await self._reading(connection, table, query)
                         async with aclosing(rows) as found:
                             async for row in found:
-                                yield shared_state_of(row)
+                                yield item_of(row, shared_state_of)
             after: tuple[str, ...] | None = ()
             while after is not None:
                 async with self._engine.connect() as connection:
@@ -191,7 +193,7 @@ class SqlSource(Opened):
 
     async def _reading(
         self, connection: Any, table: Any, query: Any
-    ) -> AsyncGenerator[Row]:
+    ) -> AsyncGenerator[Row | Gone]:
         if self._is_file:
             return await rows_apart(self._sql, connection, table, query)
         return self._rows(connection, query)
@@ -242,12 +244,16 @@ class SqlSource(Opened):
             query = self._events(table, list(wanted))
             rows = await self._reading(connection, table, query)
             async with aclosing(rows) as found:
-                async for row in found:
-                    key = key_of(row, "session_id")
+                async for each in found:
+                    key = (
+                        SessionKey(*each.owner)
+                        if isinstance(each, Gone)
+                        else key_of(each, "session_id")
+                    )
                     if key != current:
                         current = key
                         yield wanted.pop(key)
-                    yield self._event(row)
+                    yield item_of(each, self._event)
         await connection.rollback()
         for left in wanted.values():
             yield left

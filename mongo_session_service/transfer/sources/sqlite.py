@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from array import array
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from mongo_session_service.transfer.items import (
     Totals,
 )
 from mongo_session_service.transfer.rows import (
+    Row,
     event_of,
     header_of,
     key_of,
@@ -31,6 +31,7 @@ from mongo_session_service.transfer.rows import (
 )
 
 from .opening import REMEDY, STATE_TOGETHER, Opened, drawn
+from .places import KEYS, Gone, Places, item_of
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
@@ -41,6 +42,7 @@ class SqliteSource(Opened):
 
     Each page of them is of one moment, and the old service can go on writing: a query
     that were under way would keep it waiting, so none is while anything is given out.
+    What it deletes before it has been read comes as a problem.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -118,30 +120,28 @@ class SqliteSource(Opened):
     def _items(self, selection: Selection) -> Iterator[Item]:
         for table in ("app_states", "user_states"):
             where, values = _chosen(selection, with_user=table == "user_states")
-            found = self._query(f"SELECT rowid FROM {table}{where}", *values)
-            for row in self._rows(table, array("q", (each[0] for each in found))):
-                yield shared_state_of(row)
+            for row in self._rows(table, self._places(table, where, *values)):
+                yield item_of(row, shared_state_of)
         after: tuple[str, ...] | None = ("", "", "")
         while after:
             page, after = self._page(selection, after)
             for header, events in page:
                 yield header
-                yield from map(event_of, self._rows("events", events))
+                for row in self._rows("events", events):
+                    yield item_of(row, event_of)
 
     def _page(
         self, selection: Selection, after: tuple[str, ...]
-    ) -> tuple[
-        list[tuple[SessionHeader | Problem, array[int]]], tuple[str, ...] | None
-    ]:
+    ) -> tuple[list[tuple[SessionHeader | Problem, Places]], tuple[str, ...] | None]:
         """Some sessions and where their events are, and the last of their keys."""
-        page: list[tuple[SessionHeader | Problem, array[int]]] = []
+        page: list[tuple[SessionHeader | Problem, Places]] = []
         self._query("BEGIN")
         try:
             rows = self._sessions(selection, after)
             for row in rows:
                 header = header_of(row)
                 if not isinstance(header, SessionHeader):
-                    page.append((header, array("q")))
+                    page.append((header, Places("events")))
                 elif selection.takes(header.key, header.update_time):
                     page.append((header, self._events(header)))
         finally:
@@ -167,26 +167,28 @@ class SqliteSource(Opened):
                 break
         return page
 
-    def _events(self, header: SessionHeader) -> array[int]:
-        found = self._query(
-            "SELECT rowid FROM events WHERE app_name = ? AND user_id = ?"
-            " AND session_id = ? ORDER BY timestamp, rowid",
-            *header.key,
+    def _events(self, header: SessionHeader) -> Places:
+        where = (
+            " WHERE app_name = ? AND user_id = ? AND session_id = ?"
+            " ORDER BY timestamp, rowid"
         )
-        return array("q", (each[0] for each in found))
+        return self._places("events", where, *header.key)
 
-    def _rows(self, table: str, places: array[int]) -> Iterator[dict[str, Any]]:
-        for start in range(0, len(places), _ROWS_TOGETHER):
-            some = places[start : start + _ROWS_TOGETHER]
+    def _places(self, table: str, where: str, *values: str) -> Places:
+        places = Places(table)
+        columns = ", ".join(("rowid", *KEYS[table]))
+        places.add(self._query(f"SELECT {columns} FROM {table}{where}", *values))
+        return places
+
+    def _rows(self, table: str, places: Places) -> Iterator[Row | Gone]:
+        for some in places.parts(_ROWS_TOGETHER):
+            rowids = some.rowids
             found = self._query(
                 f"SELECT rowid AS place, * FROM {table}"
-                f" WHERE rowid IN ({', '.join('?' * len(some))})",
-                *some,
+                f" WHERE rowid IN ({', '.join('?' * len(rowids))})",
+                *rowids,
             )
-            rows = {row["place"]: dict(row) for row in found}
-            for place in some:
-                if place in rows:
-                    yield rows[place]
+            yield from some.still_in(map(dict, found))
 
     @override
     async def _close(self) -> None:
