@@ -29,18 +29,20 @@ async def use(session_id):
 """
 
 FORKS = """
-opened = asyncio.Event()
+opened, told = asyncio.Event(), []
 
 async def watch():
     async with service.watch() as changes:
         opened.set()
-        async for _ in changes:
-            pass
+        async for each in changes:
+            told.append(each)
 
 async def fork():
     watching = asyncio.create_task(watch())
     await opened.wait()
     await use("before")
+    while len(told) < 2:  # lest it is woken in the child, by the parent's loop
+        await asyncio.sleep(0.01)
     child = os.fork()
     if child == 0:
         return child
