@@ -83,7 +83,7 @@ class Append(Workload):
         wanted = min(self._per_second[contestant] * budget, _MOST_PER_TURN)
         each = max(1, math.ceil(wanted / self.at_once))
         lanes = [self._lane(contestant, index, each) for index in range(self.at_once)]
-        turn = await time_lanes(lanes)
+        turn = await time_lanes(lanes, contestant.server_cpu)
         self._per_second[contestant] = len(turn.values) / turn.elapsed
         return turn
 

@@ -57,6 +57,10 @@ class Contestant:
     def forget(self, app: str) -> None:
         """Free the memory that an app's sessions take."""
 
+    async def server_cpu(self) -> float | None:
+        """Seconds of CPU that the server has used since it started, if it says so."""
+        return None
+
     async def count_events(self, app: str) -> int:
         """How many events storage holds for an app."""
         raise NotImplementedError
@@ -102,6 +106,13 @@ class OnMongo(Contestant):
     @override
     async def drop(self) -> None:
         await self.client.drop_database(self.database.name)
+
+    @override
+    async def server_cpu(self) -> float | None:
+        status = await self.client.admin.command("serverStatus")
+        used = status.get("extra_info", {})
+        parts = used.get("user_time_us"), used.get("system_time_us")
+        return None if None in parts else sum(parts) / 1e6
 
 
 class Ours(OnMongo):

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from .appends import SharedState
 from .contestants import Contestant, Place
-from .measure import Turn, time_lanes
+from .measure import Turn, measured, time_lanes
 from .rivals import CONTESTANTS
 
 _PROCESSES = 4
@@ -83,15 +83,16 @@ class FromProcesses(SharedState):
                 "at": start_at,
             }
             asking.append(self._ask(worker, **task))
-        answers = await asyncio.gather(*asking)
-        calls = []
+        async with measured(contestant.server_cpu) as turn:
+            answers = await asyncio.gather(*asking)
         for answer in answers:
-            calls += answer["calls"]
+            turn.values += answer["calls"]
             for index, ids in answer["ids"]:
                 appended[index] += ids
-        elapsed = max(each["end"] for each in answers) - start_at
-        self._per_second[contestant] = len(calls) / elapsed
-        return Turn(calls, elapsed)
+        turn.client = sum(each["cpu"] for each in answers)
+        turn.elapsed = max(each["end"] for each in answers) - start_at
+        self._per_second[contestant] = len(turn.values) / turn.elapsed
+        return turn
 
     @override
     async def close(self) -> None:
@@ -128,12 +129,21 @@ class _Part(SharedState):
             self._appended[contestant][index] = [""] * length
             lanes.append(self._lane(contestant, index, task["count"]))
         await asyncio.sleep(task["at"] - time.time())
-        turn = await time_lanes(lanes)
+        turn = await time_lanes(lanes, _nobody_asks)
         ids = [
             (index, self._appended[contestant][index][length:])
             for index, length in task["sessions"]
         ]
-        return {"calls": turn.values, "ids": ids, "end": task["at"] + turn.elapsed}
+        return {
+            "calls": turn.values,
+            "ids": ids,
+            "cpu": turn.client,
+            "end": task["at"] + turn.elapsed,
+        }
+
+
+async def _nobody_asks() -> None:
+    """The server's clock, which the other process reads."""
 
 
 async def _serve() -> None:

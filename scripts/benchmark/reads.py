@@ -82,7 +82,9 @@ class Get(Workload):
 
     @override
     async def turn(self, contestant: Contestant, budget: float) -> Turn:
-        return await time_calls(lambda: self.get(contestant), budget)
+        return await time_calls(
+            lambda: self.get(contestant), budget, contestant.server_cpu
+        )
 
     @override
     async def check(self, contestant: Contestant) -> int:
@@ -181,6 +183,7 @@ class ListSessions(Workload):
         return await time_calls(
             lambda: contestant.service.list_sessions(app_name=self.app, user_id=_USER),
             budget,
+            contestant.server_cpu,
         )
 
     @override
@@ -220,7 +223,9 @@ class Create(Workload):
                 state={"topic": "weather", "turn": 7},
             )
 
-        turn = await time_lanes([[create] * each] * self._at_once)
+        turn = await time_lanes(
+            [[create] * each] * self._at_once, contestant.server_cpu
+        )
         self._per_second[contestant] = len(turn.values) / turn.elapsed
         return turn
 
@@ -254,6 +259,7 @@ class Delete(Workload):
                 app_name=self.app, user_id=_USER, session_id=id_
             ),
             0,
+            contestant.server_cpu,
         )
 
     @override

@@ -8,8 +8,12 @@ from .measure import Result
 from .plan import LIMIT, RIVAL, TARGETS, Results
 
 _LEGEND = f"""\
-p25 - p75 are of single calls and, for rates, of rounds; p99 is of calls. /rival and
-/hand: the median divided by that of {RIVAL} and of {LIMIT}, in this run."""
+p25 - p75 are of single calls and, for rates, of rounds; p99 is of calls. client and
+server: microseconds of CPU for each call, in the processes that call and in MongoDB.
+/rival and /hand: the median divided by that of {RIVAL} and of {LIMIT}, in this run."""
+
+
+_FIGURES = ("median", "p25", "p75", "p99", "client", "server")
 
 
 def table(results: Results) -> str:
@@ -21,9 +25,8 @@ def table(results: Results) -> str:
         lines += ["", f"{name} ({unit}, {better})"]
         for contestant, result in row.items():
             lines.append(_line(contestant, result, row))
-    head = (
-        f"{'':18}{'median':>9}{'p25 - p75':>20}{'p99 ms':>9}{'/rival':>9}{'/hand':>9}"
-    )
+    names = ("p99 ms", "client us", "server us", "/rival", "/hand")
+    head = f"{'':18}{'median':>9}{'p25 - p75':>20}" + "".join(f"{n:>11}" for n in names)
     return "\n".join([_LEGEND, "", head, *lines])
 
 
@@ -33,14 +36,13 @@ def _line(contestant: str, result: Result, row: dict[str, Result]) -> str:
         return f"  {contestant:15}{result.note}"
     low, high = _number(result.figure("p25")), _number(result.figure("p75"))
     calls = result.figure("p99") if result.unit in {"ms", "/s"} else None
-    text = (
-        f"  {contestant:16}{_number(median):>9}{low + ' - ' + high:>20}"
-        f"{_number(calls):>9}"
-    )
+    text = f"  {contestant:16}{_number(median):>9}{low + ' - ' + high:>20}"
+    for each in (calls, result.figure("client"), result.figure("server")):
+        text += f"{_number(each):>11}"
     for other in (RIVAL, LIMIT):
         theirs = row[other].figure("median") if other in row else None
         comparable = theirs and result.unit != "%" and contestant != other
-        text += f"{f'{_number(median / theirs)}x' if comparable else '':>9}"
+        text += f"{f'{_number(median / theirs)}x' if comparable else '':>11}"
     return f"{text}  {result.note}".rstrip()
 
 
@@ -81,10 +83,7 @@ def as_json(results: Results, about: dict[str, Any]) -> dict[str, Any]:
                 "unit": next(iter(row.values())).unit,
                 "contestants": {
                     contestant: {
-                        **{
-                            figure: result.figure(figure)
-                            for figure in ("median", "p25", "p75", "p99")
-                        },
+                        **{figure: result.figure(figure) for figure in _FIGURES},
                         "calls": len(result.calls),
                         "rounds": len(result.turns),
                         "note": result.note,
