@@ -11,6 +11,7 @@ from pathlib import Path
 
 import canaries
 import pytest
+from dropping import drop
 from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
@@ -79,7 +80,7 @@ def database(admin: MongoClient) -> Iterator[str]:
     """The name of a database that is dropped after the test."""
     name = f"test_{uuid.uuid4().hex}"
     yield name
-    admin.drop_database(name)
+    drop(admin, name)
 
 
 @pytest.fixture
@@ -113,4 +114,4 @@ async def place(
     name = f"test_source_{uuid.uuid4().hex}"
     async with AsyncExitStack() as closing:
         yield Place(tmp_path, mongodb_uri, name, postgresql, closing)
-    admin.drop_database(name)
+    drop(admin, name)

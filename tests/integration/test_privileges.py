@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from commands import run
 from consuming import append, begun, create, take
+from dropping import drop
 from filling import APPS, fill
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.session import Session
@@ -53,7 +54,7 @@ BESIDES = {
 @pytest.fixture
 async def clean(server: Secured) -> AsyncIterator[MongoSessionService]:
     """An administrator's service on an empty database that is set up."""
-    server.admin.drop_database(DATABASE)
+    drop(server.admin, DATABASE)
     uri = server.uri("root")
     async with MongoSessionService(
         uri, database=DATABASE, collection_prefix=PREFIX
@@ -166,7 +167,7 @@ async def test_a_feature_needs_no_more_than_is_granted_for_it(
 ) -> None:
     """With its own privileges everything in a feature works, without a warning."""
     if feature == "setup":
-        server.admin.drop_database(DATABASE)
+        drop(server.admin, DATABASE)
     server.grant(needs([*BESIDES[feature], feature], DATABASE, PREFIX))
     service = users_service(server)
 
@@ -197,7 +198,7 @@ async def test_what_is_missing_is_named(
 ) -> None:
     """Without any one of its privileges, a feature says which it is and what to do."""
     if feature == "setup":
-        server.admin.drop_database(DATABASE)
+        drop(server.admin, DATABASE)
     granted = needs([*BESIDES[feature], feature], DATABASE, PREFIX)
     server.grant(each for each in granted if each != privilege)
     service = users_service(server)
