@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from .cancellation import heeding_cancellation
+from .drivers import is_starting
 from .errors import MongoSessionServiceError, StorageUnavailableError
-from .translation import is_starting, translation
+from .translation import translation
 
 Result = TypeVar("Result")
 

@@ -15,6 +15,8 @@ from pymongo.errors import ConfigurationError, NetworkTimeout, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
+from .drivers import is_starting, renew_connections
+
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
 """The driver's session inside a transaction; None where there are no transactions."""
@@ -23,6 +25,7 @@ PATIENCE: Final = 60.0
 """Seconds after which a transaction is given up that MongoDB does not finish."""
 
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
+_PASSING: Final = "TransientTransactionError"
 _FAREWELL: Final = 2.0  # seconds to have the server drop what was given up
 
 
@@ -87,7 +90,13 @@ async def run(
     async def tracked(txn: Txn) -> Result:
         nonlocal is_committing
         is_committing = False
-        result = await work(txn)
+        try:
+            result = await work(txn)
+        except ConfigurationError as error:
+            if not is_starting(error):
+                raise
+            await renew_connections(txn.client)
+            raise PyMongoError(str(error), [_PASSING]) from None
         is_committing = True
         return result
 
@@ -114,6 +123,7 @@ async def run(
             raise _given_up(limit, is_committing=is_committing) from None
         if is_committing and isinstance(error, ConfigurationError):
             # Met where the driver commits again, whose first request may have come.
+            await renew_connections(txn.client)
             raise PyMongoError(str(error), [_UNKNOWN]) from None
         raise
     return result

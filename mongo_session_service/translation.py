@@ -27,6 +27,7 @@ from pymongo.errors import (
     ConfigurationError as DriverConfigurationError,
 )
 
+from .drivers import is_starting
 from .errors import (
     ConfigurationError,
     DocumentTooLargeError,
@@ -113,6 +114,8 @@ def in_doubt() -> Iterator[None]:
         raise
     except PyMongoError as error:
         is_lost = isinstance(error, ConnectionFailure | ExecutionTimeout)
+        # That may have been met when the driver tried again.
+        is_lost = is_lost or is_starting(error)
         if is_lost or error.has_error_label("RetryableWriteError"):
             raise UnknownOutcomeError(_UNKNOWN_OUTCOME) from None
         raise
@@ -162,17 +165,6 @@ def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
     if isinstance(error, DriverConfigurationError):
         return ConfigurationError(f"MongoDB cannot be reached like this: {error}")
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
-
-
-def is_starting(error: PyMongoError) -> bool:
-    """Whether it was asked of a connection to a member that was not ready.
-
-    The driver remembers of a connection what the member said when it was opened. One
-    that is starting, after a crash for example, does not know sessions yet, and the
-    driver takes that for the whole deployment's.
-    """
-    is_config = isinstance(error, DriverConfigurationError)
-    return is_config and str(error).startswith("Sessions are not supported")
 
 
 def certificate_refusal(text: str) -> str | None:
