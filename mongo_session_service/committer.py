@@ -3,8 +3,8 @@
 A transaction costs a few round trips and one wait for the majority's journals, however
 many events it stores. So while one is being committed, the next appends and new
 sessions gather, and then go as one: nobody waits for a timer, and a lone one goes at
-once. A few batches may be under way if they have no document in common: the server
-works on one while this process prepares another.
+once. Two batches may be under way if they have no document in common: the server works
+on one while this process prepares the other.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .translation import translated
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
 
-MAX_BATCHES: Final = 4
-"""Under way at once: of two, this process and MongoDB each wait a third of the time."""
+MAX_BATCHES: Final = 2
+"""Under way at the same time: this process and the server are both busy with two."""
 
 MIN_WRITES: Final = 16
 """Of each of two batches that could be one: smaller ones cost more than they gain."""
@@ -220,7 +220,7 @@ class Committer:
             self._start_soon()
 
     def _next_batch(self) -> list[Caller]:
-        """Who goes now; one more batch only if it is full, or no smaller than the rest.
+        """Who goes now; a second batch only if it is no smaller than the first.
 
         Few would pay for a transaction of their own what they gain by not waiting.
         """
@@ -229,7 +229,7 @@ class Committer:
             not self._waiting
             or self._is_blocked
             or len(self._under_way) == self._most_batches
-            or len(self._waiting) < min(under_way, self._most)
+            or len(self._waiting) < under_way
         ):
             return []
         batch = take_batch(self._waiting, self._most, self._busy)
