@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 from faults import VICTIM, failing
-from google.adk.sessions import Session
+from followed import Followed, all_told, followed
 from pymongo import MongoClient
 from watching import (
     APP,
@@ -23,7 +22,6 @@ from watching import (
     Follower,
     change_streams,
     new_event,
-    stored_state,
     until,
 )
 
@@ -40,18 +38,10 @@ FAULTS: list[Any] = [
 @pytest.fixture
 async def followers(
     victim: MongoSessionService, service: MongoSessionService
-) -> AsyncIterator[tuple[Session, list[Follower]]]:
+) -> AsyncIterator[Followed]:
     """A session, written by one service, and whoever follows it through another."""
-    session = await service.create_session(**SESSION)
-    scopes = [(APP, USER, ID), (APP, USER), (APP,), ()]
-    async with contextlib.AsyncExitStack() as stack:
-        yield (
-            session,
-            [
-                await stack.enter_async_context(Follower(victim.watch(*scope)))
-                for scope in scopes
-            ],
-        )
+    async with followed(service, victim) as everyone:
+        yield everyone
 
 
 async def kill_cursor(admin: MongoClient, database: str) -> None:
@@ -62,40 +52,11 @@ async def kill_cursor(admin: MongoClient, database: str) -> None:
     await asyncio.to_thread(admin[database].command, killed)
 
 
-async def all_told(
-    service: MongoSessionService,
-    session: Session,
-    followers: list[Follower],
-    *,
-    is_lost: bool,
-) -> None:
-    """Write some more, and check what everyone was told or how they ended."""
-    by_session, *broad = followers
-    for number in range(5):
-        await service.append_event(session, new_event(app_n=number, n=number))
-    last = session_revision(await service.get_session(**SESSION))
-    await by_session.reached(last)
-    assert by_session.revisions == {"app/user/s": list(range(1, last + 1))}
-    assert by_session.state == await stored_state(service)
-    for follower in broad:
-        if is_lost:
-            assert isinstance(await follower.ended(), HistoryLostError)
-        else:
-            await follower.until(lambda each=follower: len(each.told) >= last)
-            assert follower.revisions == {"app/user/s": list(range(1, last + 1))}
-            assert follower.kinds == ["appended"] * last
-
-
-def session_revision(session: Session | None) -> int:
-    assert session is not None
-    return len(session.events)
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 async def test_failing_requests_for_more(
     victim: MongoSessionService,
     service: MongoSessionService,
-    followers: tuple[Session, list[Follower]],
+    followers: Followed,
     admin: MongoClient,
     fault: dict[str, Any],
 ) -> None:
@@ -115,7 +76,7 @@ async def test_failing_requests_for_more(
 async def test_failing_to_open_again(
     victim: MongoSessionService,
     service: MongoSessionService,
-    followers: tuple[Session, list[Follower]],
+    followers: Followed,
     admin: MongoClient,
     database: str,
     fault: dict[str, Any],
@@ -135,7 +96,7 @@ async def test_failing_to_open_again(
 
 async def test_a_killed_operation(
     service: MongoSessionService,
-    followers: tuple[Session, list[Follower]],
+    followers: Followed,
     admin: MongoClient,
 ) -> None:
     """An operator's killOp of the waiting request is survived."""
@@ -152,7 +113,7 @@ async def test_a_killed_operation(
 async def test_a_change_too_large_to_be_told(
     victim: MongoSessionService,
     service: MongoSessionService,
-    followers: tuple[Session, list[Follower]],
+    followers: Followed,
     admin: MongoClient,
 ) -> None:
     """It is read from its document instead, and the stream goes on as before."""
@@ -165,35 +126,10 @@ async def test_a_change_too_large_to_be_told(
     assert victim.feed_stats().reconnects == 2
 
 
-async def test_images_and_documents_at_the_limit(
-    service: MongoSessionService,
-    followers: tuple[Session, list[Follower]],
-    admin: MongoClient,
-    database: str,
-) -> None:
-    """Pre- and post-images switched on by the user do not make a change too large."""
-    for name in admin[database].list_collection_names():
-        images = {"changeStreamPreAndPostImages": {"enabled": True}}
-        admin[database].command({"collMod": name, **images})
-    size = 15_400_000
-    for scope in ("", "app_", "user_"):
-        event = new_event(**{f"{scope}big": scope[:1] * (size - 2000)})
-        await service.append_event(followers[0], event)
-        await service.append_event(followers[0], new_event(**{f"{scope}big": 1}))
-    other = await service.create_session(
-        app_name="other", user_id=USER, state={"big": "x" * size, "app:big": "x" * size}
-    )
-    await service.append_event(other, new_event(big=1, app_big=1))
-    await service.delete_session(app_name="other", user_id=USER, session_id=other.id)
-    everything = followers[1].pop()
-    await everything.until(lambda: "deleted" in everything.kinds)
-    await all_told(service, *followers, is_lost=False)
-
-
 @pytest.mark.parametrize("what", ["sessions", "events", "app_states", None])
 async def test_what_is_watched_is_dropped(
     service: MongoSessionService,
-    followers: tuple[Session, list[Follower]],
+    followers: Followed,
     admin: MongoClient,
     database: str,
     what: str | None,
@@ -213,7 +149,7 @@ async def test_what_is_watched_is_dropped(
 
 async def test_dropped_collections_of_others(
     service: MongoSessionService,
-    followers: tuple[Session, list[Follower]],
+    followers: Followed,
     admin: MongoClient,
     database: str,
 ) -> None:
@@ -227,7 +163,7 @@ async def test_dropped_collections_of_others(
 async def test_nothing_is_missed_while_the_feed_starts_anew(
     victim: MongoSessionService,
     service: MongoSessionService,
-    followers: tuple[Session, list[Follower]],
+    followers: Followed,
     admin: MongoClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
