@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -52,6 +53,8 @@ class SqliteSource(Opened):
             text = text.removeprefix(scheme)
         self._path = Path(text.partition("?")[0])
         self._file: sqlite3.Connection | None = None
+        self._at_work = threading.Lock()
+        """Held while a thread uses the file, which must not be closed under it."""
 
     @property
     def name(self) -> str:
@@ -104,18 +107,29 @@ class SqliteSource(Opened):
 
     def _count(self, selection: Selection) -> Totals:
         where, values = _chosen(selection, with_user=True)
-        counts = [
-            self._query(f"SELECT count(*) FROM {table}{where}", *values).fetchone()[0]
-            for table in ("sessions", "events")
-        ]
+        count = f"SELECT count(*) FROM {{}}{where}"
+        with self._at_work:
+            counts = [
+                self._query(count.format(table), *values).fetchone()[0]
+                for table in ("sessions", "events")
+            ]
         return Totals(*counts)
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state first, then sessions by key, each with its events."""
         with _failures():
-            async with aclosing(drawn(self._items(selection))) as items:
-                async for item in items:
+            items = self._one_by_one(self._items(selection))
+            async with aclosing(drawn(items)) as drawing:
+                async for item in drawing:
                     yield item
+
+    def _one_by_one(self, items: Iterator[Item]) -> Iterator[Item]:
+        while True:
+            with self._at_work:
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
 
     def _items(self, selection: Selection) -> Iterator[Item]:
         for table in ("app_states", "user_states"):
@@ -193,7 +207,13 @@ class SqliteSource(Opened):
     @override
     async def _close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            # Whoever was cancelled has left a thread to itself.
+            self._file.interrupt()
+            await asyncio.to_thread(self._shut, self._file)
+
+    def _shut(self, file: sqlite3.Connection) -> None:
+        with self._at_work:
+            file.close()
 
 
 def _chosen(selection: Selection, *, with_user: bool) -> tuple[str, list[str]]:
