@@ -10,6 +10,7 @@ from typing import Final
 
 import bson
 
+from mongo_session_service.cancellation import uninterrupted
 from mongo_session_service.database import Connection
 from mongo_session_service.hooks import Hooks
 from mongo_session_service.records import SessionKey
@@ -150,12 +151,12 @@ async def replay(
                 await in_transaction(connection, work, remove)
             else:
                 await work(None)
-                await remove(None)
+                await uninterrupted(remove(None))
             handled += 1
         except ExhumedError:
             pass  # and nothing is done twice
         except HandlerFailedError as failed:
-            await bury(connection, letter.failed_again(failed.error))
+            await uninterrupted(bury(connection, letter.failed_again(failed.error)))
     return handled
 
 
