@@ -15,6 +15,9 @@ LIMIT = 15_400_000
 async def test_images_and_documents_at_the_limit() -> None:
     """Pre- and post-images switched on by the user do not make a change too large."""
     with EmbeddedReplicaSet() as server, MongoClient(server.uri) as admin:
+        # Of half a GB it refuses some of this, if the disk is slow.
+        more = {"wiredTigerEngineRuntimeConfig": "cache_size=2G"}
+        admin.admin.command({"setParameter": 1, **more})
         async with (
             MongoSessionService(server.uri, database="d") as watched,
             MongoSessionService(server.uri, database="d") as service,
