@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.adk.sessions import Session
+from initiating import initiate
 from watching import SESSION
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded_mongod import (
     HOST,
-    SET_NAME,
     Mongod,
     find_mongod,
     free_ports,
@@ -43,7 +42,8 @@ async def early(make_client: Callable[..., Any]) -> AsyncIterator[Early]:
             mongod.wait_until_listening()
             client = make_client(HOST, port, directConnection=True)
             await client.admin.command("ping")
-            _initiate(mongod, port)
+            with mongod.connect() as admin:
+                initiate(admin, mongod, f"{HOST}:{port}")
             async with MongoSessionService(f"mongodb://{HOST}:{port}") as other:
                 session = await other.create_session(**SESSION)
             async with MongoSessionService(client=client) as service:
@@ -54,12 +54,3 @@ async def early(make_client: Callable[..., Any]) -> AsyncIterator[Early]:
         finally:
             mongod.release()
             mongod.wait()
-
-
-def _initiate(mongod: Mongod, port: int) -> None:
-    members = [{"_id": 0, "host": f"{HOST}:{port}"}]
-    with mongod.connect() as admin:
-        admin.admin.command("replSetInitiate", {"_id": SET_NAME, "members": members})
-        while not admin.admin.command("hello")["isWritablePrimary"]:
-            mongod.check()
-            time.sleep(0.02)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import trustme
 from canaries import PASSWORD
+from initiating import initiate
 from pymongo import MongoClient
 
 from mongo_session_service.embedded_mongod import (
@@ -94,10 +94,6 @@ def secured() -> Iterator[Secured]:
 
 def _initiate(mongod: Mongod, port: int) -> None:
     """Do what this machine may do while there are no users: begin."""
-    members = [{"_id": 0, "host": f"{HOST}:{port}"}]
     with mongod.connect() as client:
-        client.admin.command("replSetInitiate", {"_id": SET_NAME, "members": members})
-        while not client.admin.command("hello")["isWritablePrimary"]:
-            mongod.check()
-            time.sleep(0.02)
+        initiate(client, mongod, f"{HOST}:{port}")
         client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
