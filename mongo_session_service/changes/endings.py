@@ -55,6 +55,12 @@ class Endings:
         self._found: dict[SessionKey, tuple[Timestamp, Deleted]] = {}
         self._told: dict[SessionKey, bool] = {}
 
+    def begin(self) -> None:
+        """Take notice of what expires from now on, for somebody is to be told."""
+        now = platform_time.get_time()
+        if now < self._since:
+            self._since = self._next = now
+
     def note(self, item: Item) -> bool:
         """Take notice of a change that is to be told; True if it was, as an ending."""
         if isinstance(item, Deleted):
@@ -79,13 +85,14 @@ class Endings:
 
         Args:
             connection: Where to.
-            is_wanted: Whether anybody is to be told; what ended before is not.
+            is_wanted: Whether anybody is to be told; if not, it is begun anew.
         """
-        now = platform_time.get_time()
-        if not is_wanted or self._since == math.inf:
-            self._since = self._next = now
+        if not is_wanted:
+            self._since = self._next = math.inf
             self._changed.clear()
-        if not is_wanted or now < self._next or time.monotonic() < self._rests_until:
+            return
+        now = platform_time.get_time()
+        if now < self._next or time.monotonic() < self._rests_until:
             return
         try:
             async with asyncio.timeout(_PATIENCE):

@@ -273,6 +273,8 @@ class Reader:
         for subscription, future in arrivals:
             if future.set_running_or_notify_cancel():
                 self._router.attach(subscription)
+                if self._router.has_any_of_many:
+                    self._endings.begin()
                 future.set_result(self._position)
 
     def _is_over(self) -> bool:

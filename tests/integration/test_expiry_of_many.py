@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from clock import Clock
 from pymongo import MongoClient
-from watching import APP, ID, IDS, SESSION, USER, Follower, new_event
+from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import endings, reader, stream, subscriptions
@@ -132,6 +133,29 @@ async def test_more_ends_than_one_look_finds(
 
     assert "at the same moment" in caplog.text
     assert len(set(ended(follower))) == 59 == len(ended(follower))
+
+
+async def test_what_expires_as_soon_as_it_is_watched_is_told(
+    service: MongoSessionService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told from when the subscription is open, though the feed looks later."""
+    look = endings.Endings.look
+    has_expired = threading.Event()
+
+    async def late(*arguments: Any, **named: Any) -> None:
+        assert await asyncio.to_thread(has_expired.wait, PATIENCE)
+        await look(*arguments, **named)
+
+    monkeypatch.setattr(endings.Endings, "look", late)
+    Clock.set()
+    await service.create_session(**SESSION, ttl=10)
+    await service.create_session(**IDS)  # the feed may see the latest write
+    async with Follower(service.watch(APP)) as follower:
+        clock.now += 10
+        has_expired.set()
+        await follower.until(lambda: follower.told)
+
+    assert ended(follower) == [ID]
 
 
 async def test_an_end_that_was_set_late_is_told(
