@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from .cancellation import heeding_cancellation
-from .drivers import is_starting
 from .errors import MongoSessionServiceError, StorageUnavailableError
+from .starting import is_starting
 from .translation import translation
 
 Result = TypeVar("Result")

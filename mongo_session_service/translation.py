@@ -27,7 +27,6 @@ from pymongo.errors import (
     ConfigurationError as DriverConfigurationError,
 )
 
-from .drivers import is_starting
 from .errors import (
     ConfigurationError,
     DocumentTooLargeError,
@@ -39,6 +38,7 @@ from .errors import (
     UnknownOutcomeError,
 )
 from .privileges import Refusal
+from .starting import is_starting
 
 FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"

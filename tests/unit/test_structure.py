@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
-    ("version", "errors", "cancellation", "changes", "transfer.sources"),
+    ("version", "errors", "cancellation", "starting", "changes", "transfer.sources"),
     (
         "arguments",
         "details",
