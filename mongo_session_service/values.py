@@ -33,6 +33,10 @@ MAX_KEY_LENGTH: Final = 4096
 WRAPPER: Final = "%json"
 """The one field name that user data never has natively."""
 
+_TOO_DEEP: Final = f"it has more than {MAX_DEPTH} levels, or contains itself"
+_ENDLESS: Final = ("Maximum serialization depth", "Circular reference")
+"""What pydantic calls them."""
+
 _SCALARS: Final = {str, int, float, bool, type(None)}
 _CONTAINERS: Final = {dict, list, tuple}
 _INT64: Final = range(-(2**63), 2**63)
@@ -177,11 +181,15 @@ def json_form(value: Any, where: str = "An event") -> Any:
     except Exception:  # noqa: BLE001  a value's own code may raise anything
         if is_json(value):  # deeper, or with stranger keys, than pydantic takes
             return value
-    logger.warning("%s holds a value that is not JSON; its text is stored.", where)
     try:
-        return to_jsonable_python(value, serialize_unknown=True)
-    except Exception:  # noqa: BLE001
-        raise InvalidInputError("it has no JSON form") from None
+        form = to_jsonable_python(value, serialize_unknown=True)
+    except Exception as error:  # noqa: BLE001
+        # No text is asked of errors that the value's own code may have made.
+        is_endless = type(error) is ValueError and str(error).startswith(_ENDLESS)
+        message = _TOO_DEEP if is_endless else "it has no JSON form"
+        raise InvalidInputError(message) from None
+    logger.warning("%s holds a value that is not JSON; its text is stored.", where)
+    return form
 
 
 def is_unicode(text: str) -> bool:
@@ -227,7 +235,7 @@ def _wrap(value: Any) -> dict[str, Any]:
         # The original may quote the value.
         raise InvalidInputError("it has no JSON form") from None
     if not is_json(json.loads(text)):
-        raise InvalidInputError(f"it is nested deeper than {MAX_DEPTH} levels")
+        raise InvalidInputError(_TOO_DEEP)
     # A lone surrogate fits neither a BSON string nor JSON's escapes, which would
     # join two neighbours into one character; as bytes it does.
     is_text = is_unicode(text)

@@ -83,10 +83,13 @@ def test_deep_values_survive(levels: int, *, in_lists: bool) -> None:
 
 
 @pytest.mark.parametrize("levels", [MAX_DEPTH + 100, 100_000])
-def test_too_deep_values_are_refused(levels: int) -> None:
+def test_too_deep_values_are_refused(
+    levels: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """What could not be read back within a call stack is not written."""
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="more than 250 levels"):
         encode_value(json_form(nested(levels, 1)))
+    assert not caplog.records  # which would say that its text is stored
 
 
 def test_values_that_refer_to_themselves_are_refused() -> None:
@@ -94,7 +97,7 @@ def test_values_that_refer_to_themselves_are_refused() -> None:
     cycle: dict[str, Any] = {}
     cycle["self"] = [cycle]
 
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match="contains itself"):
         json_form(cycle)
     with pytest.raises(InvalidInputError):
         encode_value(cycle)
