@@ -58,6 +58,8 @@ class Tenure:
         self._uncommitted: Position | None = None
         self._reading = Step[Delivery | None]()
         self._over = asyncio.Event()
+        self._is_replaying = False
+        """Whether the checkpoint is in a replay."""
         self.saved_at = time.monotonic()
         """When its checkpoint was saved last, on this machine's monotonic clock."""
 
@@ -112,6 +114,7 @@ class Tenure:
         names = Names.of(self.connection)
         self._deliveries = Deliveries(self.connection, names, self._app_name, position)
         self._uncommitted = None
+        self._is_replaying = position.is_replaying
 
     async def _recover(self, error: HistoryLostError) -> None:
         """Do about lost history what was asked for."""
@@ -154,8 +157,10 @@ class Tenure:
         return delivery
 
     async def _save_silence(self, deliveries: Deliveries) -> None:
-        """Save how far a stream is that has nothing to tell."""
-        if time.monotonic() - self.saved_at > IDLE_SAVE:
+        """Save that a replay is over, or how far a stream is that tells nothing."""
+        if self._is_replaying and not deliveries.position.is_replaying:
+            await self.save(deliveries.position)
+        elif time.monotonic() - self.saved_at > IDLE_SAVE:
             now = await persistently(lambda: history.now(self.connection))
             await self.save(deliveries.position.as_of(now))
 
@@ -189,6 +194,7 @@ class Tenure:
 
     def _note_saved(self, position: Position) -> None:
         self.saved_at = time.monotonic()
+        self._is_replaying = position.is_replaying
         if self._uncommitted is position:
             self._uncommitted = None
 

@@ -12,7 +12,7 @@ from google.adk.sessions import Session
 from pymongo import MongoClient
 
 from mongo_session_service import HistoryLostError, MongoSessionService
-from mongo_session_service.changes import deliveries
+from mongo_session_service.changes import deliveries, tenure
 
 
 async def be_away(service: MongoSessionService) -> Session:
@@ -197,3 +197,21 @@ async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
 
     assert told(changes) == [("s", 3), ("s", 4), ("s", 5)]
     assert {each.user_id for each in changes} == {USER}
+
+
+async def test_the_end_of_a_replay_is_saved(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has handled the whole log is not said to be replaying it any more."""
+    monkeypatch.setattr(tenure, "IDLE_SAVE", 3600.0)
+    await append(service, await create(service), 2)
+    async with service.consumer("c") as consumer:
+        await take(consumer, 2, commit=True)
+        reading = asyncio.create_task(anext(consumer))
+
+        async with asyncio.timeout(PATIENCE):
+            while (await service.consumers())[0].is_replaying:
+                assert not reading.done()
+
+        reading.cancel()
+        await asyncio.wait([reading])
