@@ -18,6 +18,7 @@ from pymongo.errors import (
     DocumentTooLarge,
     DuplicateKeyError,
     ExecutionTimeout,
+    InvalidOperation,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
@@ -44,6 +45,8 @@ FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"
     " that uses them, or give the service a URI: it then opens a client per loop."
 )
+
+_CLOSED: Final = "The client was closed. Give the service an open one, or a URI."
 
 _UNKNOWN_OUTCOME: Final = (
     "MongoDB stopped answering during a write, so its outcome is unknown: it may have"
@@ -164,6 +167,8 @@ def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
         return StorageUnavailableError("MongoDB is unavailable: a member is starting.")
     if isinstance(error, DriverConfigurationError):
         return ConfigurationError(f"MongoDB cannot be reached like this: {error}")
+    if isinstance(error, InvalidOperation) and "after close" in str(error):
+        return ConfigurationError(_CLOSED)
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
 
 

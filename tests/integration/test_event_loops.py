@@ -16,10 +16,9 @@ import pytest
 from faults import connections, victim_uri
 from google.adk.errors import StaleSessionError
 from google.adk.events import Event, EventActions
-from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient, MongoClient
+from pymongo import MongoClient
 
-from mongo_session_service import ConfigurationError, MongoSessionService
+from mongo_session_service import MongoSessionService
 
 IDS = {"app_name": "app", "user_id": "user"}
 THREADS = 10
@@ -250,47 +249,3 @@ def test_processes_go_on_after_a_fork_or_a_lost_loop(
     assert done.returncode == 0, done.stderr
     stored = admin[database].events.distinct("_id.session_id")
     assert sorted(stored) == expected
-
-
-@pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
-def test_a_borrowed_client_stays_in_its_loop(
-    mongodb_uri: str, database: str, make: Callable[[str], Any]
-) -> None:
-    """Used from another loop, a borrowed client is refused with the remedy."""
-    client = make(mongodb_uri)
-    service = MongoSessionService(client=client, database=database)
-    elsewhere: list[BaseException | None] = []
-
-    async def main() -> None:
-        await use(service, "s")
-        thread = threading.Thread(target=in_another_loop)
-        thread.start()
-        await asyncio.to_thread(thread.join)
-        await use(service, "s2")
-        if make is AsyncMongoClient:
-            await client.close()
-        else:
-            client.close()
-
-    def in_another_loop() -> None:
-        try:
-            asyncio.run(use(service, "elsewhere"))
-        except ConfigurationError as error:
-            elsewhere.append(error)
-
-    asyncio.run(main())
-
-    assert "another event loop" in str(elsewhere[0])
-    assert "URI" in str(elsewhere[0])
-
-
-async def test_a_borrowed_client_is_neither_closed_nor_pickled(
-    mongodb_uri: str, database: str
-) -> None:
-    """The caller's client is the caller's: close() leaves it open."""
-    async with AsyncMongoClient(mongodb_uri) as client:
-        async with MongoSessionService(client=client, database=database) as service:
-            await use(service, "s")
-        await client.admin.command("ping")
-        with pytest.raises(ConfigurationError, match="URI"):
-            pickle.dumps(service)

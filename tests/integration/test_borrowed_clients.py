@@ -1,0 +1,84 @@
+"""A service on a client of the caller's, who alone closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.adk.events import Event
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+
+from mongo_session_service import ConfigurationError, MongoSessionService
+
+IDS = {"app_name": "app", "user_id": "user"}
+
+
+async def use(service: MongoSessionService, session_id: str) -> None:
+    session = await service.create_session(**IDS, session_id=session_id)
+    await service.append_event(session, Event(author="x"))
+    assert await service.get_session(**IDS, session_id=session_id) == session
+
+
+@pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
+def test_a_borrowed_client_stays_in_its_loop(
+    mongodb_uri: str, database: str, make: Callable[[str], Any]
+) -> None:
+    """Used from another loop, a borrowed client is refused with the remedy."""
+    client = make(mongodb_uri)
+    service = MongoSessionService(client=client, database=database)
+    elsewhere: list[BaseException | None] = []
+
+    async def main() -> None:
+        await use(service, "s")
+        thread = threading.Thread(target=in_another_loop)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        await use(service, "s2")
+        if make is AsyncMongoClient:
+            await client.close()
+        else:
+            client.close()
+
+    def in_another_loop() -> None:
+        try:
+            asyncio.run(use(service, "elsewhere"))
+        except ConfigurationError as error:
+            elsewhere.append(error)
+
+    asyncio.run(main())
+
+    assert "another event loop" in str(elsewhere[0])
+    assert "URI" in str(elsewhere[0])
+
+
+async def test_a_borrowed_client_is_neither_closed_nor_pickled(
+    mongodb_uri: str, database: str
+) -> None:
+    """The caller's client is the caller's: close() leaves it open."""
+    async with AsyncMongoClient(mongodb_uri) as client:
+        async with MongoSessionService(client=client, database=database) as service:
+            await use(service, "s")
+        await client.admin.command("ping")
+        with pytest.raises(ConfigurationError, match="URI"):
+            pickle.dumps(service)
+
+
+@pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
+async def test_a_closed_client_is_told(
+    mongodb_uri: str, database: str, make: Callable[[str], Any]
+) -> None:
+    """Who has closed the client too early learns that, and what to do."""
+    client = make(mongodb_uri)
+    service = MongoSessionService(client=client, database=database)
+    await use(service, "s")
+    closing = client.close()
+    if closing is not None:
+        await closing
+
+    with pytest.raises(ConfigurationError, match="client was closed. Give"):
+        await use(service, "s2")
