@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from google.adk.platform import time as platform_time
@@ -33,6 +33,7 @@ class Catalogue(Lifecycle):
         title: str | NotGiven | None = NOT_GIVEN,
         labels: Mapping[str, str] | NotGiven | None = NOT_GIVEN,
         ttl: float | timedelta | NotGiven | None = NOT_GIVEN,
+        expire_time: datetime | str | NotGiven | None = NOT_GIVEN,
     ) -> SessionSummary:
         """Changes a session's details, and leaves what is not given as it is.
 
@@ -46,18 +47,21 @@ class Catalogue(Lifecycle):
             title: The new title; None for none.
             labels: All its labels from now on; None for none.
             ttl: Seconds, or a ``timedelta``, that it lives from now on, and again after
-                each append; None if it is not to expire, at an ``expire_time`` either.
+                each append, in place of an ``expire_time`` it may have.
+            expire_time: When it is gone, in place of a ``ttl`` it may have. None for
+                either if it is not to expire.
 
         Returns:
             The session as it is now, without its state.
 
         Raises:
             SessionNotFoundError: it is not stored, or has expired.
-            InvalidInputError: an argument is not what it should be, or none is given.
+            InvalidInputError: an argument is not what it should be, none is given, or
+                both a ``ttl`` and an ``expire_time``.
         """
         key = session_key(app_name, user_id, session_id)
         now = platform_time.get_time()
-        fields = changed_fields(title, labels, ttl, now)
+        fields = changed_fields(title, labels, ttl, expire_time, now)
         async with self._opened() as opened:
             found = await amend(opened.connection, key, fields, now)
         return summary(found, state=None)

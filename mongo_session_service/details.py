@@ -83,17 +83,7 @@ def new_details(
     """
     if title is labels is ttl is expire_time is None:
         return NO_DETAILS
-    if ttl is not None and expire_time is not None:
-        message = (
-            "Give a ttl, which each append renews, or an expire_time, which stays, but"
-            " not both."
-        )
-        raise InvalidInputError(message)
-    seconds = None if ttl is None else check_ttl(ttl)
-    if seconds is not None:
-        expires: float | None = now + seconds
-    else:
-        expires = None if expire_time is None else check_expire_time(expire_time, now)
+    seconds, expires = _expiry(ttl, expire_time, now)
     return Details(
         title=None if title is None else check_title(title),
         labels={} if labels is None else check_labels(labels),
@@ -102,13 +92,32 @@ def new_details(
     )
 
 
+def _expiry(
+    ttl: object, expire_time: object, now: float
+) -> tuple[float | None, float | None]:
+    """The time to live, and when it is over, of which one at most is given."""
+    if ttl is None:
+        if expire_time is None:
+            return None, None
+        return None, check_expire_time(expire_time, now)
+    if expire_time is not None:
+        message = (
+            "Give a ttl, which each append renews, or an expire_time, which stays, but"
+            " not both."
+        )
+        raise InvalidInputError(message)
+    seconds = check_ttl(ttl)
+    return seconds, now + seconds
+
+
 def changed_fields(
-    title: object, labels: object, ttl: object, now: float
+    title: object, labels: object, ttl: object, expire_time: object, now: float
 ) -> dict[str, Any]:
     """What an update sets in a session's document; None for what it removes.
 
     Raises:
-        InvalidInputError: an argument is not what it should be, or none is given.
+        InvalidInputError: an argument is not what it should be, none is given, or both
+            a ``ttl`` and an ``expire_time``.
     """
     fields: dict[str, Any] = {}
     if title is not NOT_GIVEN:
@@ -116,12 +125,13 @@ def changed_fields(
     if labels is not NOT_GIVEN:
         checked = {} if labels is None else check_labels(labels)
         fields["labels"] = label_list(checked) or None
-    if ttl is not NOT_GIVEN:
-        seconds = None if ttl is None else check_ttl(ttl)
-        fields["ttl"] = seconds
-        fields["expire_time"] = None if seconds is None else now + seconds
+    if ttl is not NOT_GIVEN or expire_time is not NOT_GIVEN:
+        ttl = None if ttl is NOT_GIVEN else ttl
+        expire_time = None if expire_time is NOT_GIVEN else expire_time
+        fields["ttl"], fields["expire_time"] = _expiry(ttl, expire_time, now)
     if not fields:
-        raise InvalidInputError("Give a title, labels or a ttl to set, or None to end.")
+        message = "Give a title, labels, ttl or expire_time to set, or None to end one."
+        raise InvalidInputError(message)
     return fields
 
 

@@ -189,6 +189,30 @@ async def test_appends_do_not_renew_what_was_ended(ours: MongoSessionService) ->
     await ours.append_event(session, Event(author="x"))
 
 
+async def test_an_end_may_be_put_in_place_of_another(
+    ours: MongoSessionService,
+) -> None:
+    """A fixed end takes the place of a time to live, and the other way round."""
+    clock = Clock.set()
+    session = await ours.create_session(**SESSION, ttl=10)
+    end = datetime.fromtimestamp(clock.now + 20, UTC)
+    shown = await ours.update_session(**SESSION, expire_time=end)
+    assert (shown.ttl, shown.expire_time) == (None, clock.now + 20)
+
+    clock.now += 19
+    await ours.append_event(session, Event(author="x"))
+    await ours.update_session(**SESSION, title="T")
+    assert await ids(ours) == ["s"]
+    shown = await ours.update_session(**SESSION, ttl=5)
+    assert (shown.ttl, shown.expire_time) == (5, clock.now + 5)
+
+    with pytest.raises(InvalidInputError, match="not both"):
+        await ours.update_session(**SESSION, ttl=5, expire_time=end)
+    clock.now += 4
+    shown = await ours.update_session(**SESSION, expire_time=None)
+    assert (shown.ttl, shown.expire_time) == (None, None)
+
+
 async def test_a_stale_append_stays_one(ours: MongoSessionService) -> None:
     """A changed time to live does not let an append pass that storage is ahead of."""
     session = await ours.create_session(**SESSION, ttl=10)

@@ -37,8 +37,6 @@ BAD = [
     ({"ttl": timedelta.max}, "at most 3155760000 seconds"),
     ({"ttl": "60s"}, "ttl must be seconds or a timedelta"),
     ({"ttl": True}, "ttl must be seconds or a timedelta"),
-]
-BAD_AT_FIRST = [
     ({"expire_time": 1.9e9}, "expire_time must be a datetime"),
     ({"expire_time": "tomorrow"}, "expire_time is not ISO 8601"),
     ({"expire_time": "2100-01-01T00:00:00"}, "expire_time has no time zone"),
@@ -57,12 +55,15 @@ def created(
 
 
 def changed(
-    title: object = NOT_GIVEN, labels: object = NOT_GIVEN, ttl: object = NOT_GIVEN
+    title: object = NOT_GIVEN,
+    labels: object = NOT_GIVEN,
+    ttl: object = NOT_GIVEN,
+    expire_time: object = NOT_GIVEN,
 ) -> dict[str, Any]:
-    return changed_fields(title, labels, ttl, NOW)
+    return changed_fields(title, labels, ttl, expire_time, NOW)
 
 
-@pytest.mark.parametrize(("details", "reason"), BAD + BAD_AT_FIRST)
+@pytest.mark.parametrize(("details", "reason"), BAD)
 def test_bad_details_are_refused(details: dict[str, Any], reason: str) -> None:
     """What a session cannot have is refused, and the error says why."""
     with pytest.raises(InvalidInputError, match=reason):
@@ -107,3 +108,6 @@ def test_a_change_says_what_it_removes() -> None:
     assert changed(labels={}) == changed(labels=None) == {"labels": None}
     assert changed(ttl=None) == {"ttl": None, "expire_time": None}
     assert changed(ttl=timedelta(minutes=1)) == {"ttl": 60.0, "expire_time": NOW + 60}
+    assert changed(expire_time=None) == changed(ttl=None)
+    fixed = {"ttl": None, "expire_time": 1801483200.0}
+    assert changed(ttl=None, expire_time="2027-02-01T12:00:00Z") == fixed
