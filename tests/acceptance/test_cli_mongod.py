@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from consuming import append, create
 from test_cli import running
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.embedded_ports import free_ports, standard_port
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
@@ -18,8 +20,9 @@ async def test_mongod_keeps_what_it_is_told_to(
     tmp_path: Path, ending: signal.Signals
 ) -> None:
     """It prints a URI that works, ends in good order, and brings the data back."""
+    arguments = ("mongod", "--port", "0", "--data-dir", str(tmp_path))
     for is_again in (False, True):
-        async with running("", "adk", "mongod", "--data-dir", str(tmp_path)) as command:
+        async with running("", "adk", *arguments) as command:
             uri = await command.line()
             async with MongoSessionService(uri) as service:
                 if is_again:
@@ -31,6 +34,43 @@ async def test_mongod_keeps_what_it_is_told_to(
             command.process.send_signal(ending)
             assert await command.line("stderr") == "MongoDB has ended."
             assert await command.ended() == 0
+
+
+async def test_mongod_listens_where_it_is_told_to() -> None:
+    """A port that is demanded is the URI's, or is said to be taken, in one line."""
+    (port,) = free_ports(1)
+    async with running("", "adk", "mongod", "--port", str(port)) as command:
+        uri = await command.line()
+        taken = await asyncio.to_thread(run, "mongod", "--port", str(port))
+
+    assert uri == f"mongodb://127.0.0.1:{port}/?replicaSet=rs0"
+    assert (taken.returncode, taken.stdout) == (1, "")
+    assert f"cannot listen on port {port}: Address already in use" in taken.stderr
+    assert taken.stderr.count("\n") == 1
+
+
+async def test_mongod_listens_where_clients_look_for_it() -> None:
+    """Without a port it has MongoDB's own, and any other if that is taken."""
+    is_free = standard_port(None, 1) == 27017
+    async with (
+        running("", "adk", "mongod") as first,
+        running("", "adk", "mongod", "--port", "0") as anywhere,
+    ):
+        uris = [await first.line(), await anywhere.line()]
+        async with running("", "adk", "mongod") as second:
+            uris.append(await second.line())
+
+    standard = [uri.startswith("mongodb://127.0.0.1:27017/") for uri in uris]
+    assert standard == [is_free, False, False]
+    assert len(set(uris)) == 3
+
+
+def test_mongod_has_ports_for_all_its_members() -> None:
+    """A port that leaves no room for those after it is wrong usage."""
+    result = run("mongod", "--port", "65535", "--members", "2")
+
+    assert result.returncode == 2
+    assert "port must be 1 to 65534, not 65535" in result.stderr
 
 
 def test_mongod_says_why_it_does_not_start(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from mongo_session_service import (
     doctor,
 )
 from mongo_session_service.checkups import Status
-from mongo_session_service.embedded_mongod import HOST, find_mongod, free_ports
+from mongo_session_service.embedded_mongod import HOST, find_mongod
+from mongo_session_service.embedded_ports import free_ports
 from mongo_session_service.migrations import Migrator
 from mongo_session_service.schema import EVENT_ONCE, INDEXES, check_server
 

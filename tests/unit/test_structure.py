@@ -180,7 +180,7 @@ PURE = {
     "transfer.sources.places",
     "transfer.unpickling",
 }
-STAND_ALONE = {"embedded", "embedded_guard", "embedded_mongod"}
+STAND_ALONE = {"embedded", "embedded_guard", "embedded_mongod", "embedded_ports"}
 """For tests and demos: they import nothing else, and serve the command for them."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
