@@ -33,14 +33,36 @@ def noted(context: click.Context, parameter: click.Parameter, value: Any) -> Any
 
 
 def placed(context: click.Context, _: click.Parameter, uri: str | None) -> None:
-    """Keep a URI that is given as an argument."""
-    if uri is not None:
-        context.meta[f"{_META}.uri"] = uri
+    """Keep a URI, be it an option of any command or an argument.
+
+    Raises:
+        UsageError: another is given as well.
+    """
+    if not uri:
+        return
+    if said(context, "uri") not in {None, uri}:
+        message = "The URI is given twice, and not the same: leave one of them out."
+        raise click.UsageError(message, context)
+    context.meta[f"{_META}.uri"] = uri
 
 
 def said(context: click.Context, name: str) -> Any:
     """What an option says, wherever it stands."""
     return context.meta.get(f"{_META}.{name}")
+
+
+uri_option: Final = click.option(
+    "--uri",
+    metavar="URI",
+    expose_value=False,
+    callback=placed,
+    is_eager=True,  # known when an argument that may be left out is looked at
+    help="Where MongoDB is. Better set MONGODB_URI: others on this machine can read a"
+    " command line, and the password in it.",
+)
+uri_argument: Final = click.argument(
+    "place", metavar="[URI]", required=False, expose_value=False, callback=placed
+)
 
 
 def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
@@ -50,12 +72,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
 def connection_options(command: Command) -> Command:
     """Gives a command the options that say where MongoDB is; see :class:`Place`."""
     options = [
-        _option(
-            "--uri",
-            metavar="URI",
-            help="Where MongoDB is. Better set MONGODB_URI: others on this machine can"
-            " read a command line, and the password in it.",
-        ),
+        uri_option,
         _option("--database", help="By default the URI's, or else adk."),
         _option("--prefix", help="What its collections' names begin with."),
         _option("--debug", is_flag=True, help="Show where in the code it failed."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from .connection import Place, connection_options, placed
+from .connection import Place, connection_options, uri_argument
 from .output import BOLD, CYAN, GREEN, RED, YELLOW, Line, Text, json_line, printable
 from .screen import Screen, say
 
@@ -26,9 +26,7 @@ _STATUS, _CHECK = 9, 16  # columns
 
 
 @click.command(short_help="Checks the server, the user and what is stored.")
-@click.argument(
-    "place", metavar="[URI]", required=False, expose_value=False, callback=placed
-)
+@uri_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON, one check per line.")
 @connection_options
 @click.pass_context

@@ -9,11 +9,12 @@ import click
 
 from mongo_session_service.privileges import FEATURES, needs, role, script
 
-from .connection import connection_options, said
+from .connection import connection_options, said, uri_argument
 from .screen import Screen
 
 
 @click.command(short_help="Prints a role that has all the service needs.")
+@uri_argument
 @click.option(
     "--for",
     "features",

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import click
 
-from .connection import Place, connection_options
+from .connection import Place, connection_options, uri_argument
 from .screen import Screen, say
 from .watched import Watched, watched_options
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@uri_argument
 @watched_options
 @click.option(
     "--port",

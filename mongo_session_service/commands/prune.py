@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .connection import Place, connection_options
+from .connection import Place, connection_options, uri_argument
 from .screen import Screen, say
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@uri_argument
 @click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @connection_options

@@ -95,7 +95,7 @@ def service_of(options: dict[str, Any]) -> MongoSessionService:
 
     password = _password_of(options, "ask_password", "Target")
     return MongoSessionService(
-        with_password(options.pop("uri"), password),
+        with_password(options.pop("target"), password),
         database=options.pop("target_database"),
         collection_prefix=options.pop("target_prefix"),
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from .connection import uri_option
 from .sources import KINDS, Kind, service_of, source_of
 from .transfer_options import (
     INCOMPLETE,
@@ -39,6 +40,7 @@ def _show(problem: Problem) -> None:
 
 
 @click.group("import")
+@uri_option
 def import_() -> None:
     """Moves sessions of another store here; safe to repeat.
 
@@ -48,6 +50,7 @@ def import_() -> None:
 
 
 @click.group("verify", short_help="Compares another store with what was moved here.")
+@uri_option
 def verify_() -> None:
     """Compares another store with what was moved here, and prints each difference."""
 

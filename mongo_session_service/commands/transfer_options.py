@@ -17,7 +17,7 @@ import click
 
 from mongo_session_service.errors import MongoSessionServiceError
 
-from .connection import noted, said, uri_of
+from .connection import noted, placed, said, uri_of, uri_option
 from .output import duration
 from .program import INTERRUPTED, NOBODY_READS
 
@@ -66,8 +66,9 @@ def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return apply
 
 
-def _target(context: click.Context, _: click.Parameter, uri: str | None) -> str:
-    return uri or uri_of(context)
+def _target(context: click.Context, own: click.Parameter, uri: str | None) -> str:
+    placed(context, own, uri)
+    return uri_of(context)
 
 
 def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -75,7 +76,8 @@ def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> An
 
 
 target_options = several(
-    click.argument("uri", required=False, callback=_target),
+    click.argument("target", metavar="[URI]", required=False, callback=_target),
+    uri_option,
     click.option(
         "--database",
         "target_database",

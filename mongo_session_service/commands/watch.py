@@ -11,13 +11,14 @@ from contextlib import contextmanager
 
 import click
 
-from .connection import Place, connection_options
+from .connection import Place, connection_options, uri_argument
 from .output import change_lines, json_line
 from .screen import Screen, say
 from .watched import Watched, watched_options
 
 
 @click.command()
+@uri_argument
 @watched_options
 @click.option(
     "--after-revision",

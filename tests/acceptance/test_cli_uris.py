@@ -1,0 +1,106 @@
+"""Where commands take the URI from, and what they say of one that is missing."""
+
+from __future__ import annotations
+
+import pytest
+from commands import call, run
+from filling import fill
+
+from mongo_session_service import MongoSessionService
+
+COMMANDS = [
+    ["watch"],
+    ["live"],
+    ["consumers"],
+    ["consumers", "dead-letters", "billing"],
+    ["doctor"],
+    ["prune"],
+    ["export"],
+    ["migrate"],
+    ["import", "jsonl", "sessions.jsonl"],
+    ["verify", "sqlite", "sessions.db"],
+]
+"""Those that cannot do without; ``grants`` can."""
+
+QUICK = [
+    (["prune", "--dry-run"], "Would remove 0 sessions and 0 events in database {}."),
+    (["doctor"], "Database {}: "),
+    (["export"], '"session_id"'),
+    (["migrate", "--plan"], "Nothing is pending"),
+    (["grants"], "mongo_session_service_{}"),
+]
+TWO = [
+    ["--uri", "{a}", "export", "{b}"],
+    ["--uri", "{a}", "export", "--uri", "{b}"],
+    ["export", "--uri", "{a}", "{b}"],
+    ["migrate", "{a}", "--uri", "{b}"],
+    ["doctor", "{b}", "--uri", "{a}"],
+    ["--uri", "{a}", "prune", "{b}"],
+    ["--uri", "{a}", "import", "jsonl", "x", "{b}"],
+    ["import", "--uri", "{a}", "jsonl", "x", "--uri", "{b}"],
+    ["--uri", "{a}", "consumers", "--uri", "{b}"],
+    ["--uri", "{a}", "grants", "{b}"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_form_that_the_error_names_is_accepted(command: list[str]) -> None:
+    """Who has given no URI is told of an option of that very command."""
+    missing = call(*command, MONGODB_URI="")
+    wrong = call(*command, "--uri", "http://h", MONGODB_URI="")
+    told = call(*command, "--help")
+
+    assert missing.returncode == 2
+    assert "Set MONGODB_URI, or give --uri 'mongodb://" in missing.stderr
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.startswith("Error: The MongoDB URI cannot be used")
+    assert "--uri URI" in told.stdout
+    assert "MONGODB_URI" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"), QUICK, ids=[command[0] for command, _ in QUICK]
+)
+async def test_a_uri_is_taken_wherever_it_stands(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    command: list[str],
+    shown: str,
+) -> None:
+    """Before the command, after it, as its argument, as all, or in the environment."""
+    await fill(service)
+    uri = mongodb_uri.replace("/?", f"/{database}?")
+    forms = [
+        ["--uri", uri, *command],
+        [*command, "--uri", uri],
+        [*command, uri],
+        ["--uri", uri, *command, "--uri", uri, uri],
+    ]
+
+    done = [call(*form, MONGODB_URI="mongodb://127.0.0.1:1/") for form in forms]
+    done.append(call(*command, MONGODB_URI=uri))
+
+    for each in done:
+        assert each.returncode == 0, each.stderr
+        assert shown.replace("{}", database) in each.stdout + each.stderr
+
+
+@pytest.mark.parametrize("form", TWO, ids=" ".join)
+def test_two_uris_are_refused(form: list[str]) -> None:
+    """Neither is used in silence, nor shown: both may hold a password."""
+    uris = {each: f"mongodb://ada:hunter2@{each}/" for each in "ab"}
+
+    done = call(*(each.format(**uris) for each in form))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "The URI is given twice, and not the same" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_the_program_takes_it_there_too() -> None:
+    """As the others do in this process, the installed program does."""
+    done = run("export", "--uri", "mongodb://a/", "mongodb://b/", MONGODB_URI="")
+
+    assert done.returncode == 2
+    assert "given twice" in done.stderr
