@@ -28,9 +28,10 @@ from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerErr
 from .chart import chart
 from .contestants import Contestant, Place
 from .plan import workloads
-from .report import as_json, table, targets
+from .report import ROUNDS, is_crowded, report
 from .rivals import CONTESTANTS, Postgres
 from .run import Pace, Run
+from .tables import table, targets
 from .workload import Workload
 
 
@@ -38,7 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     """What the user asked for; exits with 2 if it makes no sense."""
     parser = argparse.ArgumentParser("bench", description=__doc__)
     add = parser.add_argument
-    add("--quick", action="store_true", help="a minute, for a first impression")
+    add("--quick", action="store_true", help="a minute, and rough: 2 rounds")
     add("--only", metavar="PATTERN", help='workloads by name, as in "append *"')
     add("--rounds", type=int, help="turns of each contestant in each workload")
     add("--uri", default=os.environ.get("MONGODB_URI"), help="a MongoDB replica set")
@@ -77,22 +78,20 @@ def chosen(place: Place, pattern: str | None) -> list[list[Workload]]:
     return [group for group in groups if group]
 
 
-async def measure(place: Place, arguments: argparse.Namespace) -> Run:
+async def measure(place: Place, pace: Pace, only: str | None) -> Run:
     """Open all contestants, let them run, and remove what they stored."""
     contestants: list[Contestant] = [
         each(place)
         for each in CONTESTANTS.values()
         if place.postgres or each is not Postgres
     ]
-    quick = arguments.quick
-    rounds = arguments.rounds or (2 if quick else 5)
-    run = Run(contestants, Pace(rounds, 0.05 if quick else 0.3, quick))
+    run = Run(contestants, pace)
     opened: list[Contestant] = []
     try:
         for contestant in contestants:
             opened.append(contestant)
             await contestant.open()
-        await run.run(chosen(place, arguments.only))
+        await run.run(chosen(place, only))
     finally:
         for contestant in opened:
             if contestant.service is not None:
@@ -101,19 +100,23 @@ async def measure(place: Place, arguments: argparse.Namespace) -> Run:
     return run
 
 
-def about(arguments: argparse.Namespace, run: Run, seconds: float) -> dict[str, Any]:
-    """Under what circumstances it was measured."""
+def about(pace: Pace) -> dict[str, Any]:
+    """Under what circumstances it will be measured."""
     packages = ("google-adk", "pymongo", "motor", "pydantic", "mongo-session-service")
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "quick": arguments.quick,
-        "rounds": run.pace.rounds,
-        "seconds": round(seconds),
+        "quick": pace.is_quick,
+        "rounds": pace.rounds,
         "cpus": os.cpu_count(),
-        "load": [round(each, 1) for each in os.getloadavg()],
+        "load_before": load(),
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
     }
+
+
+def load() -> list[float]:
+    """How much the machine has had to do in the last 1, 5 and 15 minutes."""
+    return [round(each, 1) for each in os.getloadavg()]
 
 
 def main() -> int:
@@ -121,23 +124,29 @@ def main() -> int:
     arguments = parse_arguments()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    quick = arguments.quick
+    rounds = arguments.rounds or (2 if quick else ROUNDS)
+    pace = Pace(rounds, 0.05 if quick else 0.3, quick)
+    facts = about(pace)
+    if is_crowded(facts):
+        busy = f"a load average of {facts['load_before'][0]} on {facts['cpus']} CPUs"
+        print(f"bench: {busy}: figures will be unsteady", file=sys.stderr)
     start = time.monotonic()
-    load = os.getloadavg()
     with ExitStack() as stack:
         uri = arguments.uri
         if not uri:
             uri = stack.enter_context(EmbeddedReplicaSet()).uri
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
         place = Place(uri, secrets.token_hex(4), directory, arguments.postgres)
-        run = asyncio.run(measure(place, arguments))
-    facts = about(arguments, run, time.monotonic() - start)
-    facts["load_before"] = [round(each, 1) for each in load]
-    print(table(run.results), targets(run.results), sep="\n\n", end="\n\n")
+        run = asyncio.run(measure(place, pace, arguments.only))
+    facts |= {"seconds": round(time.monotonic() - start), "load": load()}
+    told = report(run.results, facts)
+    print(table(told), targets(told), sep="\n\n", end="\n\n")
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     if arguments.json:
-        arguments.json.write_text(json.dumps(as_json(run.results, facts), indent=1))
+        arguments.json.write_text(json.dumps(told, indent=1))
     if arguments.svg:
-        arguments.svg.write_text(chart(run.results))
+        arguments.svg.write_text(chart(told))
     for each in run.wrong:
         print(f"bench: check failed: {each}", file=sys.stderr)
     return 1 if run.wrong else 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from html import escape
 
-from .measure import Result
-from .plan import LIMIT, OURS, RIVAL, Results
+from .plan import LIMIT, OURS, RIVAL
+from .report import Report, circumstances, times_as_good
 
 _LEFT, _RIGHT, _ROW, _TOP = 250, 80, 26, 64
 _WIDTH = 760
@@ -31,13 +31,13 @@ line { stroke: #d0d7de }
 """
 
 
-def chart(results: Results) -> str:
+def chart(report: Report) -> str:
     """A bar for every workload, on a logarithmic scale, as SVG."""
     rows = []
-    for name, row in results.items():
-        ours = _times_as_fast(row, OURS)
-        if ours:
-            rows.append((name, ours, _times_as_fast(row, LIMIT)))
+    for workload in report["workloads"]:
+        ours = times_as_good(workload, OURS, RIVAL)
+        if ours and workload["unit"] != "MB":
+            rows.append((workload["name"], ours, times_as_good(workload, LIMIT, RIVAL)))
     figures = [each for _, *pair in rows for each in pair if each]
     low = math.floor(math.log2(min([0.5, *figures])))
     high = math.ceil(math.log2(max([4.0, *figures])))
@@ -47,7 +47,8 @@ def chart(results: Results) -> str:
         share = (math.log2(factor) - low) / (high - low)
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
-    note = f"bar: {OURS}; blue mark: {LIMIT}; medians of one run, more is better"
+    legend = f"medians; bar: {OURS}; blue mark: {LIMIT}"
+    note = f"{circumstances(report['about'])}; {legend}"
     parts = [_text(12, 24, f"Times as fast as {RIVAL}", "title", "start")]
     parts.append(_text(12, 44, note, "faint", "start"))
     for power in range(low, high + 1):
@@ -82,12 +83,3 @@ def _text(
 def _mark(x: float, top: float, bottom: float, style: str) -> str:
     ends = f'x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"'
     return f'<line class="{style}" {ends}/>'
-
-
-def _times_as_fast(row: dict[str, Result], contestant: str) -> float | None:
-    ours = row[contestant].figure("median") if contestant in row else None
-    theirs = row[RIVAL].figure("median") if RIVAL in row else None
-    unit = next(iter(row.values())).unit
-    if not ours or not theirs or unit not in {"ms", "/s"}:
-        return None
-    return ours / theirs if unit == "/s" else theirs / ours

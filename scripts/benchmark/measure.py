@@ -52,7 +52,7 @@ class Result:
         if name in {"client", "server"}:
             return self._cpu([getattr(turn, name) for turn in self.turns])
         if name == "p99":
-            return quantile(self.calls, 0.99)
+            return quantile(self.calls, 0.99) if self.unit in {"ms", "/s"} else None
         share = {"p25": 0.25, "median": 0.5, "p75": 0.75}[name]
         return quantile(self.values, share)
 

@@ -1,4 +1,4 @@
-"""The workloads, and the figures they have to reach."""
+"""The workloads, and the goals that were set for them before any was measured."""
 
 from __future__ import annotations
 
@@ -82,10 +82,11 @@ class Target:
         sign = ">=" if self.at_least else "<="
         if not self.versus:
             return f"{sign} {self.limit:g} %"
+        what = "rate" if self.at_least else "time"
         than = self.versus
         if self.versus_workload:
             than = f"{than}, {self.versus_workload.removeprefix('append, ')}"
-        return f"{sign} {self.limit:.3g}x {than}"
+        return f"{sign} {self.limit:.3g}x the {what} of {than}"
 
     def value(self, results: Results) -> float | None:
         """What was measured; None if it was not."""
@@ -98,8 +99,10 @@ class Target:
         theirs = found.figure(self.figure) if found else None
         return ours / theirs if theirs else None
 
-    def is_reached(self, value: float) -> bool:
-        """Whether a measured value is good enough."""
+    def is_reached(self, value: float) -> bool | None:
+        """Whether a measured value is good enough; None if it is noise."""
+        if value < 0:  # no part of a call takes less than no time
+            return None
         return value >= self.limit if self.at_least else value <= self.limit
 
 

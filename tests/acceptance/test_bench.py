@@ -36,13 +36,16 @@ def test_every_contestant_is_measured(
     )
 
     assert done.returncode == 0, done.stderr
-    (workload,) = json.loads(figures.read_text())["workloads"]
+    assert done.stdout.startswith("Side by side, rough: 2 rounds")
+    report = json.loads(figures.read_text())
+    (workload,) = report["workloads"]
     assert workload["name"] == WORKLOAD
     measured = workload["contestants"]
     names = {"ours", "ours on Motor", "adk mongo", "hand-written"}
     assert names | {"adk sqlite", "adk in-memory"} == measured.keys()
     for name, each in measured.items():
         assert f"  {name} " in done.stdout
+        assert report["units"].keys() < each.keys()
         assert each["median"] > 0 < each["p99"]
         assert each["client"] > 0
         assert (each["server"] or 0) > 0 or name not in names
