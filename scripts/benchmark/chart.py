@@ -8,25 +8,27 @@ from html import escape
 from .plan import LIMIT, OURS, RIVAL
 from .report import Report, circumstances, times_as_good
 
-_LEFT, _RIGHT, _ROW, _TOP = 250, 80, 26, 64
+_LEFT, _RIGHT, _ROW, _TOP = 260, 70, 26, 64
 _WIDTH = 760
 _STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .faint { fill: #656d76; font-size: 12px }
 .title { font-size: 15px; font-weight: 600 }
-line { stroke: #d0d7de }
+.figure { paint-order: stroke; stroke: #ffffff; stroke-width: 5px }
+line { stroke: #d8dee4 }
 .one { stroke: #656d76 }
 .ours { fill: #1a7f37 }
 .slower { fill: #cf222e }
-.hand { stroke: #0969da; stroke-width: 3 }
+.hand { fill: #0969da }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 }
   .faint { fill: #8d96a0 }
+  .figure { stroke: #0d1117 }
   line { stroke: #30363d }
   .one { stroke: #8d96a0 }
   .ours { fill: #3fb950 }
   .slower { fill: #f85149 }
-  .hand { stroke: #58a6ff }
+  .hand { fill: #58a6ff }
 }
 """
 
@@ -47,25 +49,28 @@ def chart(report: Report) -> str:
         share = (math.log2(factor) - low) / (high - low)
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
-    legend = f"medians; bar: {OURS}; blue mark: {LIMIT}"
+    def bar(factor: float, style: str, y: int, height: int) -> str:
+        start, end = sorted((at(1), at(factor)))
+        size = f'width="{max(end - start, 1):.1f}" height="{height}"'
+        return f'<rect class="{style}" x="{start}" y="{y}" rx="1.5" {size}/>'
+
+    legend = f"medians; wide bar: {OURS}; narrow, blue: {LIMIT}"
     note = f"{circumstances(report['about'])}; {legend}"
     parts = [_text(12, 24, f"Times as fast as {RIVAL}", "title", "start")]
     parts.append(_text(12, 44, note, "faint", "start"))
     for power in range(low, high + 1):
         style = "one" if power == 0 else ""
-        parts.append(_mark(at(2**power), _TOP - 4, bottom, style))
+        parts.append(_line(at(2**power), _TOP - 4, bottom, style))
         parts.append(_text(at(2**power), bottom + 18, f"{2**power:g}x", "faint"))
     for number, (name, ours, hand) in enumerate(rows):
         y = _TOP + _ROW * number
-        start, end = sorted((at(1), at(ours)))
         style = "ours" if ours >= 1 else "slower"
-        size = f'width="{max(end - start, 1):.1f}" height="{_ROW - 9}"'
-        bar = f'<rect class="{style}" x="{start}" y="{y + 4}" rx="2" {size}/>'
-        parts += [_text(_LEFT - 10, y + 16, name, anchor="end"), bar]
+        parts.append(_text(_LEFT - 10, y + 15, name, anchor="end"))
+        parts.append(bar(ours, style, y + 3, 13))
         if hand:
-            parts.append(_mark(at(hand), y + 2, y + 19, "hand"))
-        beside = max(end, at(hand or 1)) + 8
-        parts.append(_text(beside, y + 16, f"{ours:.2g}x", anchor="start"))
+            parts.append(bar(hand, "hand", y + 18, 3))
+        end, figure = at(max(ours, 1)), f"{ours:.2g}x"
+        parts.append(_text(end + 6, y + 14, figure, f"figure {style}", "start"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 30}"'
         f' role="img" aria-label="Times as fast as {escape(RIVAL)}">'
@@ -80,6 +85,6 @@ def _text(
     return f'<text class="{style}" {place}>{escape(text)}</text>'
 
 
-def _mark(x: float, top: float, bottom: float, style: str) -> str:
+def _line(x: float, top: float, bottom: float, style: str) -> str:
     ends = f'x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"'
     return f'<line class="{style}" {ends}/>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -121,3 +122,22 @@ def test_share_below_nothing_is_noise(share: float, verdict: str) -> None:
     assert target["reached"] is judged[verdict]
     (line,) = (line for line in goals.splitlines() if "own share" in line)
     assert line.endswith(f" {verdict}")
+
+
+@pytest.mark.parametrize("ours", [1.01, 1.4, 2.0, 3.9, 31.0, 0.9, 0.51])
+@pytest.mark.parametrize("hand", [0.51, 0.9, 1.01, 1.45, 2.1, 31.0])
+def test_figures_stand_at_their_bars(ours: float, hand: float) -> None:
+    """A bar's figure is at its end, in its colour, and touches nothing else."""
+    times = {"ours": 1000 / ours, "adk mongo": 1000.0, "hand-written": 1000 / hand}
+    _, _, picture = texts(reported(QUIET, {"ms it": times}))
+    drawn = ET.fromstring(picture)  # noqa: S314  by this very project
+    wide, narrow = (each for each in drawn if each.tag.endswith("rect"))
+    (figure,) = (each for each in drawn if "figure" in each.get("class", ""))
+
+    assert figure.text == f"{ours:.2g}x"
+    assert figure.get("class", "").split() == ["figure", wide.get("class")]
+    left, baseline = float(figure.attrib["x"]), float(figure.attrib["y"])
+    end = float(wide.attrib["x"]) + float(wide.attrib["width"])
+    assert 0 < left - end < 10
+    assert float(wide.attrib["y"]) < baseline < float(narrow.attrib["y"]) - 2
+    assert left + 34 < 760
