@@ -16,6 +16,13 @@ from .version import __version__
 DEFAULT_DATABASE: Final = "adk"
 
 _DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
+_SCHEMES: Final = ("mongodb://", "mongodb+srv://")
+_REFUSALS: Final = (PyMongoError, OSError, ValueError, KeyError)
+"""What the driver raises for a URI it does not take."""
+_UNENCODED: Final = re.compile(
+    r"[/?@]|:.*:|%(?![0-9a-f]{2})", re.DOTALL | re.IGNORECASE
+)
+"""What user and password, with the colon between them, cannot hold as it is."""
 _SECRET: Final = re.compile("@|password|authmechanismproperties", re.IGNORECASE)
 """What a URI that holds a secret has in it."""
 _RESERVED: Final = {"admin", "config", "local"}
@@ -35,24 +42,61 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
         kind = type(uri).__name__
         message = f"uri must be a string, not {kind}; pass a client as client=."
         raise ConfigurationError(message)
-    reason: object = "it has no scheme"
-    if "://" in uri:
-        is_secret = _SECRET.search(unquote(uri))
+    if "://" not in uri:
+        reason = "it has no scheme"
+    elif not uri.startswith(_SCHEMES):
+        reason = "its scheme is neither mongodb:// nor mongodb+srv://"
+    else:
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
-        except OSError as error:
-            reason = f"{error.filename}: {error.strerror}"
-        except (PyMongoError, ValueError) as error:
-            reason = type(error).__name__ if is_secret else error
-        except KeyError as error:
-            reason = "an option has an unknown value"
-            reason = reason if is_secret else f"{reason} {error}"
+        except _REFUSALS as error:
+            reason = _reason(uri, error)
     message = (
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
         " characters in user and password percent-encoded."
     )
     raise ConfigurationError(message)
+
+
+def _reason(uri: str, refusal: Exception) -> str:
+    """Why the driver refuses a URI, without a word of what may be secret."""
+    login, bare = _parted(uri)
+    if login is None:
+        return _told(bare, refusal)
+    if _UNENCODED.search(login):
+        return "user or password hold characters that have to be percent-encoded"
+    try:
+        AsyncMongoClient(bare)
+    except _REFUSALS as error:
+        return _told(bare, error)
+    if not all(login.partition(":")):
+        return "it has a user without a password, or a password without a user"
+    return "its user and password do not go with its options"
+
+
+def _parted(uri: str) -> tuple[str | None, str]:
+    """User and password, as far as they can be told, and the URI without them."""
+    scheme, _, rest = uri.partition("://")
+    end = rest.find("?")
+    # A question mark begins the options, unless it is part of a password.
+    if end < 0 or not {"/", "@"} & set(rest[:end]):
+        end = len(rest)
+    login, at, hosts = rest[:end].rpartition("@")
+    return (login, f"{scheme}://{hosts}{rest[end:]}") if at else (None, uri)
+
+
+def _told(uri: str, refusal: Exception) -> str:
+    """What the driver says of a URI, or no more than a name if that may be secret."""
+    is_secret = _SECRET.search(unquote(uri))
+    match refusal:
+        case OSError():
+            return f"{refusal.filename}: {refusal.strerror}"
+        case KeyError():
+            return f"an option has an unknown value{'' if is_secret else f' {refusal}'}"
+        case _ if is_secret:
+            return f"something in it is malformed ({type(refusal).__name__})"
+    return str(refusal).rstrip(".")
 
 
 def check_names(client: Any, database: str, prefix: str) -> None:
