@@ -12,6 +12,7 @@ from google.adk.sessions.session import Session
 from pydantic import ValidationError
 
 from .errors import InvalidInputError, quoted
+from .wording import indefinite
 
 MAX_ID_BYTES: Final = 4096
 """Of an id in UTF-8. Three of them are in every event's ``_id``, and MongoDB tells of a
@@ -157,5 +158,5 @@ def check_config(value: object) -> GetSessionConfig | None:
 def _check_type(what: str, value: object, kind: Any) -> None:
     if not isinstance(value, kind):
         name = getattr(kind, "__name__", "number")
-        message = f"{what} must be a {name}, not {type(value).__name__}."
+        message = f"{what} must be {indefinite(name)}, not {type(value).__name__}."
         raise InvalidInputError(message)

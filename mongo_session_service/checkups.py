@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from .privileges import FEATURES, needs
 from .schema import SCHEMA_VERSION, Index, check_server, is_standalone
+from .wording import counted
 
 Document = dict[str, Any]
 
@@ -78,11 +79,10 @@ class Examined:
     wrong: Sequence[Document]
     """Their sessions' ids; not all, if they are many."""
 
-    @property
-    def extent(self) -> str:
+    def extent(self, noun: str) -> str:
         """How many it is about, in words."""
-        among = f"a sample of {SAMPLE:,} of" if self.is_sample else "all"
-        return f"{among} {self.total:,}"
+        among = f"a sample of {SAMPLE:,} of " if self.is_sample else ""
+        return f"among {among}{counted(self.total, noun)}"
 
 
 def judge_server(hello: Document, version: str) -> Finding:
@@ -104,7 +104,7 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
     if "setName" not in hello:
         return Finding(check, Status.OK, "a sharded cluster, behind mongos")
     members = len([*hello["hosts"], *hello.get("passives", ())])
-    says = f"{hello['setName']!r}, {members} member{'s' * (members > 1)} with data"
+    says = f"{hello['setName']!r}, {counted(members, 'member')} with data"
     if lost := sorted(unreachable):
         says = f"{says}; out of reach: {', '.join(lost)}"
         remedy = "See to it that this machine reaches every member by its name."
@@ -209,10 +209,10 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
 
 def judge_orphans(examined: Examined) -> Finding:
     """Whether there are events without a session."""
-    says = f"each of {examined.extent} events has its session"
+    extent = examined.extent("event")
     if not examined.wrong:
-        return Finding("events", Status.OK, says)
-    says = f"some without a session, among {examined.extent} events: {_named(examined)}"
+        return Finding("events", Status.OK, f"each has its session, {extent}")
+    says = f"some without a session, {extent}: {_named(examined)}"
     remedy = (
         "If an import is under way, wait for it; if one was broken off, repeat it. Else"
         " somebody else removed the sessions: remove their events as well."
@@ -222,10 +222,11 @@ def judge_orphans(examined: Examined) -> Finding:
 
 def judge_revisions(examined: Examined) -> Finding:
     """Whether sessions have the events that their revisions count."""
+    extent = examined.extent("session")
     if not examined.wrong:
-        says = f"{examined.extent} sessions have the events their revisions count"
+        says = f"each has the events its revision counts, {extent}"
         return Finding("sessions", Status.OK, says)
-    says = f"events are missing, or too many, among {examined.extent} sessions:"
+    says = f"events are missing, or too many, {extent}:"
     remedy = (
         "Something else than this package has changed the events. Restore them from a"
         " backup, or delete these sessions."

@@ -269,7 +269,7 @@ def _check_state(state: object) -> dict[str, Any]:
         raise InvalidInputError(message)
     for key in state:
         if not isinstance(key, str):
-            message = f"State keys must be strings; one is a {type(key).__name__}."
+            message = f"State keys must be strings, not {type(key).__name__}."
             raise InvalidInputError(message)
         if len(key) > MAX_KEY_LENGTH:
             message = (

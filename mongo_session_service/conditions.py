@@ -41,7 +41,7 @@ def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document
 
 def _form(key: object, value: object) -> Any:
     if not isinstance(key, str):
-        message = f"where has a key that is no string but a {type(key).__name__}."
+        message = f"The keys of where must be strings, not {type(key).__name__}."
         raise InvalidInputError(message)
     if key.startswith(_OF_OTHERS):
         message = (

@@ -36,7 +36,8 @@ def ports_of(data_dir: Path, members: int, first: int | None) -> list[int]:
     ports: list[int] = json.loads(path.read_text())
     if len(ports) != members:
         raise EmbeddedServerError(
-            f"{data_dir} holds a replica set of {len(ports)} members, not {members}"
+            f"the number of members of the replica set in {data_dir} is {len(ports)},"
+            f" not {members}"
         )
     if first not in {None, ports[0]}:
         raise EmbeddedServerError(

@@ -12,6 +12,7 @@ from google.adk.events.event_actions import EventActions
 from pydantic import BaseModel, ValidationError, model_validator
 
 from .errors import InvalidInputError
+from .wording import indefinite
 
 _FIELDS: Final = frozenset(Event.model_fields)
 _DICTS_OF_ACTIONS: Final = [
@@ -153,8 +154,8 @@ def _is_one(value: Any, classes: tuple[type, ...]) -> bool:
     if isinstance(value, classes):
         return not isinstance(value, BaseModel) or is_as_declared(value)
     if hasattr(value, "__dict__") and not isinstance(value, _SCALARS):
-        kind, wanted = type(value).__name__, classes[0].__name__
-        raise InvalidInputError(f"it has a {kind} where a {wanted} belongs")
+        kind, wanted = (indefinite(each.__name__) for each in (type(value), classes[0]))
+        raise InvalidInputError(f"it has {kind} where {wanted} belongs")
     return False
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mongo_session_service.wording import counted
+
 from .connection import Place, connection_options, uri_argument
 from .screen import Screen, say
 
@@ -52,7 +54,8 @@ async def _prune(place: Place, *, dry_run: bool, as_json: bool) -> None:
         Screen().write(json.dumps(asdict(pruned)))
         return
     would = "Would remove" if dry_run else "Removed"
-    counts = f"{pruned.sessions:,} sessions and {pruned.events:,} events"
+    sessions = counted(pruned.sessions, "session")
+    counts = f"{sessions} and {counted(pruned.events, 'event')}"
     say(f"{would} {counts} in database {service.database_name}.")
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mongo_session_service.wording import counted, plural
+
 from .connection import uri_option
 from .sources import KINDS, Kind, service_of, source_of
 from .transfer_options import (
@@ -27,12 +29,23 @@ from .transfer_options import (
 )
 
 if TYPE_CHECKING:
-    from mongo_session_service.transfer import Moved, Problem, Source
+    from mongo_session_service.transfer import (
+        Exported,
+        Moved,
+        Problem,
+        Source,
+        Verified,
+    )
 
 _AGAIN: Final = "What was done stays; the same command goes on from there."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
 _MARGIN: Final = 3600
 """Seconds: an event's time is when it began, and its store may be written later."""
+
+
+def _contents(of: Verified | Exported) -> str:
+    sessions, events = counted(of.sessions, "session"), counted(of.events, "event")
+    return f"{sessions} with {events} and {counted(of.states, 'shared state')}"
 
 
 def _show(problem: Problem) -> None:
@@ -123,6 +136,7 @@ async def _import(kind: Kind, options: dict[str, Any]) -> int:
 
 def _report(moved: Moved, source: Source, *, is_dry_run: bool) -> None:
     verb = "Would move" if is_dry_run else "Moved"
+    states_left_out = f"{plural(moved.skipped_states, 'shared state')} left out"
     counts = {
         "new": moved.new,
         "caught up": moved.caught_up,
@@ -131,14 +145,13 @@ def _report(moved: Moved, source: Source, *, is_dry_run: bool) -> None:
         "continued here": moved.ahead,
         "expired, left out": moved.expired,
         "left out for a conflict": moved.skipped,
-        "shared states": moved.states,
-        "shared states left out": moved.skipped_states,
-        "problems": moved.problems,
+        plural(moved.states, "shared state"): moved.states,
+        states_left_out: moved.skipped_states,
+        plural(moved.problems, "problem"): moved.problems,
     }
-    shown = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-    click.echo(
-        f"{verb} {moved.events} events from {source.name}: {shown or 'nothing'}."
-    )
+    shown = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number)
+    events = counted(moved.events, "event")
+    click.echo(f"{verb} {events} from {source.name}: {shown or 'nothing'}.")
     if not is_dry_run:
         since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
         click.echo(f"To catch up later, add --since {since:%Y-%m-%dT%H:%M:%SZ}")
@@ -188,10 +201,9 @@ async def _verify(kind: Kind, options: dict[str, Any]) -> int:
                 on_difference=_show,
                 on_progress=lambda now: advance(now.events),
             )
-    click.echo(
-        f"Compared {verified.sessions} sessions with {verified.events} events and"
-        f" {verified.states} shared states: {verified.differences or 'no'} differences."
-    )
+    number = verified.differences
+    found = counted(number, "difference") if number else "no differences"
+    click.echo(f"Compared {_contents(verified)}: {found}.")
     return 0 if verified.is_equal else INCOMPLETE
 
 
@@ -230,11 +242,7 @@ async def _export(options: dict[str, Any]) -> int:
             exported = await export(
                 source, path, chosen, on_progress=lambda now: advance(now.events)
             )
-    click.echo(
-        f"Exported {exported.sessions} sessions with {exported.events} events and"
-        f" {exported.states} shared states.",
-        err=True,
-    )
+    click.echo(f"Exported {_contents(exported)}.", err=True)
     if not exported.sessions and chosen.since is None:
         message = f"There are no such {source.name}. Is it the right one, with the"
         click.echo(f"{message} right --prefix, --app and --user?", err=True)

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import click
 
 from mongo_session_service.errors import MongoSessionServiceError
+from mongo_session_service.wording import counted
 
 from .connection import noted, placed, said, uri_of, uri_option
 from .output import duration
@@ -164,8 +165,8 @@ def run(work: Coroutine[Any, Any, int], *, is_debug: bool, how_to_go_on: str) ->
 
 def pace(done: int, total: int | None, share: float | None, elapsed: float) -> str:
     """How many events are done, how fast and, if a share of all, how long yet."""
-    of = "" if total is None else f"/{total:,}"
-    shown = f"{done:,}{of} events, {done / max(elapsed, 1e-6):,.0f} events/s"
+    so_far = counted(done, "event") if total is None else f"{done:,}/{total:,} events"
+    shown = f"{so_far}, {done / max(elapsed, 1e-6):,.0f} events/s"
     if share:
         shown += f", {duration(elapsed * (1 - share) / share)} left"
     return shown

@@ -16,6 +16,7 @@ from google.adk.events.event_actions import EventActions
 
 from mongo_session_service.events import build_event
 from mongo_session_service.records import SessionKey
+from mongo_session_service.wording import indefinite
 
 from .items import Problem, SessionHeader, SharedState, named
 from .unpickling import UnreadableActionsError, load_actions
@@ -183,7 +184,7 @@ def _actions(value: Any) -> EventActions:
 
 
 def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    return "nothing" if value is None else indefinite(type(value).__name__)
 
 
 def _problem(row: Row, error: ValueError) -> Problem:

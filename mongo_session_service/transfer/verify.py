@@ -18,6 +18,7 @@ from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.hooks import NO_HOOKS
 from mongo_session_service.records import SessionKey, session_key
 from mongo_session_service.values import json_form
+from mongo_session_service.wording import counted
 
 from .incoming import digest, event_digest
 from .items import (
@@ -57,6 +58,7 @@ class Verified:
     sessions: int = 0
     events: int = 0
     states: int = 0
+    """Shared states that hold anything."""
     differences: int = 0
 
     @property
@@ -140,7 +142,8 @@ class _Verifier:
                     self._header = item
             case SharedState():
                 await self.end()
-                self.verified.states += 1
+                # Some services keep a row for each user, with nothing in it.
+                self.verified.states += bool(item.state)
                 there = await self._target.find_shared(item.app_name, item.user_id)
                 for reason in _state_differences(item.state, there):
                     self.differ(str(item), reason)
@@ -225,7 +228,7 @@ def _event_differences(here: list[_Seen], there: list[_Seen]) -> list[str]:
         return []
     reasons = []
     if len(here) != len(there):
-        reasons.append(f"{len(here)} events, there {len(there)}")
+        reasons.append(f"{counted(len(here), 'event')}, there {len(there)}")
     for number, (one, other) in enumerate(zip(here, there, strict=False), start=1):
         if one != other:
             what = "another" if one.id != other.id else "other content"

@@ -80,5 +80,5 @@ def test_mongod_says_why_it_does_not_start(tmp_path: Path) -> None:
     result = run("mongod", "--members", "2", "--data-dir", str(tmp_path))
 
     assert result.returncode == 1
-    assert "replica set of 1 members, not 2" in result.stderr
+    assert "is 1, not 2" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -10,6 +10,8 @@ from moving import IDS, NAMED
 from pymongo import MongoClient
 from stores import Place, sqlite
 
+from mongo_session_service.wording import counted
+
 
 @pytest.mark.parametrize(
     ("chosen", "sessions", "events"),
@@ -43,7 +45,8 @@ async def test_what_is_chosen_moves_alone_and_is_verified_alone(
     assert f": {sessions} new" in imported.stdout
     assert admin[database].sessions.count_documents({}) == sessions
     assert (verified.returncode, verified.stderr) == (0, "")
-    assert f"Compared {sessions} sessions with {events} events" in verified.stdout
+    compared = f"Compared {counted(sessions, 'session')} with {events} events"
+    assert compared in verified.stdout
 
 
 def test_a_time_has_to_be_one() -> None:
@@ -77,7 +80,7 @@ async def test_a_conflict_fails_or_is_skipped_or_replaced(
     assert "4 unchanged, 1 left out for a conflict" in skipped.stdout
     assert kept.returncode == 3
     assert (replaced.returncode, replaced.stderr) == (0, "")
-    assert "Moved 1 events" in replaced.stdout
+    assert "Moved 1 event from" in replaced.stdout
     assert "1 replaced, 4 unchanged" in replaced.stdout
     assert (verified.returncode, verified.stderr) == (0, "")
 

@@ -48,7 +48,7 @@ async def test_passwords_come_from_the_environment(command: list[str]) -> None:
         assert each.stderr.startswith("Error: ")
         assert each.stderr.count("\n") == 1
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Moved 1 events" in done.stdout
+    assert "Moved 1 event from" in done.stdout
 
 
 async def test_passwords_are_asked_for(command: list[str]) -> None:
@@ -60,4 +60,4 @@ async def test_passwords_are_asked_for(command: list[str]) -> None:
     assert wrong.returncode == 1
     assert done.returncode == 0
     assert done.stderr.split(": ")[:2] == ["Target password", "\nSource password"]
-    assert "Moved 1 events" in done.stdout
+    assert "Moved 1 event from" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from typing import Any
 
@@ -123,6 +124,22 @@ async def test_app_and_user_must_be_named(
         )
 
     assert (await service.list_sessions(app_name="app")).sessions == [session]
+
+
+async def test_what_is_no_event_is_called_so(service: MongoSessionService) -> None:
+    """In a sentence that can be read out."""
+    session = await service.create_session(**IDS)
+    event = Event(author="x")
+    wrong = event.model_copy(update={"actions": Event(author="y")})
+
+    for bad, says in (
+        ("event", "event must be an Event, not str."),
+        (wrong, "event.actions must be an EventActions, not Event."),
+    ):
+        with pytest.raises(InvalidInputError, match=re.escape(says)):
+            await service.append_event(session, bad)
+    with pytest.raises(InvalidInputError, match="State keys must be strings, not int"):
+        await service.create_session(**IDS | {"session_id": "t"}, state={1: 2})
 
 
 @pytest.mark.parametrize("bad", [*BAD_IDS, " \n"], ids=repr)

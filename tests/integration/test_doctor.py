@@ -58,7 +58,7 @@ async def test_a_database_in_use_is_well(filled: MongoSessionService) -> None:
 
     assert list(findings) == [check.name for check in doctor.CHECKS]
     assert bad(findings) == {}
-    assert findings["events"].says == "each of all 15 events has its session"
+    assert findings["events"].says == "each has its session, among 15 events"
 
 
 async def test_looking_creates_nothing(
@@ -90,7 +90,7 @@ async def test_what_others_have_damaged_is_found(
         "events": Status.FAILED,
         "sessions": Status.FAILED,
     }
-    assert findings["events"].says.endswith("all 13 events: app/user/a")
+    assert findings["events"].says.endswith(", among 13 events: app/user/a")
     assert sorted(findings["sessions"].says.split(": ")[1].split(", ")) == [
         f"app/user/{name}" for name in "bcd"
     ]

@@ -149,7 +149,7 @@ def test_a_given_directory_keeps_data_and_ports(tmp_path: Path) -> None:
         assert numbers(replica_set) == [1]
         for index in range(3):
             replica_set.stop_member(index, kill=True)
-    with pytest.raises(EmbeddedServerError, match="3 members, not 1"):
+    with pytest.raises(EmbeddedServerError, match="is 3, not 1"):
         EmbeddedReplicaSet(data_dir=tmp_path).start()
 
 

@@ -84,7 +84,12 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_oplog(Oplog(90.0, 0.02)), OK, "2% of it"),
         (judge_oplog(None), FAILED, "no oplog"),
         (judge_oplog(Oplog(180.0, 0.99)), WARNING, "3 minutes"),
-        (judge_orphans(Examined(9, is_sample=False, wrong=[])), OK, "all 9 events"),
+        (
+            judge_orphans(Examined(9, is_sample=False, wrong=[])),
+            OK,
+            "its session, among 9 events",
+        ),
+        (judge_orphans(Examined(1, is_sample=False, wrong=[])), OK, "among 1 event"),
         (
             judge_orphans(Examined(9, is_sample=False, wrong=IDS)),
             FAILED,
@@ -93,7 +98,7 @@ def held(*features: str) -> list[dict[str, Any]]:
         (
             judge_revisions(Examined(90_000, is_sample=True, wrong=[])),
             OK,
-            "sample of 400 of 90,000",
+            "counts, among a sample of 400 of 90,000 sessions",
         ),
         (
             judge_revisions(Examined(9, is_sample=False, wrong=IDS[:1])),

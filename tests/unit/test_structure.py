@@ -13,7 +13,15 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mongo_session_service"
 
 LAYERS = (
-    ("version", "errors", "cancellation", "starting", "changes", "transfer.sources"),
+    (
+        "version",
+        "errors",
+        "cancellation",
+        "starting",
+        "wording",
+        "changes",
+        "transfer.sources",
+    ),
     (
         "arguments",
         "details",
@@ -165,6 +173,7 @@ PURE = {
     "sessions",
     "summaries",
     "visibility",
+    "wording",
     "changes.change",
     "changes.happenings",
     "changes.items",

@@ -29,6 +29,7 @@ from mongo_session_service.transfer.items import (
     named,
 )
 from mongo_session_service.translation import translated
+from mongo_session_service.wording import counted
 
 from .opening import Opened
 
@@ -112,7 +113,8 @@ class StoreSource(Opened):
                 except StorageError as error:
                     yield Problem(f"event {found} of {named(key)}", str(error))
         if found < revision:
-            reason = f"it has {found} of {revision} events; was it deleted just now?"
+            all_of_them = counted(revision, "event")
+            reason = f"it has {found} of {all_of_them}; was it deleted just now?"
             yield Problem(named(key), reason)
 
     async def find(
