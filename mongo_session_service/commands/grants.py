@@ -39,7 +39,8 @@ def grants(
 
     It is a script for mongosh, and can be run again. "sessions" is what an agent needs,
     "changes" watching and consumers, which read the whole database, "setup" creating
-    and migrating collections, "import" the import of other stores.
+    and migrating collections, "import" the import of other stores, which goes with
+    "sessions", and "erase" delete_user and delete_app, which go with both.
 
     \b
     Example:

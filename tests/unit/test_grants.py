@@ -11,6 +11,7 @@ import playwright
 import pytest
 from pymongo import AsyncMongoClient
 
+from mongo_session_service.commands.grants import grants
 from mongo_session_service.database import Connection
 from mongo_session_service.privileges import (
     FEATURES,
@@ -94,6 +95,13 @@ def test_every_collection_of_the_service_is_granted() -> None:
 
     assert own <= granted
     assert len(own) > 5
+
+
+def test_every_feature_is_explained() -> None:
+    """Who has to choose among them is told what each is."""
+    explanation = grants.help or ""
+
+    assert [each for each in FEATURES if f'"{each}"' not in explanation] == []
 
 
 @pytest.mark.parametrize("there", [[], ["my_role"]])
