@@ -28,12 +28,17 @@ FIRST, SECOND = "monday", "tuesday"
 QUESTIONS = ("I live in Lisbon.", "What is the weather?")  # in the first process
 FORECASTS = {"today": ("sun", 24), "tomorrow": ("rain", 19)}
 PATIENCE = 5  # seconds, unless the URI has less
+STANDALONE = (
+    "This MongoDB is a standalone, without transactions and change streams. Start"
+    " mongod with --replSet rs0, then call rs.initiate() once."
+)
+ELSEWHERE = "Without --uri and MONGODB_URI, the demo starts a MongoDB of its own."
 IN_COLOUR = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def parse_arguments() -> argparse.Namespace:
     """What the user asked for; exits if that is help, or makes no sense."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument(
         "--uri",
         default=os.environ.get("MONGODB_URI"),
@@ -71,6 +76,8 @@ try:
         Subscription,
     )
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+    from mongo_session_service.schema import is_standalone
+    from mongo_session_service.translation import translation
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")
 
@@ -249,7 +256,9 @@ def demo(uri: str, database: str, *, keep: bool) -> None:
     MongoSessionService(uri)  # refuses a wrong URI without quoting its password
     with pymongo.MongoClient(uri) as client:
         with pymongo.timeout(min(PATIENCE, client.options.server_selection_timeout)):
-            client.admin.command("ping")
+            hello = client.admin.command("hello")
+        if is_standalone(hello):
+            sys.exit(f"demo: {STANDALONE} {ELSEWHERE}")
         say(f"Connected. Everything goes into a new database, {database}.", DIM)
         try:
             asyncio.run(run_watched(uri, database))
@@ -305,6 +314,12 @@ async def run_process(uri: str, database: str, part: str) -> None:
         sys.exit(1)
 
 
+def reason_of(error: PyMongoError) -> str:
+    """What went wrong, and what to do about it."""
+    noise = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
+    return f"{re.sub(noise, '', str(translation(error)))} {ELSEWHERE}"
+
+
 def main() -> None:
     """Run the demo or, in a process that the demo started, one part of it."""
     uri, database = ARGUMENTS.uri, ARGUMENTS.database
@@ -335,5 +350,4 @@ if __name__ == "__main__":
     except (MongoSessionServiceError, EmbeddedServerError) as error:
         sys.exit(f"demo: {error}")
     except PyMongoError as error:
-        reason = re.split(r" \(configured|, full error|, Topology", str(error))[0]
-        sys.exit(f"demo: MongoDB failed: {reason}")
+        sys.exit(f"demo: {reason_of(error)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,8 @@ from stores import Place, PostgreSql, postgresql_server
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
+from mongo_session_service.embedded_mongod import HOST, find_mongod
+from mongo_session_service.embedded_ports import free_ports
 
 # No example is a failure for the time it takes: that is the machine's.
 settings.register_profile(
@@ -90,6 +93,22 @@ async def service(
     """A service on the test's own database."""
     async with MongoSessionService(mongodb_uri, database=database) as service:
         yield service
+
+
+@pytest.fixture
+def standalone_uri(tmp_path: Path) -> Iterator[str]:
+    """A mongod that is no member of a replica set."""
+    (port,) = free_ports(1)
+    command = [find_mongod(), f"--port={port}", f"--bind_ip={HOST}", "--nounixsocket"]
+    with subprocess.Popen(
+        [*command, f"--dbpath={tmp_path}"], stdout=subprocess.PIPE, text=True
+    ) as mongod:
+        try:
+            assert mongod.stdout is not None
+            next(line for line in mongod.stdout if "Waiting for connections" in line)
+            yield f"mongodb://{HOST}:{port}/"
+        finally:
+            mongod.kill()
 
 
 @pytest.fixture(scope="session")

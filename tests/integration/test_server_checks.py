@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,28 +21,10 @@ from mongo_session_service import (
     doctor,
 )
 from mongo_session_service.checkups import Status
-from mongo_session_service.embedded_mongod import HOST, find_mongod
-from mongo_session_service.embedded_ports import free_ports
 from mongo_session_service.migrations import Migrator
 from mongo_session_service.schema import EVENT_ONCE, INDEXES, check_server
 
 IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
-
-
-@pytest.fixture
-def standalone_uri(tmp_path: Path) -> Iterator[str]:
-    """A mongod that is no member of a replica set."""
-    (port,) = free_ports(1)
-    command = [find_mongod(), f"--port={port}", f"--bind_ip={HOST}", "--nounixsocket"]
-    with subprocess.Popen(
-        [*command, f"--dbpath={tmp_path}"], stdout=subprocess.PIPE, text=True
-    ) as mongod:
-        try:
-            assert mongod.stdout is not None
-            next(line for line in mongod.stdout if "Waiting for connections" in line)
-            yield f"mongodb://{HOST}:{port}/"
-        finally:
-            mongod.kill()
 
 
 async def test_a_standalone_server_is_refused_with_the_remedy(
