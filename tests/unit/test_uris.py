@@ -56,6 +56,7 @@ def test_the_reason_is_told(uri: str, reason: str) -> None:
 _TEXTS = st.text(st.sampled_from("@:/?#[]%&=+ ,;x4 0ä"), max_size=4)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the driver's, of options
 @given(_TEXTS, _TEXTS, _TEXTS, st.sampled_from([":99999/", ":x/a b", "/?tls", "/"]))
 def test_no_password_is_told(user: str, before: str, after: str, rest: str) -> None:
     """However little of it is encoded, and whatever else is wrong."""
