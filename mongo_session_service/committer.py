@@ -98,9 +98,9 @@ def take_batch(
 ) -> list[Caller]:
     """Take the callers whose writes can go together, in order, off the queue.
 
-    None of them changes what is ``busy``. Appends to one session go together only
-    through one ``Session`` object: another copy's expectation cannot be judged before
-    these are stored.
+    None of them changes what is ``busy``, nor what the first who is left waits for, so
+    that nobody is passed for ever. Appends to one session go together only through one
+    ``Session`` object: another's expectation cannot be judged before these are stored.
     """
     batch: list[Caller] = []
     left: list[Caller] = []
@@ -115,6 +115,8 @@ def take_batch(
             batch.append(caller)
             size += caller.write.size
         else:
+            if not left:
+                busy = busy | {*caller.documents}
             left.append(caller)
             sessions[key] = None  # and so nobody overtakes it
     waiting.extendleft(reversed(left))
@@ -158,7 +160,7 @@ class Committer:
         self._under_way: list[list[Caller]] = []
         self._busy: set[tuple[str, ...]] = set()
         self._is_blocked = False
-        self._is_starting = False
+        self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def commit(self, caller: Caller) -> None:
@@ -193,17 +195,22 @@ class Committer:
 
     def _start_soon(self) -> None:
         """Start a batch once all who are about to come have come."""
-        if self._waiting and not self._is_starting:
-            self._is_starting = True
-            # Not in the caller's context: its deadlines are not everyone's.
-            task = asyncio.create_task(self._run(), context=Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._waiting and self._starting is None:
+            # Not in the caller's context, whose deadlines are not everyone's, nor by
+            # create_task(), by which it would begin at once where tasks are eager.
+            self._starting = asyncio.Task(self._run(), context=Context())
+            self._tasks.add(self._starting)
+            self._starting.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._starting is task:  # it was cancelled before it began
+            self._starting = None
+            self._start_soon()
 
     async def _run(self) -> None:
-        self._is_starting = False
-        batch = self._next_batch()
-        if not batch:
+        self._starting = None
+        if not (batch := self._next_batch()):
             return
         self._under_way.append(batch)
         self._busy.update(*(each.documents for each in batch))
@@ -245,19 +252,19 @@ class Committer:
         try:
             with translated():
                 await self._store.commit(planned)
-        except StorageUnavailableError as error:
-            _fail(batch, error)
         except Exception as error:  # noqa: BLE001  told to whom it concerns
-            if len(batch) > 1:
+            if len(batch) > 1 and not isinstance(error, StorageUnavailableError):
                 middle = len(batch) // 2
                 await self._commit(batch[:middle])
                 await self._commit(batch[middle:])
             elif isinstance(error, RefusedError):
                 await self._explain(batch[0], planned[0])
             elif isinstance(error, DocumentTooLargeError):
-                _fail(batch, outgrown(batch[0].write))
+                batch[0].settle(outgrown(batch[0].write))
             else:
-                _fail(batch, error)
+                for caller in batch:
+                    # One each: it collects the traceback of whoever raises it.
+                    caller.settle(copy.copy(error))
         else:
             for caller, each in zip(batch, planned, strict=True):
                 caller.together = len(batch)
@@ -274,27 +281,20 @@ class Committer:
             caller.retries -= 1
             caller.expected = lambda: expected
             await self._commit([caller])
-            return
         except Exception as error:  # noqa: BLE001  as above
-            _fail([caller], error)
-            return
-        if revision == planned.expected.revision + 1:
-            await _tell(caller, planned.expected.next())
+            caller.settle(error)
         else:
-            # The session knows this event from before, or is stale in any case.
-            caller.settle()
+            if revision == planned.expected.revision + 1:
+                await _tell(caller, planned.expected.next())
+            else:
+                # The session knows this event from before, or is stale in any case.
+                caller.settle()
 
 
 async def _tell(caller: Caller, marker: Marker) -> None:
     try:
         await caller.stored(marker)
     except Exception as error:  # noqa: BLE001  the caller's, and not its neighbours'
-        _fail([caller], error)
+        caller.settle(error)
     else:
         caller.settle()
-
-
-def _fail(batch: list[Caller], error: Exception) -> None:
-    for caller in batch:
-        # One each: an exception collects the traceback of whoever raises it.
-        caller.settle(copy.copy(error))

@@ -233,3 +233,52 @@ async def test_more_callers_than_there_is_room_all_get_their_turn(
 
         stored = await read(service, session)
     assert [event.author for event in stored.events] == list(map(str, range(20)))
+
+
+async def test_a_batch_that_is_cancelled_before_it_began_is_begun_anew(
+    service: MongoSessionService,
+) -> None:
+    """Who ends all tasks of a loop, and appends once more, is not kept waiting."""
+    (session,) = await create(service, 1)
+    appending = asyncio.create_task(service.append_event(session, new_event()))
+    starting: list[asyncio.Task[Any]] = []
+    while not starting:
+        await asyncio.sleep(0)
+        starting = [
+            each for each in asyncio.all_tasks() if "Committer._run" in repr(each)
+        ]
+
+    starting[0].cancel()
+
+    async with asyncio.timeout(20):
+        await appending
+    assert starting[0].cancelled()
+    assert await read(service, session) == session
+
+
+class TwoPartsError(Exception):
+    """An error that cannot be copied."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(one + other)
+
+
+class Strange(MongoSessionService):
+    """A service that fails to show the event of one session."""
+
+    def _update_session_state(self, session: Session, event: Event) -> None:
+        if session.id == "1":
+            raise TwoPartsError("in ", "two parts")
+        super()._update_session_state(session, event)
+
+
+async def test_who_cannot_be_told_harms_nobody(mongodb_uri: str, database: str) -> None:
+    """An error of an application's own code is its caller's alone, whatever it is."""
+    async with Strange(mongodb_uri, database=database) as service:
+        sessions = await create(service, 3)
+        each = [(session, new_event()) for session in sessions]
+        first, failed, last = await at_once(service, each)
+
+        assert isinstance(failed, TwoPartsError)
+        assert (first, last) == (sessions[0].events[-1], sessions[2].events[-1])
+        assert [len((await read(service, it)).events) for it in sessions] == [1, 1, 1]

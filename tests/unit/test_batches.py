@@ -34,7 +34,10 @@ async def stored(_: Marker) -> None:
 
 
 def caller(copy: Copy, *, size: int = 1, **delta: Any) -> Caller:
-    state = ScopedState(app=delta, user=delta, session=delta)
+    return setter(copy, ScopedState(app=delta, user=delta, session=delta), size)
+
+
+def setter(copy: Copy, state: ScopedState, size: int = 1) -> Caller:
     append = Append(
         copy.key, 1.0, {}, is_wrapped=False, is_hooked=False, delta=state, size=size
     )
@@ -111,6 +114,19 @@ def test_who_has_nothing_in_common_goes_in_two_batches() -> None:
     assert first + second == callers
     for batch in (callers[1:], of_one_copy, of_one_app):
         assert halved(batch) == (batch, [])
+
+
+def test_who_wants_more_is_not_passed_for_ever() -> None:
+    """What the first who has to wait waits for is kept free for it."""
+    of_app = setter(Copy("1"), ScopedState(app={"k": 1}))
+    of_user = setter(Copy("2"), ScopedState(user={"k": 1}))
+    of_both = setter(Copy("3"), ScopedState(app={"k": 1}, user={"k": 1}))
+    of_none = setter(Copy("4"), ScopedState())
+    waiting = deque([of_both, of_app, of_user, of_none])
+
+    assert take_batch(waiting, 9, {*of_app.documents}) == [of_none]
+    assert take_batch(waiting, 9, {*of_user.documents}) == []
+    assert take_batch(waiting, 9) == [of_both, of_app, of_user]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=20))
