@@ -30,6 +30,9 @@ from __future__ import annotations
 import inspect
 from typing import Final
 
+WAY_AROUND: Final = " To do without the guarantee, pass transactions=False."
+"""How an error about a standalone server ends, for who builds a service."""
+
 _LONGEST_NAME: Final = 100  # characters
 
 

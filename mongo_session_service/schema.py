@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .database import Connection
-from .errors import ConfigurationError, SchemaVersionError
+from .errors import WAY_AROUND, ConfigurationError, SchemaVersionError
 
 SCHEMA_VERSION: Final = 1
 
@@ -137,8 +137,7 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
             "This MongoDB server is a standalone: it has no transactions, so an event"
             " and its state could be torn apart. Run it as a replica set (a single"
             " member is enough): start mongod with --replSet rs0, then call"
-            " rs.initiate() once. To do without the guarantee, pass"
-            " transactions=False."
+            f" rs.initiate() once.{WAY_AROUND}"
         )
         raise ConfigurationError(message)
 

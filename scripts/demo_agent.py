@@ -28,10 +28,6 @@ FIRST, SECOND = "monday", "tuesday"
 QUESTIONS = ("I live in Lisbon.", "What is the weather?")  # in the first process
 FORECASTS = {"today": ("sun", 24), "tomorrow": ("rain", 19)}
 PATIENCE = 5  # seconds, unless the URI has less
-STANDALONE = (
-    "This MongoDB is a standalone, without transactions and change streams. Start"
-    " mongod with --replSet rs0, then call rs.initiate() once."
-)
 ELSEWHERE = "Without --uri and MONGODB_URI, the demo starts a MongoDB of its own."
 IN_COLOUR = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
@@ -76,7 +72,8 @@ try:
         Subscription,
     )
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
-    from mongo_session_service.schema import is_standalone
+    from mongo_session_service.errors import WAY_AROUND
+    from mongo_session_service.schema import check_server
     from mongo_session_service.translation import translation
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")
@@ -257,8 +254,7 @@ def demo(uri: str, database: str, *, keep: bool) -> None:
     with pymongo.MongoClient(uri) as client:
         with pymongo.timeout(min(PATIENCE, client.options.server_selection_timeout)):
             hello = client.admin.command("hello")
-        if is_standalone(hello):
-            sys.exit(f"demo: {STANDALONE} {ELSEWHERE}")
+        check_server(hello, transactions=True)
         say(f"Connected. Everything goes into a new database, {database}.", DIM)
         try:
             asyncio.run(run_watched(uri, database))
@@ -348,6 +344,6 @@ if __name__ == "__main__":
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (MongoSessionServiceError, EmbeddedServerError) as error:
-        sys.exit(f"demo: {error}")
+        sys.exit(f"demo: {str(error).removesuffix(WAY_AROUND)}")
     except PyMongoError as error:
         sys.exit(f"demo: {reason_of(error)}")

@@ -11,7 +11,11 @@ from typing import Any, Final
 import click
 from typing_extensions import override
 
-from mongo_session_service.errors import MongoSessionServiceError, SlowSubscriberError
+from mongo_session_service.errors import (
+    WAY_AROUND,
+    MongoSessionServiceError,
+    SlowSubscriberError,
+)
 
 from .connection import is_debugging
 from .output import printable
@@ -43,7 +47,7 @@ class Program(click.Group):
         except Exception as error:  # noqa: BLE001  a command's last resort
             if is_debugging(ctx):
                 traceback.print_exc()
-            raise click.ClickException(_in_one_line(error)) from None
+            raise click.ClickException(in_one_line(error)) from None
 
 
 def _without_password(error: click.ClickException) -> click.ClickException:
@@ -56,7 +60,7 @@ def _without_password(error: click.ClickException) -> click.ClickException:
     return click.ClickException(text)
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """What went wrong, and what to do about it."""
     text = printable(str(error))
     if isinstance(error, SlowSubscriberError):
@@ -65,7 +69,8 @@ def _in_one_line(error: Exception) -> str:
             again += f" with --after-revision {error.last_revision}"
         return f"The changes came faster than they could be written. {again}."
     if isinstance(error, MongoSessionServiceError):
-        return re.sub(_NOISE, "", text)
+        # No command takes what that names.
+        return re.sub(_NOISE, "", text).removesuffix(WAY_AROUND)
     if isinstance(error, ImportError):
         return text
     from google.adk.errors.session_not_found_error import SessionNotFoundError

@@ -20,7 +20,7 @@ from mongo_session_service.wording import counted
 
 from .connection import noted, placed, said, uri_of, uri_option
 from .output import duration
-from .program import INTERRUPTED, NOBODY_READS
+from .program import INTERRUPTED, NOBODY_READS, in_one_line
 
 if TYPE_CHECKING:
     from mongo_session_service.transfer.items import Selection, Totals
@@ -145,7 +145,7 @@ def run(work: Coroutine[Any, Any, int], *, is_debug: bool, how_to_go_on: str) ->
     except MongoSessionServiceError as error:
         if is_debug:
             raise
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {in_one_line(error)}", err=True)
         code = FAILED
     except click.ClickException:
         raise

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from commands import ENVIRONMENT, PROGRAM, call, run
 from consuming import PATIENCE, append, create, take
 from google.adk.events import Event, EventActions
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 
 from mongo_session_service import MongoSessionService
@@ -229,6 +231,37 @@ def test_what_goes_wrong_is_said_in_one_line(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["prune"], ["import", "sqlite", "{folder}/old.db"]],
+    ids=lambda command: command[0],
+)
+async def test_a_standalone_server_needs_no_option_that_there_is_not(
+    standalone_uri: str, tmp_path: Path, command: list[str]
+) -> None:
+    """What a command advises is what its user can do."""
+    await SqliteSessionService(str(tmp_path / "old.db")).create_session(
+        app_name="app", user_id="user"
+    )
+    command = [each.format(folder=tmp_path) for each in command]
+
+    done = await asyncio.to_thread(call, *command, "--uri", standalone_uri)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("then call rs.initiate() once.\n")
+
+
+def test_an_import_that_fails_is_as_brief(tmp_path: Path) -> None:
+    """What the driver says of its timeouts is left out here as elsewhere."""
+    nowhere = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=300"
+
+    done = call("export", nowhere, "--to", str(tmp_path / "x"))
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: MongoDB is unavailable: 127.0.0.1:1: ")
+    assert "imeout" not in done.stderr
 
 
 def test_a_missing_uri_is_asked_for(database: str) -> None:
