@@ -7,15 +7,17 @@ the secondary wait until it has come as far.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, Self
 
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 from pymongo.errors import ExecutionTimeout
 
+from .cancellation import uninterrupted
 from .drivers import Driver, results_of, session_of
 from .snapshots import SNAPSHOT, once_created
-from .transactions import Latest
+from .transactions import Latest, end
 
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""
@@ -72,7 +74,12 @@ class Secondaries:
                 batchSize=batch_size,
                 maxTimeMS=self._patience_ms,
             )
-            results = await results_of(aggregate, self._driver)
+            try:
+                results = await results_of(aggregate, self._driver)
+            except asyncio.CancelledError:
+                # Of several members that may be asked, this may meet another.
+                await uninterrupted(end(session, self._preference))
+                raise
             self.heard_of(session.operation_time, session)
             return results
 

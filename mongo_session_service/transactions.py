@@ -141,12 +141,17 @@ def _given_up(limit: float, *, is_committing: bool) -> PyMongoError:
     return NetworkTimeout(message)
 
 
-async def end(session: Any) -> None:
-    """Have the server end what it does and keeps in a session of the driver's.
+async def end(session: Any, preference: Any = ReadPreference.PRIMARY) -> None:
+    """Have a server end what it does and keeps in a session of the driver's.
 
     Whose session it is may do this without a privilege. It is given up soon.
+
+    Args:
+        session: The session.
+        preference: Which server to ask, as a read preference.
     """
     with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
         async with asyncio.timeout(_FAREWELL):
             admin = session.client["admin"]
-            await admin.command("killSessions", [session.session_id])
+            ids = [session.session_id]
+            await admin.command("killSessions", ids, read_preference=preference)

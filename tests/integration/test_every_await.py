@@ -38,10 +38,17 @@ at_every_point = pytest.mark.parametrize("late", [False, True], ids=["early", "l
 
 
 @pytest.fixture
-async def world(mongodb_uri: str, database: str) -> AsyncIterator[World]:
-    """A service whose client, feed and all else are in the test's own event loop."""
+async def world(
+    mongodb_uri: str, database: str, request: pytest.FixtureRequest
+) -> AsyncIterator[World]:
+    """A service whose client, feed and all else are in the test's own event loop.
+
+    It reads where it is told to, by default of the primary.
+    """
+    preference = getattr(request, "param", "primary")
+    uri = f"{victim_uri(mongodb_uri)}&readPreference={preference}"
     async with (
-        AsyncMongoClient(victim_uri(mongodb_uri)) as client,
+        AsyncMongoClient(uri) as client,
         MongoSessionService(client=client, database=database) as service,
     ):
         rebasing = MongoSessionService(
@@ -106,7 +113,11 @@ async def test_a_write_cancelled_at_every_point(
             await cancel_at_every_point(world, admin, case, late=late)
 
 
-@at_every_point
+@pytest.mark.parametrize(
+    ("world", "late"),
+    [("primary", False), ("primary", True), ("nearest", True)],
+    indirect=["world"],
+)
 async def test_a_read_cancelled_at_every_point(
     world: World,
     admin: MongoClient,
