@@ -107,6 +107,11 @@ class Follower:
         return [change.kind for change in self.told]
 
     @property
+    def gone(self) -> list[str | None]:
+        """The sessions that it was told the end of."""
+        return [each.session_id for each in self.told if each.kind == "deleted"]
+
+    @property
     def revisions(self) -> dict[str, list[int]]:
         """Of the changes appended, by session."""
         by_session = defaultdict(list)

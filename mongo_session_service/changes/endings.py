@@ -29,6 +29,8 @@ from .items import Expires, Item, session_key
 logger = logging.getLogger(__name__)
 
 _MAJORITY: Final = ReadConcern("majority")
+_NUMBER: Final = ["double", "int", "long"]
+"""What this package stores times as; other tools may have other types."""
 _FIELDS: Final = {"expire_time": 1}
 
 _REMEMBERED: Final = 100_000
@@ -39,6 +41,8 @@ _PATIENCE: Final = 2.0
 """Seconds for a look, while which nothing else is told."""
 _REST: Final = 0.25
 """Seconds after one, however soon the next session ends."""
+_LONGEST: Final = 60.0
+"""Seconds to the next, though nothing ends before: clocks may be set back."""
 _AGAIN: Final = 4.0
 """Seconds after one that has failed."""
 _TICK: Final = 0.001
@@ -66,13 +70,16 @@ class Endings:
         if isinstance(item, Deleted):
             self._found.pop(item.key, None)
             return self._told.pop(item.key, False)
-        if isinstance(item, Appended | Created) and self._told.pop(item.key, False):
-            self._next = 0.0  # by the clock of another it goes on, or it is a new one
+        if isinstance(item, Appended | Created | Expires):
+            # It goes on, maybe by the clock of another, or is a new one.
+            was_found = self._found.pop(item.key, None) is not None
+            was_told = self._told.pop(item.key, False)
+            if was_found or isinstance(item, Expires):
+                self._changed.add(item.key)
+            if was_told or self._changed:
+                self._next = 0.0
         if isinstance(item, Created):
             self._expect(item.document.get("expire_time"))
-        elif isinstance(item, Expires):
-            self._changed.add(item.key)
-            self._next = 0.0
         return False
 
     def _expect(self, expire_time: object) -> None:
@@ -91,6 +98,7 @@ class Endings:
             self._since = self._next = math.inf
             self._changed.clear()
             return
+        self.begin()  # anew, if the clock was set back
         now = platform_time.get_time()
         if now < self._next or time.monotonic() < self._rests_until:
             return
@@ -114,7 +122,7 @@ class Endings:
         latest = await history.now(connection)
         self._changed.clear()
         self._since = until
-        self._next = min((each["expire_time"] for each in following), default=math.inf)
+        self._next = min([now + _LONGEST, *(each["expire_time"] for each in following)])
         self._rests_until = time.monotonic() + _REST
         # After all that was committed before, the start of a subscription too.
         at = Timestamp(latest.time, latest.inc + 1)
@@ -161,4 +169,5 @@ def _whole(over: list[Document]) -> float:
 
 def ending_between(since: float, until: float) -> Document:
     """The sessions that expire after a time, and not after another."""
-    return {"expire_time": {"$gt": since, "$lte": until}, "revision": {"$gte": 0}}
+    times = {"$gt": since, "$lte": until, "$type": _NUMBER}
+    return {"expire_time": times, "revision": {"$gte": 0}}

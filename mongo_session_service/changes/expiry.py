@@ -15,6 +15,7 @@ from .inbox import Inbox
 
 _SHORTEST: Final = 0.001
 """Seconds: the event loop's clock and the calendar's may differ by less."""
+_MOMENT: Final = 0.25  # seconds
 
 
 class Alarm:
@@ -35,6 +36,12 @@ class Alarm:
         self._timer = loop.call_later(max(delay, _SHORTEST), inbox.remind)
         return delay <= 0
 
+    def postpone(self, inbox: Inbox) -> None:
+        """Remind the inbox in a moment, and at no other time."""
+        self.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_MOMENT, inbox.remind)
+
     def cancel(self) -> None:
         """Remind nobody."""
         self.has_rung = False
@@ -43,16 +50,20 @@ class Alarm:
             self._timer = None
 
 
-async def load_expire_time(
+async def load_end(
     connection: Connection, key: SessionKey, create_time: float
-) -> float | None:
-    """When a session expires; None for never, or if it is not there any more.
+) -> tuple[float | None, int]:
+    """When a session expires, and at which revision it is.
+
+    None and -1 if it is not there any more, None if it never expires.
 
     Raises:
         StorageUnavailableError: MongoDB has been away for a minute.
     """
     where = {"_id": key.id, "create_time": create_time}
+    fields = {"expire_time": 1, "revision": 1}
     found: dict[str, Any] | None = await persistently(
-        lambda: connection.sessions.find_one(where, {"expire_time": 1})
+        lambda: connection.sessions.find_one(where, fields)
     )
-    return found.get("expire_time") if found else None
+    found = found or {}
+    return found.get("expire_time"), found.get("revision", -1)

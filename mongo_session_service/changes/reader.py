@@ -258,6 +258,7 @@ class Reader:
         # Whoever comes now, the following sessions first, waits for the next stream:
         # before it starts, nothing is told.
         self._position = None
+        self._endings = Endings()
         for each in self._router:
             if each.scope.is_session:
                 each.inbox.clear()

@@ -19,7 +19,7 @@ from mongo_session_service.refused import not_found
 from mongo_session_service.translation import translated
 
 from .change import Change
-from .expiry import Alarm, load_expire_time
+from .expiry import Alarm, load_end
 from .inbox import CAPACITY, MISSED, Doorbell, Inbox, Notice
 from .router import Scope
 from .view import View, load_view
@@ -210,8 +210,12 @@ class SessionSubscription(Subscription):
         """Tell that the session has expired, or wait until it will."""
         key, create_time = self._key, self._create_time or 0.0
         connection = await self._source.connection()
-        expire_time = await load_expire_time(connection, key, create_time)
-        if not self._is_closed and self._alarm.set(expire_time, self.inbox):
+        expire_time, revision = await load_end(connection, key, create_time)
+        if self._is_closed or not self._alarm.set(expire_time, self.inbox):
+            return
+        if revision > self._told_up_to:
+            self._alarm.postpone(self.inbox)  # what was appended is told before
+        else:
             self._tell_that_it_is_gone()
 
     def _tell_that_it_is_gone(self) -> None:

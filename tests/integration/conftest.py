@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
+from clock import Clock
 from faults import victim_uri
 from filling import fill
 from google.adk.sessions import InMemorySessionService
@@ -11,6 +13,7 @@ from resting import leaving_nothing
 from sealing import SEALED
 
 from mongo_session_service import MongoSessionService, rebasing
+from mongo_session_service.changes import endings, stream
 
 
 @pytest.fixture
@@ -35,6 +38,16 @@ async def second(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionS
     service = MongoSessionService(uri, database=database, on_conflict="rebase")
     async with service:
         yield service
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What the feed, which looks more often than else, takes for the time."""
+    clock = Clock()
+    monkeypatch.setattr(stream, "AWAIT_MS", 50)
+    monkeypatch.setattr(endings, "_REST", 0)
+    monkeypatch.setattr(endings, "platform_time", SimpleNamespace(get_time=clock))
+    return clock
 
 
 @pytest.fixture

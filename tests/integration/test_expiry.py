@@ -89,7 +89,7 @@ async def test_a_cancelled_reader_is_told_of_the_end(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that is cancelled while it looks at the clock looks again."""
-    looking, look = asyncio.Event(), subscriptions.load_expire_time
+    looking, look = asyncio.Event(), subscriptions.load_end
 
     async def never(*_: object) -> None:
         looking.set()
@@ -98,12 +98,12 @@ async def test_a_cancelled_reader_is_told_of_the_end(
     await service.create_session(**SESSION, ttl=0.1)
     async with asyncio.timeout(PATIENCE), service.watch(APP, USER, ID) as changes:
         assert (await anext(changes)).kind == "snapshot"
-        monkeypatch.setattr(subscriptions, "load_expire_time", never)
+        monkeypatch.setattr(subscriptions, "load_end", never)
         reading = asyncio.ensure_future(anext(changes))
         await looking.wait()
         reading.cancel()
         await asyncio.wait([reading])
-        monkeypatch.setattr(subscriptions, "load_expire_time", look)
+        monkeypatch.setattr(subscriptions, "load_end", look)
 
         assert (await anext(changes)).kind == "deleted"
 

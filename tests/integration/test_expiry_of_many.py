@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import AsyncExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +13,7 @@ from pymongo import MongoClient
 from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes import endings, reader, stream, subscriptions
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What the feed, which looks more often than else, takes for the time."""
-    clock = Clock()
-    monkeypatch.setattr(stream, "AWAIT_MS", 50)
-    monkeypatch.setattr(endings, "_REST", 0)
-    monkeypatch.setattr(endings, "platform_time", SimpleNamespace(get_time=clock))
-    return clock
+from mongo_session_service.changes import endings, reader, subscriptions
 
 
 async def test_who_watches_many_is_told_of_each_end(
@@ -42,7 +31,7 @@ async def test_who_watches_many_is_told_of_each_end(
         async def all_told(*names: str) -> None:
             mine.now = clock.now
             for each in followers:
-                await each.until(lambda each=each: set(names) <= set(ended(each)))
+                await each.until(lambda each=each: set(names) <= set(each.gone))
 
         clock.now += 10
         await all_told(ID)  # though nothing is written
@@ -61,15 +50,10 @@ async def test_who_watches_many_is_told_of_each_end(
         await all_told("last")
 
     for each in followers:
-        names = ended(each)
+        names = each.gone
         assert names == [ID, "changed", "created", "created", "last"]
         of_created = [told.kind for told in each.told if told.session_id == "created"]
         assert of_created == ["created", "appended", "deleted"] + ["created", "deleted"]
-
-
-def ended(follower: Follower) -> list[str | None]:
-    """The sessions that it was told the end of."""
-    return [each.session_id for each in follower.told if each.kind == "deleted"]
 
 
 async def test_what_is_renewed_has_not_ended(
@@ -85,11 +69,11 @@ async def test_what_is_renewed_has_not_ended(
         await service.update_session(**IDS, session_id="kept", ttl=None)
         clock.now += 18
         await service.create_session(**IDS, session_id="later", ttl=1)
-        await follower.until(lambda: "later" in ended(follower))
+        await follower.until(lambda: "later" in follower.gone)
         clock.now += 1
-        await follower.until(lambda: ID in ended(follower))
+        await follower.until(lambda: ID in follower.gone)
 
-    assert ended(follower) == ["later", ID]
+    assert follower.gone == ["later", ID]
 
 
 async def test_many_ends_at_once_drop_nobody(
@@ -132,7 +116,7 @@ async def test_more_ends_than_one_look_finds(
         await follower.until(lambda: len(follower.told) == 68)
 
     assert "at the same moment" in caplog.text
-    assert len(set(ended(follower))) == 59 == len(ended(follower))
+    assert len(set(follower.gone)) == 59 == len(follower.gone)
 
 
 async def test_what_expires_as_soon_as_it_is_watched_is_told(
@@ -155,7 +139,7 @@ async def test_what_expires_as_soon_as_it_is_watched_is_told(
         has_expired.set()
         await follower.until(lambda: follower.told)
 
-    assert ended(follower) == [ID]
+    assert follower.gone == [ID]
 
 
 async def test_an_end_that_was_set_late_is_told(
@@ -167,9 +151,9 @@ async def test_an_end_that_was_set_late_is_told(
     async with Follower(service.watch(APP)) as follower:
         await service.create_session(**IDS, session_id="other", ttl=10)
         clock.now += 20
-        await follower.until(lambda: "other" in ended(follower))
+        await follower.until(lambda: "other" in follower.gone)
         await service.update_session(**SESSION, ttl=1)
-        await follower.until(lambda: ID in ended(follower))
+        await follower.until(lambda: ID in follower.gone)
 
 
 async def test_a_session_of_a_slow_clock_is_told(
