@@ -25,6 +25,8 @@ from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.embedded_mongod import HOST, find_mongod
 from mongo_session_service.embedded_ports import free_ports
 
+pytest_plugins = ["in_time"]
+
 # No example is a failure for the time it takes: that is the machine's.
 settings.register_profile(
     "untimed",
