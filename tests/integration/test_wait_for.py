@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from watching import APP, ID, IDS, PATIENCE, SESSION, new_event, stored_state, until
+from watching import APP, ID, IDS, SESSION, new_event, stored_state, until
 
 from mongo_session_service import (
     InvalidInputError,
@@ -16,15 +16,16 @@ from mongo_session_service import (
 )
 
 
-@pytest.fixture(autouse=True)
-async def _in_time() -> Any:
-    async with asyncio.timeout(PATIENCE):
-        yield
-
-
-async def started(service: MongoSessionService, count: int = 1) -> None:
-    """Return once so many wait for something, and nothing else is on its way."""
-    await until(lambda: service.feed_stats().subscriptions == count)
+async def begun(
+    service: MongoSessionService, revision: int
+) -> asyncio.Task[dict[str, Any]]:
+    """A wait that has seen the session as it is, and is told of what comes."""
+    asked: list[Any] = []
+    waiting = asyncio.create_task(
+        service.wait_for(**SESSION, revision=revision, predicate=asked.append)
+    )
+    await until(lambda: asked or waiting.done())
+    return waiting
 
 
 async def test_a_revision_already_reached(service: MongoSessionService) -> None:
@@ -40,8 +41,7 @@ async def test_a_revision_already_reached(service: MongoSessionService) -> None:
 async def test_a_revision_to_come(service: MongoSessionService) -> None:
     """It returns when another's append has come so far, and not before."""
     session = await service.create_session(**SESSION)
-    waiting = asyncio.create_task(service.wait_for(**SESSION, revision=3))
-    await started(service)
+    waiting = await begun(service, 3)
     for number in (1, 2):
         await service.append_event(session, new_event(n=number, app_n=number))
     assert not waiting.done()
@@ -76,7 +76,7 @@ async def test_a_state_that_others_set(
         return state.get(key) == 3
 
     waiting = asyncio.create_task(service.wait_for(**SESSION, predicate=holds))
-    await started(service)
+    await until(lambda: asked)
     for number in range(1, 5):
         writer = session if scope == "" else other
         await service.append_event(writer, new_event(**{f"{scope}n": number}))
@@ -107,7 +107,7 @@ async def test_time_runs_out(service: MongoSessionService) -> None:
                 **SESSION, predicate=lambda _: False, timeout=timeout
             )
     async with service.watch():
-        await started(service)
+        await until(lambda: service.feed_stats().subscriptions == 1)
 
 
 async def test_a_cancelled_wait(service: MongoSessionService) -> None:
@@ -134,8 +134,7 @@ async def test_a_session_that_is_not_there(service: MongoSessionService) -> None
     with pytest.raises(SessionNotFoundError):
         await service.wait_for(**SESSION, revision=0)
     await service.create_session(**SESSION)
-    waiting = asyncio.create_task(service.wait_for(**SESSION, revision=1))
-    await started(service)
+    waiting = await begun(service, 1)
     await service.delete_session(**SESSION)
     with pytest.raises(SessionNotFoundError, match="deleted"):
         await waiting
@@ -144,8 +143,7 @@ async def test_a_session_that_is_not_there(service: MongoSessionService) -> None
 async def test_a_service_that_is_closed(service: MongoSessionService) -> None:
     """Who waits is told that the service was closed, not that the session is gone."""
     await service.create_session(**SESSION)
-    waiting = asyncio.create_task(service.wait_for(**SESSION, revision=1))
-    await started(service)
+    waiting = await begun(service, 1)
     await service.close()
 
     with pytest.raises(MongoSessionServiceError, match="closed"):
