@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from long_sessions import left_in, store_long_session
 from pymongo import MongoClient
 from serving import Client, serving
 from starlette.applications import Starlette
-from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event, until
+from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event
 
 from mongo_session_service import MongoSessionService, Pruned, committer, deletions
 from mongo_session_service.changes import subscriptions
@@ -51,35 +50,41 @@ async def test_documents_have_what_they_need(
 
 async def test_a_watched_session_expires(service: MongoSessionService) -> None:
     """Its subscription is told that it is deleted when its time has come, and ends."""
-    session = await service.create_session(**SESSION, ttl=0.3)
+    clock = Clock.set()
+    session = await service.create_session(**SESSION, ttl=0.1)
     async with Follower(service.watch(APP, USER, ID)) as follower:
-        await follower.reached(0)
-        appending_at = time.time()
-        await service.append_event(session, new_event())
+        for revision in (1, 2):
+            clock.now += 0.09
+            follower.subscription.inbox.remind()
+            await service.append_event(session, new_event())
+            await follower.reached(revision)
+        clock.now += 1
         assert await follower.ended() is None
 
-    assert follower.kinds == ["snapshot", "appended", "deleted"]
-    assert follower.told[-1].time >= appending_at + 0.3
+    assert follower.kinds == ["snapshot", "appended", "appended", "deleted"]
     with pytest.raises(SessionNotFoundError):
         await service.wait_for(**SESSION, revision=5)
 
 
 async def test_a_watched_session_lives_longer(service: MongoSessionService) -> None:
     """Who watches a session that got another end is told nothing before that."""
-    session = await service.create_session(**SESSION, state={"app:a": 1}, ttl=0.3)
-    first_end = time.time() + 0.35
+    clock = Clock.set()
+    session = await service.create_session(**SESSION, state={"app:a": 1}, ttl=0.1)
     async with Follower(service.watch(APP, USER, ID)) as follower:
         await follower.until(lambda: follower.told)
         await service.update_session(**SESSION, ttl=None)
-        await until(lambda: time.time() > first_end)
+        clock.now += 1
+        follower.subscription.inbox.remind()
         await service.append_event(session, new_event())
         await follower.reached(1)
         await service.update_session(**SESSION, ttl=1000)
+        follower.subscription.inbox.remind()
         await service.append_event(session, new_event())
         await follower.reached(2)
         assert follower.kinds == ["snapshot", "appended", "appended"]
 
         await service.update_session(**SESSION, ttl=0.1)
+        clock.now += 1
         assert await follower.ended() is None
 
     assert follower.kinds[3:] == ["deleted"]
@@ -95,6 +100,7 @@ async def test_a_cancelled_reader_is_told_of_the_end(
         looking.set()
         await asyncio.Event().wait()
 
+    clock = Clock.set()
     await service.create_session(**SESSION, ttl=0.1)
     async with asyncio.timeout(PATIENCE), service.watch(APP, USER, ID) as changes:
         assert (await anext(changes)).kind == "snapshot"
@@ -104,6 +110,7 @@ async def test_a_cancelled_reader_is_told_of_the_end(
         reading.cancel()
         await asyncio.wait([reading])
         monkeypatch.setattr(subscriptions, "load_end", look)
+        clock.now += 1
 
         assert (await anext(changes)).kind == "deleted"
 
@@ -125,13 +132,16 @@ async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> N
 
 async def test_a_stream_to_a_browser_ends(service: MongoSessionService) -> None:
     """A stream over HTTP tells that its session has expired, and ends."""
-    await service.create_session(**SESSION, ttl=0.5)
+    clock = Clock.set()
+    await service.create_session(**SESSION, ttl=0.1)
     route = changes_route(service, authorize=lambda *_: True)
     app = Starlette(routes=[route])
     async with serving(app) as url, Client(f"{url}/changes") as client:
+        assert (await client.next()).kind == "snapshot"
+        clock.now += 1
         told = await client.rest()
 
-    assert [each.kind for each in told] == ["snapshot", "deleted"]
+    assert [each.kind for each in told] == ["deleted"]
 
 
 async def test_a_prune_is_told_once(
