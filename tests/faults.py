@@ -27,11 +27,31 @@ def failing(
     ``closeConnection``, ``blockConnection`` with ``blockTimeMS``. Gives a function that
     blocks until the first of them was hit.
     """
-    point = {"configureFailPoint": "failCommand"}
     data = {"failCommands": list(commands), "appName": VICTIM, **how}
     mode: Any = {"times": times} if times else {"skip": skip}
+    with _failpoint(admin, "failCommand", mode, data) as wait_until_hit:
+        yield wait_until_hit
+
+
+@contextlib.contextmanager
+def held(admin: MongoClient, command: str) -> Iterator[Callable[[], object]]:
+    """Do these commands, but answer none of them before the end of the block.
+
+    Gives a function that blocks until the first of them is held.
+    """
+    data = {"commands": [command]}
+    point = "waitAfterCommandFinishesExecution"
+    with _failpoint(admin, point, "alwaysOn", data) as wait_until_hit:
+        yield wait_until_hit
+
+
+@contextlib.contextmanager
+def _failpoint(
+    admin: MongoClient, name: str, mode: Any, data: dict[str, Any]
+) -> Iterator[Callable[[], object]]:
+    point = {"configureFailPoint": name}
     hits = admin.admin.command({**point, "mode": mode, "data": data})["count"]
-    next_hit = {"waitForFailPoint": "failCommand", "timesEntered": hits + 1}
+    next_hit = {"waitForFailPoint": name, "timesEntered": hits + 1}
     try:
         yield lambda: admin.admin.command({**next_hit, "maxTimeMS": 10_000})
     finally:

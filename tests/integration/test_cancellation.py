@@ -6,7 +6,7 @@ import asyncio
 
 import pymongo
 import pytest
-from faults import failing, open_transactions
+from faults import failing, held, open_transactions
 from google.adk.events import Event, EventActions
 from one_session import IDS, read
 from pymongo import MongoClient
@@ -29,14 +29,14 @@ async def test_a_cancelled_append_is_finished_first(
     """Cancelled at any statement, the append ends, and the session shows it."""
     session = await victim.create_session(**IDS)
 
-    with failing(admin, command, times=1, **BLOCKED) as wait_until_hit:
+    with held(admin, command) as wait_until_held:
         appending = asyncio.create_task(victim.append_event(session, new_event()))
-        await asyncio.to_thread(wait_until_hit)
+        await asyncio.to_thread(wait_until_held)
         for _ in range(cancels):
             appending.cancel()
             await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await appending
+    with pytest.raises(asyncio.CancelledError):
+        await appending
 
     assert open_transactions(admin) == 0
     assert session.state == {"k": 1, "app:k": 1, "temp:k": 1}
@@ -70,10 +70,11 @@ async def test_a_cancelled_append_that_fails_changes_nothing(
     session = await victim.create_session(**IDS)
     before = session.model_copy(deep=True)
 
-    with failing(admin, "insert", times=1, errorCode=2, **BLOCKED) as wait_until_hit:
-        appending = asyncio.create_task(victim.append_event(session, new_event()))
-        await asyncio.to_thread(wait_until_hit)
-        appending.cancel()
+    with failing(admin, "commitTransaction", times=1, errorCode=2):
+        with held(admin, "insert") as wait_until_held:
+            appending = asyncio.create_task(victim.append_event(session, new_event()))
+            await asyncio.to_thread(wait_until_held)
+            appending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await appending
 
@@ -88,14 +89,14 @@ async def test_those_who_wait_can_be_cancelled_alone(
     session = await victim.create_session(**IDS)
     events = [Event(id=str(number), author="x") for number in range(3)]
 
-    with failing(admin, "commitTransaction", times=1, **BLOCKED) as wait_until_hit:
+    with held(admin, "commitTransaction") as wait_until_held:
         first, *others = [victim.append_event(session, event) for event in events]
         first = asyncio.create_task(first)
-        await asyncio.to_thread(wait_until_hit)
+        await asyncio.to_thread(wait_until_held)
         second, third = map(asyncio.create_task, others)
         await asyncio.sleep(0)
         second.cancel()
-        await asyncio.gather(first, third)
+    await asyncio.gather(first, third)
 
     assert second.cancelled()
     assert [event.id for event in (await read(victim)).events] == ["0", "2"]
@@ -108,12 +109,12 @@ async def test_a_cancelled_create_is_whole_or_absent(
     """A session whose creation was cancelled has all of its state."""
     state = {"k": 1, "app:k": 1, "user:k": 1}
 
-    with failing(admin, command, times=1, **BLOCKED) as wait_until_hit:
+    with held(admin, command) as wait_until_held:
         creating = asyncio.create_task(victim.create_session(**IDS, state=state))
-        await asyncio.to_thread(wait_until_hit)
+        await asyncio.to_thread(wait_until_held)
         creating.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await creating
+    with pytest.raises(asyncio.CancelledError):
+        await creating
 
     assert open_transactions(admin) == 0
     assert (await read(victim)).state == state
@@ -144,10 +145,12 @@ async def test_closing_finishes_what_is_under_way(
     """A service that is closed amid an append leaves it stored, and nothing open."""
     session = await victim.create_session(**IDS)
 
-    with failing(admin, command, times=1, **BLOCKED) as wait_until_hit:
+    with held(admin, command) as wait_until_held:
         appending = asyncio.create_task(victim.append_event(session, new_event()))
-        await asyncio.to_thread(wait_until_hit)
-        await victim.close()
+        await asyncio.to_thread(wait_until_held)
+        closing = asyncio.create_task(victim.close())
+        await asyncio.sleep(0)
+    await closing
 
     assert open_transactions(admin) == 0
     await appending

@@ -142,7 +142,7 @@ async def test_a_commit_that_comes_late_takes_nothing_back(
     await append(victim, await create(victim), 3)
     async with victim.consumer("c") as consumer:
         await take(consumer, 1)
-        slow = {"blockConnection": True, "blockTimeMS": 500}
+        slow = {"blockConnection": True, "blockTimeMS": 1500}
         with failing(admin, "findAndModify", times=1, **slow) as wait_until_hit:
             late = asyncio.create_task(consumer.commit())
             await asyncio.to_thread(wait_until_hit)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from faults import failing, open_transactions
+from faults import failing, held, open_transactions
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -22,7 +22,6 @@ from mongo_session_service import (
 )
 
 APP, USER = "app", "user"
-BLOCKED = {"blockConnection": True, "blockTimeMS": 200}
 
 
 def new_event(number: int = 0, **delta: Any) -> Event:
@@ -76,8 +75,9 @@ async def test_what_has_nothing_in_common_is_committed_meanwhile(
 ) -> None:
     """A slow commit holds up who changes the same app or user state, and no others."""
     first, second = await create(victim, 2)
+    blocked = {"blockConnection": True, "blockTimeMS": 1000}
 
-    with failing(admin, "commitTransaction", times=1, **BLOCKED) as wait_until_hit:
+    with failing(admin, "commitTransaction", times=1, **blocked) as wait_until_hit:
         slow = asyncio.create_task(victim.append_event(first, new_event(**delta)))
         await asyncio.to_thread(wait_until_hit)
         await victim.append_event(second, new_event(**delta))
@@ -206,14 +206,14 @@ async def test_a_cancelled_member_of_a_batch_harms_nobody(
     """Whoever is cancelled while the batch is committed, all of it is stored."""
     sessions = await create(victim, 3)
 
-    with failing(admin, "commitTransaction", times=1, **BLOCKED) as wait_until_hit:
+    with held(admin, "commitTransaction") as wait_until_held:
         tasks = [
             asyncio.create_task(victim.append_event(each, new_event(k=1)))
             for each in sessions
         ]
-        await asyncio.to_thread(wait_until_hit)
+        await asyncio.to_thread(wait_until_held)
         tasks[cancelled].cancel()
-        await asyncio.wait(tasks)
+    await asyncio.wait(tasks)
 
     assert [task.cancelled() for task in tasks] == [n == cancelled for n in range(3)]
     for session in sessions:

@@ -42,7 +42,7 @@ async def test_a_cancelled_fork_leaves_nothing(
 ) -> None:
     """Once the call has ended, the server does not go on with the copy."""
     await store_long_session(victim, admin, database, KEY, 25)
-    slowly = {"blockConnection": True, "blockTimeMS": 500}
+    slowly = {"blockConnection": True, "blockTimeMS": 1500}
     with failing(admin, "aggregate", skip=1, **slowly) as hit:
         forking = asyncio.create_task(fork(victim))
         await asyncio.to_thread(hit)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from faults import failing
+from faults import failing, held
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events import Event, EventActions
@@ -107,13 +107,12 @@ async def test_a_cancelled_call_is_told(
 ) -> None:
     """A call that is cancelled ends its span with an error, not without an end."""
     session = await victim.create_session(**KEY)
-    slow = {"blockConnection": True, "blockTimeMS": 200}
-    with failing(admin, "commitTransaction", times=1, **slow) as hit:
+    with held(admin, "commitTransaction") as wait_until_held:
         appending = asyncio.create_task(victim.append_event(session, event(a=1)))
-        await asyncio.to_thread(hit)
+        await asyncio.to_thread(wait_until_held)
         appending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await appending
+    with pytest.raises(asyncio.CancelledError):
+        await appending
 
     span = recorded.spans(database)[-1]
     assert operations([span]) == ["append_event"]
