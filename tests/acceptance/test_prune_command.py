@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
 
+from clock import Clock
 from commands import call, on_a_terminal
 from google.adk.events import Event
-from watching import until
 
 from mongo_session_service import MongoSessionService
 
 
 async def fill(service: MongoSessionService) -> None:
     """Give it two sessions that have expired, with three events, and one that not."""
+    Clock.set().now = 1e9  # long ago for the command
     ids = {"app_name": "app", "user_id": "ada"}
     await service.create_session(**ids)
     for number in range(1, 3):
-        session = await service.create_session(**ids, ttl=0.1)
+        session = await service.create_session(**ids, ttl=1)
         for _ in range(number):
             await service.append_event(session, Event(author="x"))
-    expired = time.time() + 0.1
-    await until(lambda: time.time() > expired)
 
 
 async def test_prune_removes_and_tells(
