@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from watching import APP, ID, IDS, SESSION, USER, Follower, new_event, until
+from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event, until
 
 from mongo_session_service import MongoSessionService, SlowSubscriberError
 from mongo_session_service.changes.inbox import CAPACITY
@@ -66,7 +66,7 @@ async def test_close_is_immediate(service: MongoSessionService) -> None:
         await asyncio.sleep(0)
         waiting.close()
         waiting.close()
-        async with asyncio.timeout(0.2):
+        async with asyncio.timeout(PATIENCE):
             assert await reading == "the end"
         async with Follower(service.watch(APP)) as follower:
             await service.append_event(session, new_event())
