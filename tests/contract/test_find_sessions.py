@@ -281,7 +281,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"title": {"$ne": ""}}, "title must be a string"),
     ({"labels": {"team": {"$ne": ""}}}, "label 'team' must be a string"),
     ({"where": [1]}, "where must be a dict"),
-    ({"where": {1: 1}}, "where has a key that is no string"),
+    ({"where": {1: 1}}, "keys of where must be strings"),
     ({"where": {"user:name": "Ada"}}, "their own state only"),
     ({"where": {"k": b"\xff"}}, "value of where key 'k' cannot be one"),
 ]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from faults import open_transactions, victim_uri
-from interrupting.calls import CONSUMERS, FOLLOWERS, READS, WRITES
+from interrupting.calls import ANYWHERE, CONSUMERS, FOLLOWERS, READS, WRITES
 from interrupting.world import Case, World
 from pymongo import AsyncMongoClient, MongoClient
 from resting import PATIENCE, cursors, others_tasks, returned, tasks_over
@@ -113,11 +113,7 @@ async def test_a_write_cancelled_at_every_point(
             await cancel_at_every_point(world, admin, case, late=late)
 
 
-@pytest.mark.parametrize(
-    ("world", "late"),
-    [("primary", False), ("primary", True), ("nearest", True)],
-    indirect=["world"],
-)
+@at_every_point
 async def test_a_read_cancelled_at_every_point(
     world: World,
     admin: MongoClient,
@@ -135,6 +131,20 @@ async def test_a_read_cancelled_at_every_point(
     for case in READS:
         with subtests.test(case.what, how=case.prepare.__name__):
             await cancel_at_every_point(world, admin, case, late=late)
+
+
+@pytest.mark.parametrize("world", ["nearest"], indirect=True)
+async def test_a_read_of_any_member_cancelled_at_every_point(
+    world: World,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+) -> None:
+    """It leaves no cursor where it read, which need not be the primary."""
+    monkeypatch.setattr(database, "ONE_BATCH", 2)
+    for case in ANYWHERE:
+        with subtests.test(case.what):
+            await cancel_at_every_point(world, admin, case, late=True)
 
 
 @at_every_point

@@ -28,11 +28,15 @@ WRITES = [
     Case("MongoSessionService.close", writes.close),
 ]
 
-READS = [
+ANYWHERE = [
     Case("MongoSessionService.get_session", reads.get, 5),
+    Case("MongoSessionService.list_sessions", reads.list_, 5),
+]
+"""What is read of whichever member the client prefers."""
+READS = [
+    *ANYWHERE,
     Case("MongoSessionService.get_session_at", reads.get_at, 5),
     Case("MongoSessionService.get_session_at", reads.get_of_old, 5),
-    Case("MongoSessionService.list_sessions", reads.list_, 5),
     Case("MongoSessionService.find_sessions", reads.find, 5),
     Case("MongoSessionService.get_user_state", reads.get_user_state, 3),
     Case("MongoSessionService.iter_events", reads.iterate, 10),
