@@ -195,7 +195,7 @@ async def test_deleted_and_created_again_at_any_moment(
             seen[who] += 1
 
     # While somebody follows all, no stream has to be opened first.
-    async with asyncio.timeout(PATIENCE), service.watch():
+    async with service.watch():
         await asyncio.gather(live_and_die(), *map(follow, range(5)))
 
 
