@@ -12,7 +12,7 @@ from pathlib import Path
 
 import canaries
 import pytest
-from dropping import drop
+from dropping import drop, forget_soon
 from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
@@ -70,6 +70,7 @@ def mongodb_uri() -> Iterator[str]:
         yield uri
     else:
         with EmbeddedReplicaSet() as replica_set:
+            forget_soon(replica_set.uri)
             yield replica_set.uri
 
 
