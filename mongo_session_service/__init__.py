@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .version import __version__
+from ._version import __version__
 
 if TYPE_CHECKING:
     from .changes.change import Change
-    from .changes.consumers import Consumer
-    from .changes.dead_letters import DeadLetter
-    from .changes.roster import ConsumerStatus
-    from .changes.stats import FeedStats
-    from .changes.subscriptions import Subscription
+    from .codec.hooks import Subject
+    from .consumers.consumer import Consumer
+    from .consumers.dead_letters import DeadLetter
+    from .consumers.status import ConsumerStatus
     from .erasing import Erased
     from .errors import (
         ConfigurationError,
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
         StorageUnavailableError,
         UnknownOutcomeError,
     )
+    from .feed.stats import FeedStats
+    from .feed.subscription import Subscription
     from .histories import UserEvent
-    from .hooks import Subject
+    from .model.results import SessionPage, SessionSummary
     from .service import MongoSessionService
-    from .summaries import SessionPage, SessionSummary
     from .upkeep import Pruned
 else:
     import importlib.util
@@ -44,12 +44,12 @@ else:
     _HOMES = {
         "Change": "changes.change",
         "ConfigurationError": "errors",
-        "Consumer": "changes.consumers",
-        "ConsumerStatus": "changes.roster",
-        "DeadLetter": "changes.dead_letters",
+        "Consumer": "consumers.consumer",
+        "ConsumerStatus": "consumers.status",
+        "DeadLetter": "consumers.dead_letters",
         "DocumentTooLargeError": "errors",
         "Erased": "erasing",
-        "FeedStats": "changes.stats",
+        "FeedStats": "feed.stats",
         "HistoryLostError": "errors",
         "InvalidInputError": "errors",
         "LeaseLostError": "errors",
@@ -58,13 +58,13 @@ else:
         "NotAuthorizedError": "errors",
         "Pruned": "upkeep",
         "SchemaVersionError": "errors",
-        "SessionPage": "summaries",
-        "SessionSummary": "summaries",
+        "SessionPage": "model.results",
+        "SessionSummary": "model.results",
         "SlowSubscriberError": "errors",
         "StorageError": "errors",
         "StorageUnavailableError": "errors",
-        "Subject": "hooks",
-        "Subscription": "changes.subscriptions",
+        "Subject": "codec.hooks",
+        "Subscription": "feed.subscription",
         "UnknownOutcomeError": "errors",
         "UserEvent": "histories",
     }

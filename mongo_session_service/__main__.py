@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .cli import main
+from .cli.app import main
 
 main(prog_name="mongo-session-service")

@@ -6,17 +6,17 @@ from google.adk.events.event import Event
 from google.adk.platform import uuid as platform_uuid
 from google.adk.sessions.session import Session
 
-from .arguments import check_revision
-from .clients import Opened
-from .copying import copy_session
+from .backend import Opened
+from .codec.adk_session import to_session
+from .driver.errors import once_written
 from .lifecycle import Lifecycle
-from .past import restored
-from .records import SessionKey, session_key
-from .refused import not_found
-from .revisiting import revisit
-from .sessions import to_session
+from .model.records import SessionKey, session_key
+from .model.validation import check_revision
+from .sessions.fork import copy_session
+from .sessions.history import restored
+from .sessions.refused import not_found
+from .sessions.revisiting import revisit
 from .telemetry import traced
-from .translation import once_written
 
 
 class Branching(Lifecycle):

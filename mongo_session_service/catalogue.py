@@ -8,15 +8,15 @@ from typing import Any
 
 from google.adk.platform import time as platform_time
 
-from .amending import amend
-from .details import NOT_GIVEN, NotGiven, changed_fields
 from .lifecycle import Lifecycle
-from .page_key import load_page_key
-from .page_tokens import place_in, token
-from .pages import load_page
-from .records import session_key
-from .search import check_limit, new_search
-from .summaries import SessionPage, SessionSummary, summary
+from .model.metadata import NOT_GIVEN, NotGiven, changed_fields
+from .model.records import session_key
+from .model.results import SessionPage, SessionSummary, summary
+from .sessions.amending import amend
+from .sessions.page_key import load_page_key
+from .sessions.page_tokens import place_in, token
+from .sessions.pages import load_page
+from .sessions.search import check_limit, new_search
 from .telemetry import traced
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import deletions, queries
-from .arguments import check_id
-from .changes.forgetting import (
+from .consumers.forgetting import (
     forget_in_checkpoints,
     forget_in_dead_letters,
     remove_consumers,
 )
-from .database import Connection
+from .driver.connection import Connection
 from .lifecycle import Lifecycle
+from .model.validation import check_id
+from .sessions import deletion, queries
 from .telemetry import traced
 
 
@@ -96,13 +96,13 @@ class Erasing(Lifecycle):
 
 async def _erase_logs(
     connection: Connection, app_name: str, user_id: str | None
-) -> deletions.Step:
+) -> deletion.Step:
     """Remove all sessions, and events without one that a crash may have left."""
     sessions = events = 0
     step = None
     while step is None or not step.is_last:
         wanted = queries.all_sessions(app_name, user_id)
-        step = await deletions.remove_some(connection, wanted)
+        step = await deletion.remove_some(connection, wanted)
         sessions, events = sessions + step.sessions, events + step.events
-    events += await deletions.remove_events(connection, app_name, user_id)
-    return deletions.Step(sessions, events, is_last=True)
+    events += await deletion.remove_events(connection, app_name, user_id)
+    return deletion.Step(sessions, events, is_last=True)

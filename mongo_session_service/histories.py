@@ -8,14 +8,14 @@ from typing import NamedTuple
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
-from .arguments import check_id, check_revision
-from .codec import decode_event
+from .codec.documents import decode_event
 from .lifecycle import Lifecycle
-from .log_pages import load_session_page, load_user_page, session_id
-from .queries import Document
-from .records import SessionKey, session_key
-from .refused import not_found
-from .spans import Span
+from .model.records import SessionKey, session_key
+from .model.validation import check_id, check_revision
+from .sessions.event_log import load_session_page, load_user_page, session_id
+from .sessions.queries import Document
+from .sessions.refused import not_found
+from .sessions.spans import Span
 from .telemetry import Operation
 
 

@@ -7,12 +7,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from .address import Target
-from .authorization import naming_privileges
-from .cancellation import cancellations, heed_cancellation
-from .clients import Clients, Opened
-from .database import Connection
-from .layout import set_up
+from .backend import Clients, Opened
+from .driver.address import Target
+from .driver.authorization import naming_privileges
+from .driver.cancellation import cancellations, heed_cancellation
+from .driver.connection import Connection
+from .schema.setup import set_up
 from .telemetry import traced
 
 

@@ -19,22 +19,22 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
-from .address import Target
-from .arguments import check_config, check_event, check_id, check_session
 from .branching import Branching, rewinding
 from .catalogue import Catalogue
-from .codec import decode_new_session, encode_append, encode_new_session
-from .committer import Caller
-from .creating import create
-from .deletions import remove_session
-from .details import new_details
+from .codec.adk_session import mark, marker_of, to_session
+from .codec.documents import decode_new_session, encode_append, encode_new_session
+from .codec.hooks import Hook, Hooks
+from .driver.address import Target
+from .driver.errors import once_written
 from .errors import ConfigurationError
 from .histories import Histories
-from .hooks import Hook, Hooks
-from .records import Marker, session_key
-from .sessions import mark, marker_of, to_session
+from .model.metadata import new_details
+from .model.records import Marker, session_key
+from .model.validation import check_config, check_event, check_id, check_session
+from .sessions.creating import create
+from .sessions.deletion import remove_session
+from .sessions.group_commit import Caller
 from .telemetry import traced
-from .translation import once_written
 from .upkeep import Upkeep
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from google.adk.platform import time as platform_time
 
-from . import deletions, queries
-from .arguments import check_callable
-from .changes.watching import Watching
 from .erasing import Erasing
+from .model.validation import check_callable
+from .sessions import deletion, queries
 from .telemetry import traced
+from .watching import Watching
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Upkeep(Erasing, Watching):
         while not is_over:
             wanted = queries.expired(platform_time.get_time())
             async with self._opened() as opened:
-                step = await deletions.remove_some(opened.connection, wanted)
+                step = await deletion.remove_some(opened.connection, wanted)
             pruned = Pruned(
                 pruned.sessions + step.sessions, pruned.events + step.events
             )

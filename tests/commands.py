@@ -13,7 +13,7 @@ from pathlib import Path
 import canaries
 from click.testing import CliRunner
 
-from mongo_session_service.cli import main
+from mongo_session_service.cli.app import main
 
 PROGRAM = Path(sys.executable).parent / "mongo-session-service"
 ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "200"}

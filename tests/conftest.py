@@ -22,8 +22,8 @@ from stores import Place, PostgreSql, postgresql_server
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
-from mongo_session_service.embedded_mongod import HOST, find_mongod
-from mongo_session_service.embedded_ports import free_ports
+from mongo_session_service.embedded.mongod import HOST, find_mongod
+from mongo_session_service.embedded.ports import free_ports
 
 pytest_plugins = ["in_time"]
 

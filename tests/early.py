@@ -13,8 +13,8 @@ from initiating import initiate
 from watching import SESSION
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.embedded_mongod import HOST, Mongod, find_mongod
-from mongo_session_service.embedded_ports import free_ports
+from mongo_session_service.embedded.mongod import HOST, Mongod, find_mongod
+from mongo_session_service.embedded.ports import free_ports
 
 
 class Early(NamedTuple):

@@ -11,13 +11,13 @@ from pymongo import MongoClient
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    ["mongo_session_service.cli", "mongo_session_service.transfer"]
+    ["mongo_session_service.cli.app", "mongo_session_service.transfer"]
 )
 
 
 def _run(arguments: tuple[str, ...]) -> None:
     """Run a command, silently."""
-    from mongo_session_service.cli import main  # noqa: PLC0415  not in the parent
+    from mongo_session_service.cli.app import main  # noqa: PLC0415  not in the parent
 
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):

@@ -6,7 +6,7 @@ import time
 
 from pymongo import MongoClient
 
-from mongo_session_service.embedded_mongod import SET_NAME, Mongod
+from mongo_session_service.embedded.mongod import SET_NAME, Mongod
 
 
 def initiate(client: MongoClient, mongod: Mongod, address: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.records import SessionKey
+from mongo_session_service.model.records import SessionKey
 
 
 async def store_long_session(

@@ -15,14 +15,9 @@ from canaries import PASSWORD
 from initiating import initiate
 from pymongo import MongoClient
 
-from mongo_session_service.embedded_mongod import (
-    HOST,
-    SET_NAME,
-    Mongod,
-    find_mongod,
-)
-from mongo_session_service.embedded_ports import free_ports
-from mongo_session_service.privileges import Privilege, role
+from mongo_session_service.driver.privileges import Privilege, role
+from mongo_session_service.embedded.mongod import HOST, SET_NAME, Mongod, find_mongod
+from mongo_session_service.embedded.ports import free_ports
 
 ROLE = "mongo_session_service"
 USER = "sessions"

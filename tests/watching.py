@@ -13,7 +13,7 @@ from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.subscriptions import Subscription
+from mongo_session_service.feed.subscription import Subscription
 
 APP, USER, ID = "app", "user", "s"
 IDS = {"app_name": APP, "user_id": USER}

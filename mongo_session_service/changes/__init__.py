@@ -1,1 +1,1 @@
-"""Committed changes, pushed to whoever wants to know."""
+"""What a change stream reports, as typed values."""

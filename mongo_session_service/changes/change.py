@@ -10,9 +10,9 @@ from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticSerializationError
 
+from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.errors import quoted
-from mongo_session_service.records import SessionKey
-from mongo_session_service.values import UnreadableError
+from mongo_session_service.model.records import SessionKey
 
 
 class Change(BaseModel):

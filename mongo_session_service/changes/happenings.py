@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mongo_session_service.codec import decode_event, decode_state
+from mongo_session_service.codec.bson_values import UnreadableError, decode_value
+from mongo_session_service.codec.documents import decode_event, decode_state
+from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError, quoted
-from mongo_session_service.hooks import Hooks, Owner
-from mongo_session_service.records import SessionKey
-from mongo_session_service.values import UnreadableError, decode_value
+from mongo_session_service.model.records import SessionKey
 
 from .change import Change
 

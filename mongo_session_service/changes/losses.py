@@ -6,9 +6,9 @@ from typing import Final
 
 from pymongo.errors import PyMongoError
 
+from mongo_session_service.driver.errors import translation
+from mongo_session_service.driver.retry import is_passing
 from mongo_session_service.errors import ConfigurationError, HistoryLostError
-from mongo_session_service.patience import is_passing
-from mongo_session_service.translation import translation
 
 _NO_CHANGE_STREAMS: Final = 40573
 _LOST: Final = {

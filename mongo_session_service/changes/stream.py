@@ -12,15 +12,15 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
-from mongo_session_service import history
-from mongo_session_service.cancellation import background, heeding_cancellation
-from mongo_session_service.database import Connection
-from mongo_session_service.drivers import Driver
-from mongo_session_service.patience import given_up, pauses
+from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.cancellation import background, heeding_cancellation
+from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retry import given_up, pauses
 
-from . import items
+from . import decoder
+from .decoder import Names
 from .happenings import Document
-from .items import Names
 from .losses import check_stream
 
 logger = logging.getLogger(__name__)
@@ -118,8 +118,8 @@ class Stream:
             await self.close()
             raise
         if change and (elsewhere := self._connection.secondaries):
-            elsewhere.heard_of(items.cluster_time(change), self._session)
-        age = time.time() - items.committed_at(change) if change else 0
+            elsewhere.heard_of(decoder.cluster_time(change), self._session)
+        age = time.time() - decoder.committed_at(change) if change else 0
         self._is_level = age < _RECENT
         token = change["_id"] if change else self._open.resume_token
         self._start = token or self._start
@@ -150,14 +150,14 @@ class Stream:
         return await asyncio.shield(self._thread)
 
     async def _reopen(self) -> None:
-        pipeline = items.slim(self._pipeline) if self._slim else self._pipeline
+        pipeline = decoder.slim(self._pipeline) if self._slim else self._pipeline
         where = (
             {"start_at_operation_time": self._start}
             if isinstance(self._start, Timestamp)
             else {"start_after": self._start}
         )
         self._open, self._session = await self._opened.enter_async_context(
-            history.watching(
+            snapshots.watching(
                 self._connection, pipeline, max_await_time_ms=AWAIT_MS, **where
             )
         )
@@ -172,7 +172,7 @@ class Stream:
 
     async def _complete(self, change: Document) -> None:
         """Read the document a change is about, if it does not tell enough."""
-        if items.needs_document(change, self._names):
+        if decoder.needs_document(change, self._names):
             collection = self._connection.database[change["ns"]["coll"]]
             change["fullDocument"] = await collection.find_one(change["documentKey"])
 

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from mongo_session_service.errors import ConflictError, SourceError, TransferError
 
-from .export import Exported, export
-from .handover import HandedOver, hand_over
-from .items import EVERYTHING, Problem, Selection, Source
-from .move import move
+from .exporter import Exported, export
+from .importer import move
 from .moved import Moved, Policies
+from .records import EVERYTHING, Problem, Selection, Source
+from .replay import HandedOver, hand_over
 from .sources.adk_mongodb import AdkMongoDbSource
+from .sources.adk_sql import SqlSource
+from .sources.adk_sqlite import SqliteSource
 from .sources.extra_services import ExtraServicesSource
 from .sources.jsonl import JsonLinesSource
-from .sources.service import ServiceSource
-from .sources.sql import SqlSource
-from .sources.sqlite import SqliteSource
-from .sources.stored import StoreSource
-from .verify import Verified, verify
+from .sources.session_service import ServiceSource
+from .sources.store import StoreSource
+from .verifier import Verified, verify
 
 __all__ = [
     "EVERYTHING",

@@ -23,18 +23,18 @@ from google.adk.platform import time as platform_time
 from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
 
-from mongo_session_service import queries
-from mongo_session_service.cancellation import uninterrupted
-from mongo_session_service.database import Connection
-from mongo_session_service.deletions import STEP
-from mongo_session_service.documents import initial_updates
+from mongo_session_service.codec.shapes import initial_updates
+from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import is_duplicate_key
+from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.records import SessionKey
-from mongo_session_service.transactions import Txn
-from mongo_session_service.translation import is_duplicate_key
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.deletion import STEP
 
-from .incoming import Document, Incoming
-from .items import named
+from .batches import Document, Incoming
+from .records import named
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .incoming import Incoming
-from .items import Problem, named
-from .planning import Standing, plan
+from .batches import Incoming
+from .reconcile import Standing, plan
+from .records import Problem, named
 from .target import Target
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from .incoming import Policy
+from .batches import Policy
 
 
 @dataclass(slots=True)

@@ -9,11 +9,11 @@ from contextlib import aclosing
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
-from mongo_session_service.hooks import Hooks
+from mongo_session_service.codec.hooks import Hooks
 
-from .incoming import Batch, Gathering
-from .items import Item, Selection, SessionHeader, Source
+from .batches import Batch, Gathering
 from .moved import Moved
+from .records import Item, Selection, SessionHeader, Source
 
 
 async def _unexpired(

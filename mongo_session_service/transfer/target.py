@@ -9,19 +9,19 @@ from typing import NamedTuple
 from google.adk.platform import time as platform_time
 from pymongo import UpdateOne
 
-from mongo_session_service import queries
-from mongo_session_service.database import Connection
-from mongo_session_service.deletions import remove_expired
-from mongo_session_service.details import DETAILS
-from mongo_session_service.documents import INITIAL, initial_updates
+from mongo_session_service.codec.shapes import INITIAL, initial_updates
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.past import recorded
-from mongo_session_service.records import SessionKey
-from mongo_session_service.transactions import Txn
+from mongo_session_service.model.metadata import DETAILS
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.deletion import remove_expired
+from mongo_session_service.sessions.history import recorded
 
+from .batches import Document, Incoming, IncomingState
 from .claims import ChangedError, Claims, as_read, changes_told, patiently
-from .incoming import Document, Incoming, IncomingState
-from .planning import Plan, Standing, plan_state
+from .reconcile import Plan, Standing, plan_state
 
 
 class StatePlan(NamedTuple):

@@ -24,8 +24,8 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
-from mongo_session_service.changes.subscriptions import Subscription
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+from mongo_session_service.feed.subscription import Subscription
 
 from .measure import quantile
 from .run import tell

@@ -17,7 +17,7 @@ from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
-from mongo_session_service.records import SessionKey
+from mongo_session_service.model.records import SessionKey
 
 from .measure import quantile
 

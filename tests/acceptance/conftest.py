@@ -13,7 +13,7 @@ from serving import serving
 from starlette.applications import Starlette
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes.sse import live_app
+from mongo_session_service.http import live_app
 
 CHROMIUM = [
     "--no-sandbox",

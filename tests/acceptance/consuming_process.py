@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes import leases
+from mongo_session_service.consumers import lease
 
 
 def consume(uri: str, database: str, pipe: Connection) -> None:
@@ -17,7 +17,7 @@ def consume(uri: str, database: str, pipe: Connection) -> None:
 
     Every seventh time it commits, and notes what is committed now.
     """
-    leases.LEASE, leases.RENEWAL = 0.5, 0.1  # seconds, for many take-overs
+    lease.LEASE, lease.RENEWAL = 0.5, 0.1  # seconds, for many take-overs
     asyncio.run(_consume(uri, database, pipe))
 
 

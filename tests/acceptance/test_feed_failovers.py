@@ -14,11 +14,7 @@ from pymongo import MongoClient
 from pymongo.read_concern import ReadConcern
 from watching import APP, IDS, USER, Follower, new_event, stored_state
 
-from mongo_session_service import (
-    Change,
-    MongoSessionService,
-    StorageUnavailableError,
-)
+from mongo_session_service import Change, MongoSessionService, StorageUnavailableError
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 WRITERS = 20

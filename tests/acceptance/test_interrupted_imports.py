@@ -17,9 +17,9 @@ from google.adk.events import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from pymongo import MongoClient
 
-from mongo_session_service.records import SessionKey
-from mongo_session_service.transfer import lines
-from mongo_session_service.transfer.items import SessionHeader
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer import jsonl
+from mongo_session_service.transfer.records import SessionHeader
 
 SESSIONS = 4
 EVENTS = 1_100
@@ -178,9 +178,9 @@ def test_ctrl_c_ends_the_wait_for_a_silent_pipe(
     """While it is still open, the import ends as any other; a file goes on with it."""
     session = SessionHeader(SessionKey("app", "user", "s"), {}, update_time=2.5)
     events = [Event(id=f"{n}", author="x", timestamp=float(n)) for n in range(PIPED)]
-    said = [lines.as_text(lines.HEADER), *map(lines.to_line, [session, *events])]
+    said = [jsonl.as_text(jsonl.HEADER), *map(jsonl.to_line, [session, *events])]
     path = tmp_path / "sessions.jsonl"
-    path.write_text("\n".join([*said, lines.end_line(1, PIPED), ""]))
+    path.write_text("\n".join([*said, jsonl.end_line(1, PIPED), ""]))
     target = [mongodb_uri, "--database", database]
     theirs, ours = os.pipe()
 

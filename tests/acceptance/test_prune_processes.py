@@ -12,8 +12,9 @@ from google.adk.events import Event
 from long_sessions import left_in, store_long_session
 from pymongo import MongoClient
 
-from mongo_session_service import MongoSessionService, Pruned, deletions
-from mongo_session_service.records import SessionKey
+from mongo_session_service import MongoSessionService, Pruned
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import deletion
 
 OF_USER = {"app_name": "app", "user_id": "user"}
 SHORT, LONG = 60, 95  # sessions of one event each, and events of another
@@ -24,7 +25,7 @@ def work(
     uri: str, database: str, meeting: Barrier, results: SimpleQueue[Pruned]
 ) -> None:
     """Prune in small steps, in a process of its own."""
-    deletions.STEP = 10  # type: ignore[misc]
+    deletion.STEP = 10  # type: ignore[misc]
     results.put(asyncio.run(prune(uri, database, meeting)))
 
 

@@ -15,7 +15,7 @@ from google.adk.events import Event, EventActions
 from stores import Place, adk_mongodb, sql_postgresql, sql_sqlite, sqlite
 
 from mongo_session_service.transfer import EVERYTHING, Selection
-from mongo_session_service.transfer.items import Item
+from mongo_session_service.transfer.records import Item
 
 MOST: Final = 12
 """Turns while one command runs."""
@@ -80,15 +80,15 @@ class Users:
 def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sources read again and again, and sessions be moved in parts."""
     for name, few in (
-        ("opening._TOGETHER", 1),
+        ("base._TOGETHER", 1),
         ("short_reads._TOGETHER", 1),
-        ("sql._SESSIONS_TOGETHER", 2),
-        ("sqlite._SESSIONS_TOGETHER", 2),
-        ("sqlite._ROWS_TOGETHER", 1),
+        ("adk_sql._SESSIONS_TOGETHER", 2),
+        ("adk_sqlite._SESSIONS_TOGETHER", 2),
+        ("adk_sqlite._ROWS_TOGETHER", 1),
         ("mongodb._TOGETHER", {"sessions": 1, "events": 1}),
     ):
         monkeypatch.setattr(f"{SOURCES}.{name}", few)
-    monkeypatch.setattr("mongo_session_service.transfer.incoming.MAX_EVENTS", 3)
+    monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 3)
 
 
 @pytest.mark.parametrize("make", [sql_sqlite, sql_postgresql, sqlite, adk_mongodb])

@@ -10,7 +10,7 @@ from moving import IDS, NAMED
 from pymongo import MongoClient
 from stores import Place, sqlite
 
-from mongo_session_service.wording import counted
+from mongo_session_service.model.wording import counted
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from clock import Clock
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
 
-from mongo_session_service import InvalidInputError, MongoSessionService, spans
+from mongo_session_service import InvalidInputError, MongoSessionService
+from mongo_session_service.sessions import spans
 
 ADA = {"app_name": "app", "user_id": "ada"}
 SESSION = {**ADA, "session_id": "s"}
@@ -19,7 +20,7 @@ SESSION = {**ADA, "session_id": "s"}
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of three events, so that few make many pages."""
     monkeypatch.setattr(spans, "PAGE", 3)
-    monkeypatch.setattr("mongo_session_service.log_pages.PAGE", 3)
+    monkeypatch.setattr("mongo_session_service.sessions.event_log.PAGE", 3)
 
 
 async def fill(

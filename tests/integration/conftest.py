@@ -12,8 +12,10 @@ from pymongo import MongoClient
 from resting import leaving_nothing
 from sealing import SEALED
 
-from mongo_session_service import MongoSessionService, rebasing
-from mongo_session_service.changes import endings, stream
+from mongo_session_service import MongoSessionService
+from mongo_session_service.changes import stream
+from mongo_session_service.feed import expiry
+from mongo_session_service.sessions import rebase
 
 
 @pytest.fixture
@@ -45,15 +47,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What the feed, which looks more often than else, takes for the time."""
     clock = Clock()
     monkeypatch.setattr(stream, "AWAIT_MS", 50)
-    monkeypatch.setattr(endings, "_REST", 0)
-    monkeypatch.setattr(endings, "platform_time", SimpleNamespace(get_time=clock))
+    monkeypatch.setattr(expiry, "_REST", 0)
+    monkeypatch.setattr(expiry, "platform_time", SimpleNamespace(get_time=clock))
     return clock
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No response is waited for long."""
-    monkeypatch.setattr(rebasing, "PATIENCE", 0.2)
+    monkeypatch.setattr(rebase, "PATIENCE", 0.2)
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from pymongo import MongoClient
 from watching import Follower, until
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.deletions import remove_some
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.records import SessionKey
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions.deletion import remove_some
 from mongo_session_service.transfer import EVERYTHING, Policies, ServiceSource, move
-from mongo_session_service.transfer.items import Item, Selection, SessionHeader
+from mongo_session_service.transfer.records import Item, Selection, SessionHeader
 
 KEY = SessionKey(**IDS)
 OF_KEY = {f"_id.{name}": part for name, part in IDS.items()}
@@ -49,7 +49,7 @@ class Pausing(ServiceSource):
 @pytest.fixture
 def two_events_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the session one of three parts."""
-    monkeypatch.setattr("mongo_session_service.transfer.incoming.MAX_EVENTS", 2)
+    monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 2)
 
 
 @pytest.fixture

@@ -13,12 +13,8 @@ from pymongo import MongoClient, UpdateOne
 from pymongo.errors import DuplicateKeyError
 from watching import SESSION, change_streams, until
 
-from mongo_session_service import (
-    Change,
-    LeaseLostError,
-    MongoSessionService,
-)
-from mongo_session_service.changes import attempts, leases
+from mongo_session_service import Change, LeaseLostError, MongoSessionService
+from mongo_session_service.consumers import attempts, lease
 
 
 async def test_closing_the_service_lets_a_handler_finish(
@@ -270,7 +266,7 @@ async def test_closing_waits_for_no_server_that_does_not_answer(
     victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever was about to take the name gives up as soon as it might have expired."""
-    monkeypatch.setattr(leases, "LEASE", 0.5)
+    monkeypatch.setattr(lease, "LEASE", 0.5)
     await create(victim)
     silent = {"blockConnection": True, "blockTimeMS": 2_000}
     with failing(admin, "findAndModify", **silent) as hit:

@@ -15,13 +15,8 @@ from faults import failing
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from mongo_session_service import (
-    Change,
-    Consumer,
-    MongoSessionService,
-    StorageError,
-)
-from mongo_session_service.changes import attempts
+from mongo_session_service import Change, Consumer, MongoSessionService, StorageError
+from mongo_session_service.consumers import attempts
 
 
 @pytest.fixture(autouse=True)

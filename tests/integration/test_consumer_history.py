@@ -12,7 +12,7 @@ from google.adk.sessions import Session
 from pymongo import MongoClient
 
 from mongo_session_service import HistoryLostError, MongoSessionService
-from mongo_session_service.changes import deliveries, tenure
+from mongo_session_service.consumers import coordinator, fetcher
 
 
 async def be_away(service: MongoSessionService) -> Session:
@@ -126,8 +126,8 @@ async def test_a_replay_meets_the_stream_without_gap_or_repetition(
     fresh: int, service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While sessions grow anywhere in the log, each event is told exactly once."""
-    monkeypatch.setattr(deliveries, "_PAGE", 7)
-    monkeypatch.setattr(deliveries, "_FRESH", fresh)
+    monkeypatch.setattr(fetcher, "_PAGE", 7)
+    monkeypatch.setattr(fetcher, "_FRESH", fresh)
     sessions = [await create(service, name) for name in ("a", "ä", "b", "Z", "z")]
     for session in sessions:
         await append(service, session, 10)
@@ -163,14 +163,14 @@ async def test_a_session_made_anew_amid_its_replay_is_told_in_order(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old one is told as it was at first; then its end, and the new one."""
-    monkeypatch.setattr(deliveries, "_PAGE", 2)
+    monkeypatch.setattr(fetcher, "_PAGE", 2)
     await append(service, await create(service, "a"), 3)
     await append(service, await create(service, "b"))
     async with service.consumer("c") as consumer:
         changes = await take(consumer, 1, commit=True)
         await service.delete_session(app_name=APP, user_id=USER, session_id="a")
         await append(service, await create(service, "a"), 5)
-        monkeypatch.setattr(deliveries, "_FRESH", -1)
+        monkeypatch.setattr(fetcher, "_FRESH", -1)
         changes += await take(consumer, 3 + 2 + 5, commit=True)
 
     assert [(each.kind, each.session_id, each.revision) for each in changes] == [
@@ -186,7 +186,7 @@ async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
     victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When MongoDB has forgotten the time a replay reads at, it takes a later one."""
-    monkeypatch.setattr(deliveries, "_PAGE", 2)
+    monkeypatch.setattr(fetcher, "_PAGE", 2)
     session = await create(victim)
     await append(victim, session, 4)
     async with victim.consumer("c", app_name=APP) as consumer:
@@ -203,7 +203,7 @@ async def test_the_end_of_a_replay_is_saved(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has handled the whole log is not said to be replaying it any more."""
-    monkeypatch.setattr(tenure, "IDLE_SAVE", 3600.0)
+    monkeypatch.setattr(coordinator, "IDLE_SAVE", 3600.0)
     await append(service, await create(service), 2)
     async with service.consumer("c") as consumer:
         await take(consumer, 2, commit=True)

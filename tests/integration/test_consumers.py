@@ -16,7 +16,7 @@ from mongo_session_service import (
     InvalidInputError,
     MongoSessionService,
 )
-from mongo_session_service.changes import tenure
+from mongo_session_service.consumers import coordinator
 
 
 async def test_a_new_name_begins_with_the_log(service: MongoSessionService) -> None:
@@ -164,7 +164,7 @@ async def test_a_silent_streams_token_is_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While nothing happens, the checkpoint follows what happens elsewhere."""
-    monkeypatch.setattr(tenure, "IDLE_SAVE", 0.0)
+    monkeypatch.setattr(coordinator, "IDLE_SAVE", 0.0)
     checkpoints = admin[database].checkpoints
     async with service.consumer("c") as consumer:
         reading = asyncio.create_task(anext(consumer))
@@ -184,7 +184,7 @@ async def test_uncommitted_changes_are_not_passed_over_in_silence(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No token is saved that lies behind a change which waits for its commit."""
-    monkeypatch.setattr(tenure, "IDLE_SAVE", 0.0)
+    monkeypatch.setattr(coordinator, "IDLE_SAVE", 0.0)
     session = await create(service)
     async with service.consumer("c") as consumer:
         await append(service, session)

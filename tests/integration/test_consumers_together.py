@@ -11,11 +11,7 @@ from consuming import PATIENCE, append, create, take
 from pymongo import MongoClient
 from watching import until
 
-from mongo_session_service import (
-    Change,
-    MongoSessionService,
-    MongoSessionServiceError,
-)
+from mongo_session_service import Change, MongoSessionService, MongoSessionServiceError
 
 
 async def test_a_consumer_runs_once(service: MongoSessionService) -> None:

@@ -14,11 +14,12 @@ from google.adk.events import Event
 from long_sessions import left_in, store_long_session
 from pymongo import MongoClient
 
-from mongo_session_service import MongoSessionService, Pruned, deletions, queries
-from mongo_session_service.changes.endings import ending_between
-from mongo_session_service.database import Connection
-from mongo_session_service.deletions import Step
-from mongo_session_service.records import SessionKey
+from mongo_session_service import MongoSessionService, Pruned
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.feed.expiry import ending_between
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import deletion, queries
+from mongo_session_service.sessions.deletion import Step
 
 KEY = SessionKey("app", "user", "s")
 NOTHING = {"sessions": 0, "events": 0}
@@ -31,14 +32,14 @@ class BrokenOffError(Exception):
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of ten events, so that few make a session long."""
-    monkeypatch.setattr(deletions, "STEP", 10)
+    monkeypatch.setattr(deletion, "STEP", 10)
 
 
 async def delete_in_part(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """Begin to delete the session, and break off after so many steps."""
-    whole = deletions.remove_some
+    whole = deletion.remove_some
     taken = 0
 
     async def remove_some(connection: Connection, wanted: dict[str, Any]) -> Step:
@@ -49,7 +50,7 @@ async def delete_in_part(
         return await whole(connection, wanted)
 
     with monkeypatch.context() as patch:
-        patch.setattr(deletions, "remove_some", remove_some)
+        patch.setattr(deletion, "remove_some", remove_some)
         with pytest.raises(BrokenOffError):
             await service.delete_session(**KEY.id)
 
@@ -130,7 +131,7 @@ async def test_a_delete_is_of_the_session_it_found(
 ) -> None:
     """A delete that is still under way leaves a new session of the same id alone."""
     await store_long_session(service, admin, database, KEY, 35)
-    whole, taken = deletions.remove_some, 0
+    whole, taken = deletion.remove_some, 0
 
     async def remove_some(connection: Connection, wanted: dict[str, Any]) -> Step:
         nonlocal taken
@@ -138,12 +139,12 @@ async def test_a_delete_is_of_the_session_it_found(
         taken += 1
         if taken == steps:
             with monkeypatch.context() as patch:
-                patch.setattr(deletions, "remove_some", whole)
+                patch.setattr(deletion, "remove_some", whole)
                 session = await service.create_session(**KEY.id)
                 await service.append_event(session, Event(id="e1", author="new"))
         return step
 
-    monkeypatch.setattr(deletions, "remove_some", remove_some)
+    monkeypatch.setattr(deletion, "remove_some", remove_some)
     await service.delete_session(**KEY.id)
 
     found = await service.get_session(**KEY.id)

@@ -16,9 +16,9 @@ from faults import failing
 from pymongo import MongoClient
 from secured import Secured
 
-from mongo_session_service import MongoSessionService, StorageUnavailableError, doctor
-from mongo_session_service.checkups import Finding, Status
-from mongo_session_service.privileges import FEATURES, needs
+from mongo_session_service import MongoSessionService, StorageUnavailableError
+from mongo_session_service.admin import Finding, Status, doctor
+from mongo_session_service.driver.privileges import FEATURES, needs
 
 SECURED = pytest.mark.xdist_group("secured")
 

@@ -10,8 +10,9 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 from pymongo import MongoClient
 
-from mongo_session_service import MongoSessionService, queries
-from mongo_session_service.records import SessionKey
+from mongo_session_service import MongoSessionService
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import queries
 
 KEY = SessionKey("my_app", "user-1", "s")
 

@@ -18,7 +18,7 @@ import pytest
 from pymongo.uri_parser import parse_uri
 
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
-from mongo_session_service.embedded_mongod import find_mongod
+from mongo_session_service.embedded.mongod import find_mongod
 
 SOON = 5.0
 

@@ -17,15 +17,10 @@ from pymongo import MongoClient
 from traces import traces_of
 from watching import Follower, new_event, until
 
-from mongo_session_service import (
-    Change,
-    Erased,
-    MongoSessionService,
-    StorageError,
-    deletions,
-)
-from mongo_session_service.changes import deliveries
-from mongo_session_service.records import SessionKey
+from mongo_session_service import Change, Erased, MongoSessionService, StorageError
+from mongo_session_service.consumers import fetcher
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import deletion
 from mongo_session_service.transfer import ServiceSource, move
 
 APP, OTHER = "app-to-be-erased", "another-app"
@@ -38,7 +33,7 @@ def traces(admin: MongoClient[Any], database: str, id_: str = ALICE) -> list[str
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletions, "STEP", 10)
+    monkeypatch.setattr(deletion, "STEP", 10)
 
 
 async def fill(
@@ -155,8 +150,8 @@ async def test_a_replay_goes_on_after_who_is_erased(
     read: int,
 ) -> None:
     """Wherever a replay was left, its checkpoint is cleared; all others' are told."""
-    monkeypatch.setattr(deliveries, "_PAGE", 2)
-    monkeypatch.setattr(deliveries, "_FRESH", -1)  # a replay in as many parts
+    monkeypatch.setattr(fetcher, "_PAGE", 2)
+    monkeypatch.setattr(fetcher, "_FRESH", -1)  # a replay in as many parts
     for user in ("al", ALICE, BOB):
         await fill(service, user, "s")
     async with service.consumer("c") as consumer:

@@ -15,16 +15,10 @@ from pymongo import AsyncMongoClient, MongoClient
 from resting import PATIENCE, cursors, others_tasks, returned, tasks_over
 from stepping import cancelled_at
 
-from mongo_session_service import (
-    MongoSessionService,
-    copying,
-    database,
-    deletions,
-    history,
-    log_pages,
-    spans,
-)
-from mongo_session_service.changes import leases
+from mongo_session_service import MongoSessionService
+from mongo_session_service.consumers import lease
+from mongo_session_service.driver import connection, snapshots
+from mongo_session_service.sessions import deletion, event_log, fork, spans
 
 pytestmark = pytest.mark.filterwarnings(
     # PyMongo leaves a socket to the garbage collector if it is cancelled connecting.
@@ -106,8 +100,8 @@ async def test_a_write_cancelled_at_every_point(
 ) -> None:
     """It is done or not done, which can be told, and what comes next works."""
     # So that few events take several steps.
-    monkeypatch.setattr(copying, "STEP", 1)
-    monkeypatch.setattr(deletions, "STEP", 1)
+    monkeypatch.setattr(fork, "STEP", 1)
+    monkeypatch.setattr(deletion, "STEP", 1)
     for case in WRITES:
         with subtests.test(case.what, how=case.prepare.__name__):
             await cancel_at_every_point(world, admin, case, late=late)
@@ -124,9 +118,9 @@ async def test_a_read_cancelled_at_every_point(
 ) -> None:
     """No cursor is left on the server, however many replies the read would take."""
     # As if the documents were so large that a reply has no more than two.
-    for module in (database, history):
+    for module in (connection, snapshots):
         monkeypatch.setattr(module, "ONE_BATCH", 2)
-    for module in (spans, log_pages):
+    for module in (spans, event_log):
         monkeypatch.setattr(module, "PAGE", 2)
     for case in READS:
         with subtests.test(case.what, how=case.prepare.__name__):
@@ -141,7 +135,7 @@ async def test_a_read_of_any_member_cancelled_at_every_point(
     subtests: pytest.Subtests,
 ) -> None:
     """It leaves no cursor where it read, which need not be the primary."""
-    monkeypatch.setattr(database, "ONE_BATCH", 2)
+    monkeypatch.setattr(connection, "ONE_BATCH", 2)
     for case in ANYWHERE:
         with subtests.test(case.what):
             await cancel_at_every_point(world, admin, case, late=True)
@@ -169,7 +163,7 @@ async def test_consuming_cancelled_at_every_point(
 ) -> None:
     """What was committed is not told again, all else is, and the name is free."""
     # Who is cancelled lets go of it: whoever waited for its end would wait too long.
-    monkeypatch.setattr(leases, "LEASE", 3 * PATIENCE)
+    monkeypatch.setattr(lease, "LEASE", 3 * PATIENCE)
     for case in CONSUMERS:
         with subtests.test(case.what, how=case.prepare.__name__):
             await cancel_at_every_point(world, admin, case, late=late)

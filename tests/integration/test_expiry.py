@@ -16,11 +16,12 @@ from serving import Client, serving
 from starlette.applications import Starlette
 from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event
 
-from mongo_session_service import MongoSessionService, Pruned, committer, deletions
-from mongo_session_service.changes import subscriptions
-from mongo_session_service.changes.live import latest_sessions
-from mongo_session_service.changes.sse import changes_route
-from mongo_session_service.records import SessionKey
+from mongo_session_service import MongoSessionService, Pruned
+from mongo_session_service.feed import subscription
+from mongo_session_service.http import changes_route
+from mongo_session_service.http.live_page import latest_sessions
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import deletion, group_commit
 
 
 async def test_documents_have_what_they_need(
@@ -94,7 +95,7 @@ async def test_a_cancelled_reader_is_told_of_the_end(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that is cancelled while it looks at the clock looks again."""
-    looking, look = asyncio.Event(), subscriptions.load_end
+    looking, look = asyncio.Event(), subscription.load_end
 
     async def never(*_: object) -> None:
         looking.set()
@@ -104,12 +105,12 @@ async def test_a_cancelled_reader_is_told_of_the_end(
     await service.create_session(**SESSION, ttl=0.1)
     async with asyncio.timeout(PATIENCE), service.watch(APP, USER, ID) as changes:
         assert (await anext(changes)).kind == "snapshot"
-        monkeypatch.setattr(subscriptions, "load_end", never)
+        monkeypatch.setattr(subscription, "load_end", never)
         reading = asyncio.ensure_future(anext(changes))
         await looking.wait()
         reading.cancel()
         await asyncio.wait([reading])
-        monkeypatch.setattr(subscriptions, "load_end", look)
+        monkeypatch.setattr(subscription, "load_end", look)
         clock.now += 1
 
         assert (await anext(changes)).kind == "deleted"
@@ -151,7 +152,7 @@ async def test_a_prune_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each expired session, long or short, is told to be deleted once; others stay."""
-    monkeypatch.setattr(deletions, "STEP", 10)
+    monkeypatch.setattr(deletion, "STEP", 10)
     clock = Clock.set()
     await service.create_session(**IDS, session_id="kept", state={"user:u": 1}, ttl=99)
     await service.create_session(**IDS, session_id="short", ttl=10)
@@ -189,14 +190,14 @@ async def test_a_time_to_live_that_changes_back_makes_nobody_stale(
     """An append that is refused for it is tried again, even if all looks well then."""
     session = await service.create_session(**SESSION)
     await service.update_session(**SESSION, ttl=10)
-    explain = committer.explain
+    explain = group_commit.explain
 
     async def overtaken(*arguments: Any, **how: Any) -> int:
-        monkeypatch.setattr(committer, "explain", explain)
+        monkeypatch.setattr(group_commit, "explain", explain)
         await service.update_session(**SESSION, ttl=None)
         return await explain(*arguments, **how)
 
-    monkeypatch.setattr(committer, "explain", overtaken)
+    monkeypatch.setattr(group_commit, "explain", overtaken)
     await service.append_event(session, new_event())
 
     found = await service.get_session(**SESSION)

@@ -15,8 +15,10 @@ from google.adk.platform import time as platform_time
 from pymongo import MongoClient
 from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event
 
-from mongo_session_service import HistoryLostError, MongoSessionService, history
-from mongo_session_service.changes import endings, reader, stream, subscriptions
+from mongo_session_service import HistoryLostError, MongoSessionService
+from mongo_session_service.changes import stream
+from mongo_session_service.driver import snapshots
+from mongo_session_service.feed import expiry, reader, subscription
 
 
 async def test_an_append_that_meets_the_look_keeps_the_session(
@@ -37,10 +39,10 @@ async def test_an_append_that_meets_the_look_keeps_the_session(
         if clock.now > mine.now and not is_renewed.is_set():
             renewing = asyncio.run_coroutine_threadsafe(renew(), loop)
             await asyncio.wrap_future(renewing)
-        return await history.now(connection)
+        return await snapshots.now(connection)
 
-    monkeypatch.setattr(endings, "history", SimpleNamespace(now=after_the_look))
-    monkeypatch.setattr(endings, "_PATIENCE", PATIENCE)  # the append is a part of it
+    monkeypatch.setattr(expiry, "history", SimpleNamespace(now=after_the_look))
+    monkeypatch.setattr(expiry, "_PATIENCE", PATIENCE)  # the append is a part of it
     async with Follower(service.watch(APP)) as follower:
         await service.create_session(**IDS)
         await follower.until(lambda: follower.told)  # after the first look
@@ -142,7 +144,7 @@ async def test_a_feed_that_is_behind_tells_the_last_event(
     """A session's own subscription ends with its last event told, however late."""
     mine = Clock.set()
     is_behind, has_looked = threading.Event(), threading.Event()
-    following, look = stream.Stream.next, subscriptions.load_end
+    following, look = stream.Stream.next, subscription.load_end
 
     async def late(self: stream.Stream) -> Any:
         change = await following(self)
@@ -156,7 +158,7 @@ async def test_a_feed_that_is_behind_tells_the_last_event(
         return found
 
     monkeypatch.setattr(stream.Stream, "next", late)
-    monkeypatch.setattr(subscriptions, "load_end", looking)
+    monkeypatch.setattr(subscription, "load_end", looking)
     session = await service.create_session(**SESSION, ttl=10)
     async with Follower(service.watch(APP, USER, ID)) as follower:
         await follower.reached(0)

@@ -13,7 +13,7 @@ from pymongo import MongoClient
 from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes import endings, reader, subscriptions
+from mongo_session_service.feed import expiry, reader, subscription
 
 
 async def test_who_watches_many_is_told_of_each_end(
@@ -82,7 +82,7 @@ async def test_many_ends_at_once_drop_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sessions may expire together, more than a subscription has room for."""
-    monkeypatch.setattr(subscriptions, "CAPACITY", 64)
+    monkeypatch.setattr(subscription, "CAPACITY", 64)
     monkeypatch.setattr(reader, "_TURN", 16)
     Clock.set()
     await asyncio.gather(*(service.create_session(**IDS, ttl=10) for _ in range(500)))
@@ -100,7 +100,7 @@ async def test_more_ends_than_one_look_finds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The next look finds more; too many at one moment are told when removed."""
-    monkeypatch.setattr(endings, "_MOST", 8)
+    monkeypatch.setattr(expiry, "_MOST", 8)
     Clock.set()
     for number in range(50):
         await service.create_session(**IDS, session_id=str(number), ttl=5 + number // 4)
@@ -123,14 +123,14 @@ async def test_what_expires_as_soon_as_it_is_watched_is_told(
     service: MongoSessionService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told from when the subscription is open, though the feed looks later."""
-    look = endings.Endings.look
+    look = expiry.Endings.look
     has_expired = threading.Event()
 
     async def late(*arguments: Any, **named: Any) -> None:
         assert await asyncio.to_thread(has_expired.wait, PATIENCE)
         await look(*arguments, **named)
 
-    monkeypatch.setattr(endings.Endings, "look", late)
+    monkeypatch.setattr(expiry.Endings, "look", late)
     Clock.set()
     await service.create_session(**SESSION, ttl=10)
     await service.create_session(**IDS)  # the feed may see the latest write

@@ -14,13 +14,10 @@ from google.adk.sessions import Session
 from pymongo import AsyncMongoClient, MongoClient
 from watching import SESSION, Follower, new_event
 
-from mongo_session_service import (
-    HistoryLostError,
-    MongoSessionService,
-)
-from mongo_session_service.changes import reader
-from mongo_session_service.changes.feed import THREAD_NAME as FEED_THREAD
-from mongo_session_service.clients import Clients
+from mongo_session_service import HistoryLostError, MongoSessionService
+from mongo_session_service.backend import Clients
+from mongo_session_service.feed import reader
+from mongo_session_service.feed.feed import THREAD_NAME as FEED_THREAD
 
 
 @pytest.mark.parametrize("is_borrowed", [False, True])

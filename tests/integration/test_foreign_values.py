@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from watching import APP, ID, SESSION, USER, Follower, new_event
 
 from mongo_session_service import MongoSessionService, StorageError
-from mongo_session_service.changes.live import latest_sessions
-from mongo_session_service.changes.sse import changes_route
+from mongo_session_service.http import changes_route
+from mongo_session_service.http.live_page import latest_sessions
 
 VALUES = [DatetimeMS(2**60), ObjectId(), Decimal128("1"), b"\xff"]
 

@@ -20,10 +20,10 @@ from mongo_session_service import (
     MongoSessionService,
     StorageError,
     StorageUnavailableError,
-    copying,
-    queries,
 )
-from mongo_session_service.records import SessionKey
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import fork as copying
+from mongo_session_service.sessions import queries
 from mongo_session_service.transfer import ServiceSource, move
 
 KEY = SessionKey(**IDS)

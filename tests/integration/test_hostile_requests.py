@@ -20,8 +20,8 @@ from serving import PATIENCE, serving
 from starlette.requests import Request
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes.sse import live_app
-from mongo_session_service.records import SessionKey
+from mongo_session_service.http import live_app
+from mongo_session_service.model.records import SessionKey
 
 OWN = {b"app_name": b"app", b"user_id": b"user", b"session_id": b"own"}
 DOCUMENTED = {200, 307, 400, 403, 404, 405}

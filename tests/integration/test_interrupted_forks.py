@@ -19,9 +19,9 @@ from mongo_session_service import (
     StorageUnavailableError,
     Subject,
     UnknownOutcomeError,
-    copying,
 )
-from mongo_session_service.records import SessionKey
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import fork as copying
 
 KEY = SessionKey(**IDS)
 FORK = KEY._replace(session_id="fork")

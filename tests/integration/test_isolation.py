@@ -26,11 +26,7 @@ from lookalikes import (
 )
 from pymongo import MongoClient
 
-from mongo_session_service import (
-    InvalidInputError,
-    MongoSessionService,
-    SessionPage,
-)
+from mongo_session_service import InvalidInputError, MongoSessionService, SessionPage
 
 APP, USER, SESSION = 1, 2, 3
 """How much of a key a call takes."""

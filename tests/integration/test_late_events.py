@@ -13,10 +13,7 @@ from one_session import IDS, authors, read
 from pymongo import MongoClient
 from watching import new_event
 
-from mongo_session_service import (
-    MongoSessionService,
-    UnknownOutcomeError,
-)
+from mongo_session_service import MongoSessionService, UnknownOutcomeError
 
 
 @pytest.mark.usefixtures("impatient")

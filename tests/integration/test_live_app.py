@@ -15,9 +15,11 @@ from starlette.routing import Mount
 from watching import SESSION, new_event
 
 from mongo_session_service import ConfigurationError, MongoSessionService
-from mongo_session_service.changes.sse import live_app, live_page_route
+from mongo_session_service.http import live_app, live_page_route
 
-PAGE = files("mongo_session_service.changes").joinpath("live.html").read_text("utf-8")
+PAGE = (
+    files("mongo_session_service.http").joinpath("static/live.html").read_text("utf-8")
+)
 
 
 async def answer(app: Any, path: str, **headers: str) -> httpx.Response:

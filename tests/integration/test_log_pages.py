@@ -12,8 +12,8 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.monitoring import CommandListener
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.records import SessionKey
-from mongo_session_service.spans import PAGE, Span, events_of_user
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions.spans import PAGE, Span, events_of_user
 
 KEY = SessionKey("app", "ada", "s")
 

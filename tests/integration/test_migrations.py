@@ -23,9 +23,9 @@ from mongo_session_service import (
     MongoSessionService,
     SchemaVersionError,
 )
-from mongo_session_service.database import Connection
-from mongo_session_service.migrations import MIGRATIONS, Migration, Migrator
-from mongo_session_service.schema import INDEXES, SCHEMA_VERSION
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.schema.indexes import INDEXES, SCHEMA_VERSION
+from mongo_session_service.schema.migrations import MIGRATIONS, Migration, Migrator
 from mongo_session_service.transfer import ServiceSource, move
 
 LAYOUTS = Path(__file__).parents[1] / "fixtures" / "layouts"

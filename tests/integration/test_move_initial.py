@@ -75,7 +75,7 @@ def whole_and_in_parts(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Has so many events written together."""
-    module = "mongo_session_service.transfer.incoming"
+    module = "mongo_session_service.transfer.batches"
     monkeypatch.setattr(f"{module}.MAX_EVENTS", request.param)
 
 

@@ -16,13 +16,7 @@ from stores import Place, adk_extras, adk_mongodb, sql_sqlite, sqlite
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError, TransferError
-from mongo_session_service.transfer import (
-    Policies,
-    Problem,
-    StoreSource,
-    move,
-    verify,
-)
+from mongo_session_service.transfer import Policies, Problem, StoreSource, move, verify
 from mongo_session_service.transfer.target import Target
 
 

@@ -12,8 +12,8 @@ from google.adk.events import Event, EventActions
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.hooks import NO_HOOKS
-from mongo_session_service.search import Place, new_search
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.sessions.search import Place, new_search
 
 MOMENT = 1.8e9
 AT_ONCE = 6

@@ -19,13 +19,9 @@ from google.adk.sessions.session import Session
 from secured import Secured
 from watching import SESSION, new_event
 
-from mongo_session_service import (
-    Change,
-    MongoSessionService,
-    NotAuthorizedError,
-)
-from mongo_session_service.migrations import Migrator
-from mongo_session_service.privileges import FEATURES, Privilege, needs
+from mongo_session_service import Change, MongoSessionService, NotAuthorizedError
+from mongo_session_service.driver.privileges import FEATURES, Privilege, needs
+from mongo_session_service.schema.migrations import Migrator
 from mongo_session_service.transfer import (
     Policies,
     ServiceSource,

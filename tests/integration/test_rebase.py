@@ -17,11 +17,7 @@ from one_session import IDS, authors, read
 from pymongo import AsyncMongoClient, MongoClient
 from watching import new_event
 
-from mongo_session_service import (
-    ConfigurationError,
-    MongoSessionService,
-    StorageError,
-)
+from mongo_session_service import ConfigurationError, MongoSessionService, StorageError
 
 
 async def test_what_was_missed_is_brought_in(second: MongoSessionService) -> None:

@@ -13,7 +13,8 @@ from one_session import IDS, authors, read
 from pymongo import AsyncMongoClient, monitoring
 from watching import PATIENCE, new_event
 
-from mongo_session_service import MongoSessionService, rebasing
+from mongo_session_service import MongoSessionService
+from mongo_session_service.sessions import rebase
 
 
 @pytest.mark.usefixtures("impatient")
@@ -48,8 +49,8 @@ async def test_calls_that_come_and_go_are_not_waited_for_forever(
     await second.append_event(running, called("0"))
     is_refused = asyncio.Event()
     calls = 0  # who waits takes each for a second
-    monkeypatch.setattr(rebasing, "PATIENCE", 3)
-    monkeypatch.setattr(rebasing, "time", SimpleNamespace(monotonic=lambda: calls))
+    monkeypatch.setattr(rebase, "PATIENCE", 3)
+    monkeypatch.setattr(rebase, "time", SimpleNamespace(monotonic=lambda: calls))
 
     async def go_on(elsewhere: MongoSessionService) -> None:
         nonlocal calls
@@ -70,7 +71,7 @@ async def test_calls_that_come_and_go_are_not_waited_for_forever(
 
     assert calls > 3
     assert mine == before
-    monkeypatch.setattr(rebasing, "PATIENCE", 0)
+    monkeypatch.setattr(rebase, "PATIENCE", 0)
     reloaded = await read(second)
     await second.append_event(reloaded, new_event("me"))
     assert authors(await read(second))[-1] == "me"
@@ -109,7 +110,7 @@ async def test_an_append_is_not_overtaken_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whose every attempt comes too late is refused in the end, unchanged."""
-    monkeypatch.setattr(rebasing, "ATTEMPTS", 3)
+    monkeypatch.setattr(rebase, "ATTEMPTS", 3)
     others = await service.create_session(**IDS)
     mine = await read(service)
     await service.append_event(others, new_event("other"))

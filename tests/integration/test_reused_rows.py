@@ -13,7 +13,7 @@ from google.adk.sessions import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from mongo_session_service.transfer import Selection, SqliteSource, SqlSource
-from mongo_session_service.transfer.items import (
+from mongo_session_service.transfer.records import (
     Item,
     Problem,
     SessionHeader,
@@ -63,7 +63,11 @@ async def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Store]:
     """Read row by row."""
-    for name in ("opening._TOGETHER", "short_reads._TOGETHER", "sqlite._ROWS_TOGETHER"):
+    for name in (
+        "base._TOGETHER",
+        "short_reads._TOGETHER",
+        "adk_sqlite._ROWS_TOGETHER",
+    ):
         monkeypatch.setattr(f"{SOURCES}.{name}", 1)
     path = tmp_path / "adk.db"
     if request.param == "sqlite":

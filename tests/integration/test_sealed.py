@@ -20,11 +20,8 @@ from sealing import (
 from serving import Client, serving
 from watching import Follower
 
-from mongo_session_service import (
-    Change,
-    MongoSessionService,
-)
-from mongo_session_service.changes.sse import live_app
+from mongo_session_service import Change, MongoSessionService
+from mongo_session_service.http import live_app
 from mongo_session_service.transfer import StoreSource, export, move
 
 APP, USER = KEY["app_name"], KEY["user_id"]

@@ -13,11 +13,8 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 from watching import SESSION, new_event
 
-from mongo_session_service import (
-    MongoSessionService,
-    StorageUnavailableError,
-    secondaries,
-)
+from mongo_session_service import MongoSessionService, StorageUnavailableError
+from mongo_session_service.driver import causal
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 pytestmark = pytest.mark.xdist_group("secondaries")
@@ -228,7 +225,7 @@ async def test_the_primary_stands_in(
     laggard: Laggard, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it may be asked, the primary is, once a secondary has had its time."""
-    monkeypatch.setattr(secondaries, "CATCHING_UP", 0.2)
+    monkeypatch.setattr(causal, "CATCHING_UP", 0.2)
     uri = laggard.uri("secondaryPreferred")
     async with MongoSessionService(uri, database=database) as service:
         session = await service.create_session(**SESSION)
@@ -242,7 +239,7 @@ async def test_a_secondary_alone_may_be_too_late(
     laggard: Laggard, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the primary must not be asked, a read ends as unavailable, not never."""
-    monkeypatch.setattr(secondaries, "STRICTLY_CATCHING_UP", 0.2)
+    monkeypatch.setattr(causal, "STRICTLY_CATCHING_UP", 0.2)
     async with MongoSessionService(laggard.uri(), database=database) as service:
         session = await service.create_session(**SESSION)
         with laggard.held_back():

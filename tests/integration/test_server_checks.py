@@ -18,11 +18,10 @@ from mongo_session_service import (
     SchemaVersionError,
     StorageError,
     StorageUnavailableError,
-    doctor,
 )
-from mongo_session_service.checkups import Status
-from mongo_session_service.migrations import Migrator
-from mongo_session_service.schema import EVENT_ONCE, INDEXES, check_server
+from mongo_session_service.admin import Status, doctor
+from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES, check_server
+from mongo_session_service.schema.migrations import Migrator
 
 IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
 

@@ -20,10 +20,9 @@ from starlette.requests import Request
 from watching import IDS, SESSION, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes import sse
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.sse import changes_route
-from mongo_session_service.records import SessionKey
+from mongo_session_service.http import changes_route, sse
+from mongo_session_service.model.records import SessionKey
 
 
 def everyone(_: Request, __: SessionKey) -> bool:

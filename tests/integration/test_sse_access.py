@@ -15,8 +15,8 @@ from starlette.requests import Request
 from watching import SESSION
 
 from mongo_session_service import ConfigurationError, MongoSessionService
-from mongo_session_service.changes.sse import changes_route
-from mongo_session_service.records import SessionKey
+from mongo_session_service.http import changes_route
+from mongo_session_service.model.records import SessionKey
 
 
 def app_of(service: MongoSessionService, **options: Any) -> Starlette:

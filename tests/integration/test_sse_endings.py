@@ -20,8 +20,8 @@ from starlette.applications import Starlette
 from watching import SESSION, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes import sse, subscriptions
-from mongo_session_service.changes.sse import changes_route
+from mongo_session_service.feed import subscription
+from mongo_session_service.http import changes_route, sse
 
 
 def app_of(service: MongoSessionService, heartbeat: float = 15) -> Starlette:
@@ -120,7 +120,7 @@ async def test_a_slow_client_is_ended_and_comes_back(
     service: MongoSessionService, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a slow client did not get is there when it comes back; others go on."""
-    monkeypatch.setattr(subscriptions, "CAPACITY", 8)
+    monkeypatch.setattr(subscription, "CAPACITY", 8)
     async with serving(app_of(service)) as url:
         slow = Client(f"{url}/changes")
         async with slow, Client(f"{url}/changes") as quick:

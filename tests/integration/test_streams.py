@@ -13,10 +13,11 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import MongoClient
 from watching import SESSION, change_streams, new_event
 
-from mongo_session_service import MongoSessionService, history
-from mongo_session_service.changes import items, stream
+from mongo_session_service import MongoSessionService
+from mongo_session_service.changes import decoder, stream
 from mongo_session_service.changes.stream import Stream
-from mongo_session_service.database import Connection
+from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.connection import Connection
 
 SILENCE = 0.4
 
@@ -34,15 +35,15 @@ async def connection(
 
 
 def opened_at(connection: Connection, at: Timestamp) -> Stream:
-    names = items.Names.of(connection)
-    return Stream(connection, names, items.pipeline(names), at)
+    names = decoder.Names.of(connection)
+    return Stream(connection, names, decoder.pipeline(names), at)
 
 
 async def test_a_long_search_in_the_oplog_is_waited_for(
     connection: Connection, admin: MongoClient
 ) -> None:
     """A server that takes long to find an old point is not asked again and again."""
-    changes = opened_at(connection, await history.now(connection))
+    changes = opened_at(connection, await snapshots.now(connection))
     blocked = {"blockConnection": True, "blockTimeMS": 1000}
     with failing(admin, "aggregate", "getMore", times=1, **blocked):
         start = time.monotonic()
@@ -58,7 +59,7 @@ async def test_a_silent_server_is_given_up(
     victim: MongoSessionService, connection: Connection, admin: MongoClient
 ) -> None:
     """Once a stream has caught up, a reply that does not come is not waited for."""
-    changes = opened_at(connection, await history.now(connection))
+    changes = opened_at(connection, await snapshots.now(connection))
     while await changes.next() is not None:
         pass
     before = changes.reopened
@@ -86,7 +87,7 @@ async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
         service = MongoSessionService(client=client, database=database)
         await service.create_session(**SESSION)
         async with service._opened() as opened:  # noqa: SLF001  below what is public
-            now = await history.now(opened.connection)
+            now = await snapshots.now(opened.connection)
         for milliseconds in range(10):
             changes = opened_at(opened.connection, now)
             with suppress(TimeoutError):

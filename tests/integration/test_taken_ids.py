@@ -10,10 +10,11 @@ from google.adk.events import Event
 from long_sessions import event, left_in
 from pymongo import MongoClient
 
-from mongo_session_service import MongoSessionService, deletions
-from mongo_session_service.database import Connection
-from mongo_session_service.deletions import Step
-from mongo_session_service.records import SessionKey
+from mongo_session_service import MongoSessionService
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import deletion
+from mongo_session_service.sessions.deletion import Step
 
 KEY = SessionKey("app", "user", "s")
 REMNANT = {"_id": KEY.id, "expire_time": 0.0, "steps": 0}
@@ -31,14 +32,14 @@ async def test_an_id_that_somebody_else_has_freed_is_free(
     other = KEY._replace(session_id="other")
     await service.create_session(**other.id)
     admin[database].sessions.insert_one({**REMNANT})
-    remove_some = deletions.remove_some
+    remove_some = deletion.remove_some
 
     async def late(connection: Connection, wanted: dict[str, Any]) -> Step:
-        monkeypatch.setattr(deletions, "remove_some", remove_some)
+        monkeypatch.setattr(deletion, "remove_some", remove_some)
         await service.prune()
         return await remove_some(connection, wanted)
 
-    monkeypatch.setattr(deletions, "remove_some", late)
+    monkeypatch.setattr(deletion, "remove_some", late)
     if make == "create":
         await service.create_session(**KEY.id)
     else:
@@ -55,17 +56,17 @@ async def test_events_without_session_are_not_those_of_a_new_one(
 ) -> None:
     """A session that is made while its user is erased is erased whole, or not."""
     admin[database].events.insert_one(event(KEY, 1))
-    orphans = deletions._orphans  # noqa: SLF001  where it is to be overtaken
+    orphans = deletion._orphans  # noqa: SLF001  where it is to be overtaken
 
     async def late(*arguments: Any) -> list[dict[str, Any]]:
-        monkeypatch.setattr(deletions, "_orphans", orphans)
+        monkeypatch.setattr(deletion, "_orphans", orphans)
         found = await orphans(*arguments)
         await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
         session = await service.create_session(**KEY.id)
         await service.append_event(session, Event(author="new"))
         return found
 
-    monkeypatch.setattr(deletions, "_orphans", late)
+    monkeypatch.setattr(deletion, "_orphans", late)
     await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
 
     assert await service.get_session(**KEY.id) is not None
@@ -90,7 +91,7 @@ async def test_who_comes_late_without_transactions_removes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A delete that meets a new session where there was a remnant leaves it alone."""
-    shorten = deletions._shorten  # noqa: SLF001  where it is to be overtaken
+    shorten = deletion._shorten  # noqa: SLF001  where it is to be overtaken
     async with MongoSessionService(
         mongodb_uri, database=database, transactions=False
     ) as service:
@@ -98,12 +99,12 @@ async def test_who_comes_late_without_transactions_removes_nothing(
         admin[database].events.insert_one(event(KEY, 1))
 
         async def late(*arguments: Any) -> Step:
-            monkeypatch.setattr(deletions, "_shorten", shorten)
+            monkeypatch.setattr(deletion, "_shorten", shorten)
             session = await service.create_session(**KEY.id)
             await service.append_event(session, Event(author="new"))
             return await shorten(*arguments)
 
-        monkeypatch.setattr(deletions, "_shorten", late)
+        monkeypatch.setattr(deletion, "_shorten", late)
         await service.delete_session(**KEY.id)
 
         assert await service.get_session(**KEY.id) is not None

@@ -22,7 +22,7 @@ from secured import Secured
 from watching import SESSION, new_event
 
 from mongo_session_service import ConfigurationError, MongoSessionService
-from mongo_session_service.embedded_mongod import HOST
+from mongo_session_service.embedded.mongod import HOST
 
 pytestmark = pytest.mark.xdist_group("secured")
 

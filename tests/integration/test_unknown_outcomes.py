@@ -19,13 +19,10 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from pymongo.write_concern import WriteConcern
 
-from mongo_session_service import (
-    MongoSessionService,
-    UnknownOutcomeError,
-    transactions,
-)
+from mongo_session_service import MongoSessionService, UnknownOutcomeError
+from mongo_session_service.driver import transactions
 from mongo_session_service.embedded import EmbeddedReplicaSet
-from mongo_session_service.records import SessionKey
+from mongo_session_service.model.records import SessionKey
 
 UNREPLICATED = {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
 UNSATISFIABLE = {"writeConcernError": {"code": 100, "errmsg": "not enough members"}}

@@ -12,7 +12,7 @@ from moving import IDS, NAMED, compared
 from pymongo import AsyncMongoClient, MongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.records import SessionKey
+from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import Problem, StoreSource, move, verify
 
 UPDATED = STARTED + 600.5

@@ -8,7 +8,7 @@ import pytest
 from watching import APP, ID, IDS, PATIENCE, SESSION, USER, Follower, new_event, until
 
 from mongo_session_service import MongoSessionService, SlowSubscriberError
-from mongo_session_service.changes.inbox import CAPACITY
+from mongo_session_service.feed.inbox import CAPACITY
 
 
 async def test_a_slow_reader_is_told_and_can_come_back(

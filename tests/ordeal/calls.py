@@ -24,7 +24,7 @@ from mongo_session_service import (
     StorageUnavailableError,
     UnknownOutcomeError,
 )
-from mongo_session_service.sessions import marker_of
+from mongo_session_service.codec.adk_session import marker_of
 from ordeal.history import Journal, Key, Operation
 
 LATEST = 10

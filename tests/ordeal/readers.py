@@ -22,7 +22,7 @@ from mongo_session_service import (
     StorageError,
     StorageUnavailableError,
 )
-from mongo_session_service.changes.subscriptions import Subscription
+from mongo_session_service.feed.subscription import Subscription
 from ordeal.history import Journal, Key
 
 APPS = ("red", "blue")

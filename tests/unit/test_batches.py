@@ -8,7 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.committer import (
+from mongo_session_service.model.records import Append, Marker, SessionKey
+from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.sessions.group_commit import (
     MAX_BYTES,
     MIN_WRITES,
     Caller,
@@ -16,9 +18,11 @@ from mongo_session_service.committer import (
     plan,
     take_batch,
 )
-from mongo_session_service.queries import app_updates, session_updates, user_updates
-from mongo_session_service.records import Append, Marker, SessionKey
-from mongo_session_service.scopes import ScopedState
+from mongo_session_service.sessions.queries import (
+    app_updates,
+    session_updates,
+    user_updates,
+)
 
 
 class Copy:

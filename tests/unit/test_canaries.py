@@ -23,7 +23,9 @@ def log_quietly() -> None:
 
 def log() -> None:
     error = KeyError(STORED)
-    logging.getLogger("mongo_session_service.store").error("Failed.", exc_info=error)
+    logging.getLogger("mongo_session_service.sessions.store").error(
+        "Failed.", exc_info=error
+    )
 
 
 def fail() -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from mongo_session_service.checkups import (
+from mongo_session_service.admin import Finding, Status
+from mongo_session_service.admin.checkups import (
     Examined,
-    Finding,
     Oplog,
-    Status,
     judge_clock,
     judge_indexes,
     judge_members,
@@ -22,9 +21,9 @@ from mongo_session_service.checkups import (
     judge_transaction,
     judge_version,
 )
+from mongo_session_service.driver.privileges import FEATURES, needs
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.privileges import FEATURES, needs
-from mongo_session_service.schema import INDEXES, SCHEMA_VERSION
+from mongo_session_service.schema.indexes import INDEXES, SCHEMA_VERSION
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
 DAY = 86400.0

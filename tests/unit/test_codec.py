@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from strategies import identical, json_values, states
 
 from mongo_session_service import DocumentTooLargeError, InvalidInputError
-from mongo_session_service.codec import (
+from mongo_session_service.codec.bson_values import decode_fields, encode_fields
+from mongo_session_service.codec.documents import (
     decode_event,
     encode_append,
     encode_new_session,
     is_same_event,
 )
-from mongo_session_service.database import _CODEC_OPTIONS
-from mongo_session_service.documents import event_document
-from mongo_session_service.events import build_event
-from mongo_session_service.hooks import NO_HOOKS
-from mongo_session_service.records import SessionKey
-from mongo_session_service.sizes import MAX_DOCUMENT_BYTES
-from mongo_session_service.values import decode_fields, encode_fields
+from mongo_session_service.codec.events import build_event
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.codec.limits import MAX_DOCUMENT_BYTES
+from mongo_session_service.codec.shapes import event_document
+from mongo_session_service.driver.connection import _CODEC_OPTIONS
+from mongo_session_service.model.records import SessionKey
 
 KEY = SessionKey("app", "user", "session")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mongo_session_service import InvalidInputError
-from mongo_session_service.details import (
+from mongo_session_service.model.metadata import (
     MAX_TTL,
     NO_DETAILS,
     NOT_GIVEN,

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mongo_session_service import embedded_ports
-from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
-from mongo_session_service.embedded_ports import free_ports, ports_of, standard_port
+from mongo_session_service.embedded import (
+    EmbeddedReplicaSet,
+    EmbeddedServerError,
+    ports,
+)
+from mongo_session_service.embedded.ports import free_ports, ports_of, standard_port
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def test_the_standard_port_is_for_new_data_and_if_free(
     tmp_path: Path, pair: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All members have to find room there, or it is not taken."""
-    monkeypatch.setattr(embedded_ports, "STANDARD_PORT", pair)
+    monkeypatch.setattr(ports, "STANDARD_PORT", pair)
     assert standard_port(None, 2) == standard_port(tmp_path, 2) == pair
     with socket.create_server(("127.0.0.1", pair + 1)):
         assert standard_port(None, 2) is None

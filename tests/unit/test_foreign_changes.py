@@ -12,12 +12,12 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.changes import items
+from mongo_session_service.changes import decoder
+from mongo_session_service.changes.decoder import Dropped, Expires, Names, Removed
 from mongo_session_service.changes.happenings import Appended
-from mongo_session_service.changes.items import Dropped, Expires, Names, Removed
-from mongo_session_service.changes.router import Router
+from mongo_session_service.changes.routing import Router
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.errors import MongoSessionServiceError
-from mongo_session_service.hooks import NO_HOOKS, Hooks
 
 NAMES = Names("sessions", "events", "app_states", "user_states")
 BANG = "hunter2"
@@ -106,7 +106,7 @@ def test_no_change_document_is_too_strange(
     change: dict[str, Any], hooks: Hooks
 ) -> None:
     """It means something or nothing, and what fails later is this package's error."""
-    item = items.interpret(change, NAMES, hooks)
+    item = decoder.interpret(change, NAMES, hooks)
 
     if item is None or isinstance(item, Dropped | Expires):
         return
@@ -132,7 +132,7 @@ def test_what_is_passed_over_is_warned_of_without_its_content(
     }
     caplog.set_level(logging.WARNING)
 
-    assert items.interpret(change, NAMES, NO_HOOKS) is None
+    assert decoder.interpret(change, NAMES, NO_HOOKS) is None
     (record,) = caplog.records
     assert "'app_states'" in record.getMessage()
     assert "UnreadableError" in record.getMessage()

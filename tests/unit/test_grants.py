@@ -11,9 +11,9 @@ import playwright
 import pytest
 from pymongo import AsyncMongoClient
 
-from mongo_session_service.commands.grants import grants
-from mongo_session_service.database import Connection
-from mongo_session_service.privileges import (
+from mongo_session_service.cli.grants import grants
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.privileges import (
     FEATURES,
     Privilege,
     Refusal,

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from sealing import seal, unseal
 from strategies import identical, json_values, states
 
-from mongo_session_service.codec import (
+from mongo_session_service.codec.bson_values import decode_fields, decode_value
+from mongo_session_service.codec.documents import (
     decode_event,
     decode_state,
     encode_append,
     encode_new_session,
     is_same_event,
 )
-from mongo_session_service.database import _CODEC_OPTIONS
-from mongo_session_service.documents import event_document
-from mongo_session_service.hooks import Hooks, Owner
-from mongo_session_service.records import SessionKey
-from mongo_session_service.values import decode_fields, decode_value
+from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.shapes import event_document
+from mongo_session_service.driver.connection import _CODEC_OPTIONS
+from mongo_session_service.model.records import SessionKey
 
 KEY = SessionKey("app", "user", "session")
 HOOKS = Hooks(seal, unseal)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from mongo_session_service.changes import items
+from mongo_session_service.changes import decoder
+from mongo_session_service.changes.decoder import Dropped, Names, Removed
 from mongo_session_service.changes.happenings import (
     Appended,
     Created,
     Deleted,
     StateSet,
 )
-from mongo_session_service.changes.items import Dropped, Names, Removed
-from mongo_session_service.hooks import NO_HOOKS
-from mongo_session_service.records import SessionKey
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.model.records import SessionKey
 
 NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states")
 KEY = SessionKey("a", "u", "s")
@@ -113,7 +113,7 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
 )
 def test_changes_are_interpreted(told: dict[str, Any], meaning: Any) -> None:
     """Each document of a stream means one thing, or nothing."""
-    assert items.interpret(told, NAMES, NO_HOOKS) == meaning
+    assert decoder.interpret(told, NAMES, NO_HOOKS) == meaning
 
 
 @pytest.mark.parametrize(
@@ -127,16 +127,16 @@ def test_changes_are_interpreted(told: dict[str, Any], meaning: Any) -> None:
 )
 def test_writes_in_place_have_their_document_read(paths: dict[str, Any]) -> None:
     """What another tool changed within a value is told by the whole document."""
-    assert items.needs_document(update("app_states", "a", **paths), NAMES)
+    assert decoder.needs_document(update("app_states", "a", **paths), NAMES)
 
 
 def test_slim_changes_have_their_document_read() -> None:
     """A change that came without its content needs its document, a delete does not."""
-    assert items.needs_document(change("insert", documentKey={}), NAMES)
-    assert items.needs_document(change("update", "app_states"), NAMES)
-    assert not items.needs_document(change("delete", "sessions"), NAMES)
-    assert not items.needs_document(change("drop"), NAMES)
-    assert not items.needs_document(update("app_states", "a"), NAMES)
+    assert decoder.needs_document(change("insert", documentKey={}), NAMES)
+    assert decoder.needs_document(change("update", "app_states"), NAMES)
+    assert not decoder.needs_document(change("delete", "sessions"), NAMES)
+    assert not decoder.needs_document(change("drop"), NAMES)
+    assert not decoder.needs_document(update("app_states", "a"), NAMES)
 
 
 def test_older_servers_have_no_wall_time() -> None:
@@ -144,4 +144,4 @@ def test_older_servers_have_no_wall_time() -> None:
     told = change("delete", "sessions")
     del told["wallTime"]
 
-    assert items.committed_at(told) == 7.0
+    assert decoder.committed_at(told) == 7.0

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mongo_session_service.records import SessionKey
-from mongo_session_service.transfer import JsonLinesSource, SourceError, lines
-from mongo_session_service.transfer.items import Item, SessionHeader
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer import JsonLinesSource, SourceError, jsonl
+from mongo_session_service.transfer.records import Item, SessionHeader
 
-SESSION = lines.to_line(SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.5))
-FILE = "\n".join([lines.as_text(lines.HEADER), SESSION, lines.end_line(1, 0), ""])
+SESSION = jsonl.to_line(SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.5))
+FILE = "\n".join([jsonl.as_text(jsonl.HEADER), SESSION, jsonl.end_line(1, 0), ""])
 
 
 async def read(path: Path) -> list[Item]:

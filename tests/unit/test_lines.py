@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import identical, json_values, states
 
-from mongo_session_service.details import Details
 from mongo_session_service.errors import SourceError
-from mongo_session_service.records import SessionKey
-from mongo_session_service.transfer import lines
-from mongo_session_service.transfer.items import SessionHeader, SharedState
-from mongo_session_service.transfer.rows import UnreadableError
+from mongo_session_service.model.metadata import Details
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer import jsonl
+from mongo_session_service.transfer.records import SessionHeader, SharedState
+from mongo_session_service.transfer.sources.adk_rows import UnreadableError
 
 SESSION = {
     "app_name": "a",
@@ -37,11 +37,11 @@ values = json_values() | exotic | st.lists(exotic, max_size=3)
 @given(values)
 def test_values_come_back_exactly(value: Any) -> None:
     """Any value is one line of strict JSON, and is read as what it was."""
-    text = lines.as_text({"event": value})
+    text = jsonl.as_text({"event": value})
 
     json.loads(text, parse_constant=pytest.fail)
     assert "\n" not in text
-    kind, read = lines.parse(text.encode())
+    kind, read = jsonl.parse(text.encode())
     assert kind == "event"
     assert identical(read, value)
 
@@ -55,7 +55,7 @@ def test_sessions_and_state_come_back(state: dict[str, Any]) -> None:
     shared = SharedState("a", "u", state)
 
     for item in (header, shared):
-        read = lines.to_item(*lines.parse(lines.to_line(item).encode()))
+        read = jsonl.to_item(*jsonl.parse(jsonl.to_line(item).encode()))
         assert type(read) is type(item)
         assert identical(dict(read.state), dict(sorted(state.items())))
         assert getattr(read, "details", None) == getattr(item, "details", None)
@@ -74,13 +74,13 @@ def test_events_come_back_with_bytes() -> None:
         long_running_tool_ids={"b", "a", "c"},
     )
 
-    line = lines.to_line(event)
-    read = lines.to_item(*lines.parse(line.encode()))
+    line = jsonl.to_line(event)
+    read = jsonl.to_item(*jsonl.parse(line.encode()))
 
     assert isinstance(read, Event)
     assert read.content == event.content
     assert read.long_running_tool_ids == event.long_running_tool_ids
-    assert lines.to_line(read) == line
+    assert jsonl.to_line(read) == line
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_events_come_back_with_bytes() -> None:
 def test_hostile_lines_are_refused(hostile: bytes) -> None:
     """What is no line of the form is one error, whatever it is instead."""
     with pytest.raises(UnreadableError):
-        lines.parse(hostile)
+        jsonl.parse(hostile)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_hostile_lines_are_refused(hostile: bytes) -> None:
 def test_lines_that_lack_something_are_refused(kind: str, value: Any) -> None:
     """A line has to hold all that its kind has, of the right type."""
     with pytest.raises(UnreadableError):
-        lines.to_item(kind, value)
+        jsonl.to_item(kind, value)
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_lines_that_lack_something_are_refused(kind: str, value: Any) -> None:
 def test_other_files_are_refused(first: bytes, message: str) -> None:
     """The first line tells an export of this version from anything else."""
     with pytest.raises(SourceError, match=message):
-        lines.check_header(first)
+        jsonl.check_header(first)

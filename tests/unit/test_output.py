@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mongo_session_service import Change
-from mongo_session_service.commands.output import (
+from mongo_session_service.cli.terminal import (
     Text,
     change_lines,
     columns,

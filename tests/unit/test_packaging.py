@@ -90,6 +90,6 @@ def test_package_is_typed() -> None:
 
 def test_package_holds_its_page() -> None:
     """The live page is installed together with the code that serves it."""
-    page = files("mongo_session_service.changes").joinpath("live.html")
+    page = files("mongo_session_service.http").joinpath("static/live.html")
 
     assert page.read_text("utf-8").startswith("<!doctype html>")

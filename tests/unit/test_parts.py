@@ -8,10 +8,10 @@ import pytest
 from google.adk.events import Event
 from google.genai import types
 
-from mongo_session_service.hooks import NO_HOOKS
-from mongo_session_service.records import SessionKey
-from mongo_session_service.transfer.incoming import Gathering
-from mongo_session_service.transfer.items import SessionHeader
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer.batches import Gathering
+from mongo_session_service.transfer.records import SessionHeader
 
 
 @pytest.mark.parametrize("limit", ["MAX_EVENTS", "MAX_BYTES"])
@@ -19,7 +19,7 @@ def test_every_part_of_a_long_session_is_full(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """However many parts went before, the next takes as many events as the first."""
-    module = "mongo_session_service.transfer.incoming"
+    module = "mongo_session_service.transfer.batches"
     monkeypatch.setattr(f"{module}.{limit}", {"MAX_EVENTS": 9}.get(limit, 10_000))
     gathering = Gathering(NO_HOOKS)
     header = SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.0)

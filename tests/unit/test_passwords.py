@@ -6,7 +6,7 @@ import click
 import pytest
 from sqlalchemy import make_url
 
-from mongo_session_service.commands.transfer_options import with_password
+from mongo_session_service.cli.options import with_password
 
 PASSWORD = "p@ss/w:"  # noqa: S105  it opens nothing
 

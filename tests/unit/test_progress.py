@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mongo_session_service.commands.transfer_options import pace, progress
-from mongo_session_service.transfer.items import Totals
+from mongo_session_service.cli.options import pace, progress
+from mongo_session_service.transfer.records import Totals
 
 
 class Terminal(io.StringIO):

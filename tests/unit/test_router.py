@@ -9,16 +9,16 @@ import pytest
 
 from mongo_session_service import StorageError
 from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.decoder import Removed
 from mongo_session_service.changes.happenings import (
     Appended,
     Created,
     Deleted,
     StateSet,
 )
-from mongo_session_service.changes.items import Removed
-from mongo_session_service.changes.router import Router, Scope
-from mongo_session_service.hooks import NO_HOOKS
-from mongo_session_service.records import SessionKey
+from mongo_session_service.changes.routing import Router, Scope
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.model.records import SessionKey
 
 KEY = SessionKey("a", "u", "s")
 OTHER = SessionKey("a", "u", "t")

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.scopes import merge, split, without_temp
+from mongo_session_service.model.scopes import merge, split, without_temp
 
 flat_states = st.dictionaries(
     st.builds(

@@ -8,8 +8,13 @@ import pytest
 from google.adk.events import Event
 from google.adk.sessions import Session
 
-from mongo_session_service.records import Marker, SessionKey, StoredSession
-from mongo_session_service.sessions import _IS_KNOWN, mark, marker_of, to_session
+from mongo_session_service.codec.adk_session import (
+    _IS_KNOWN,
+    mark,
+    marker_of,
+    to_session,
+)
+from mongo_session_service.model.records import Marker, SessionKey, StoredSession
 
 MARKER = Marker(3, 1.5)
 
@@ -38,7 +43,7 @@ def test_a_session_is_as_if_validated(
     is_known: bool,  # noqa: FBT001
 ) -> None:
     """Fields, marker and pydantic's own notes equal those of a validated session."""
-    monkeypatch.setattr("mongo_session_service.sessions._IS_KNOWN", is_known)
+    monkeypatch.setattr("mongo_session_service.codec.adk_session._IS_KNOWN", is_known)
     found = stored()
 
     session = to_session(found)

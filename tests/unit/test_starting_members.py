@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
-from mongo_session_service import StorageUnavailableError, patience
-from mongo_session_service.translation import translation
+from mongo_session_service import StorageUnavailableError
+from mongo_session_service.driver import retry
+from mongo_session_service.driver.errors import translation
 
 
 def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
@@ -14,7 +15,7 @@ def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
         "Sessions are not supported by this MongoDB deployment"
     )
 
-    assert patience.is_passing(error)
+    assert retry.is_passing(error)
     assert type(translation(error)) is StorageUnavailableError
     other = DriverConfigurationError("Server does not support transactions")
-    assert not patience.is_passing(other)
+    assert not retry.is_passing(other)

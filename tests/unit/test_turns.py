@@ -6,7 +6,7 @@ import pytest
 from calling import called, responded
 from google.adk.events import Event
 
-from mongo_session_service.turns import is_outrun, unanswered
+from mongo_session_service.sessions.turns import is_outrun, unanswered
 
 MINE = Event(author="webhook", invocation_id="mine")
 

@@ -20,7 +20,7 @@ from google.genai import types
 from hypothesis import given
 from strategies import states
 
-from mongo_session_service.transfer.unpickling import (
+from mongo_session_service.transfer.sources.adk_pickle import (
     UnreadableActionsError,
     load_actions,
 )
@@ -163,6 +163,8 @@ def test_small_pickles_of_large_values_are_refused(
     value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pickle that refers to a value again and again takes neither time nor memory."""
-    monkeypatch.setattr("mongo_session_service.transfer.unpickling._MOST", 10_000)
+    monkeypatch.setattr(
+        "mongo_session_service.transfer.sources.adk_pickle._MOST", 10_000
+    )
     with pytest.raises(UnreadableActionsError):
         load_actions(pickle.dumps({"state_delta": {"x": value}}))

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from strategies import identical, json_values, key, nested
 
 from mongo_session_service import InvalidInputError
-from mongo_session_service.database import _CODEC_OPTIONS
-from mongo_session_service.values import (
+from mongo_session_service.codec.bson_values import (
     MAX_DEPTH,
     decode_value,
     encode_value,
@@ -23,6 +22,7 @@ from mongo_session_service.values import (
     json_form,
     unescape_key,
 )
+from mongo_session_service.driver.connection import _CODEC_OPTIONS
 
 
 def through_bson(value: Any, options: CodecOptions = _CODEC_OPTIONS) -> Any:

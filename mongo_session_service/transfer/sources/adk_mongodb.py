@@ -12,7 +12,8 @@ from typing import Final
 
 from typing_extensions import override
 
-from mongo_session_service.transfer.items import (
+from mongo_session_service.driver.errors import translated
+from mongo_session_service.transfer.records import (
     EVERYTHING,
     Item,
     Problem,
@@ -20,12 +21,11 @@ from mongo_session_service.transfer.items import (
     SessionHeader,
     SharedState,
 )
-from mongo_session_service.transfer.rows import (
+from mongo_session_service.transfer.sources.adk_rows import (
     header_of,
     shared_state_of,
     whole_event_of,
 )
-from mongo_session_service.translation import translated
 
 from .mongodb import Document, MongoDbSource
 

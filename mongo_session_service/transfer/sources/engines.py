@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from mongo_session_service.errors import SourceError
-from mongo_session_service.transfer.rows import text_of
+from mongo_session_service.transfer.sources.adk_rows import text_of
 
-from .opening import REMEDY
+from .base import REMEDY
 
 _DRIVERS: Final = {
     "sqlite": "aiosqlite",

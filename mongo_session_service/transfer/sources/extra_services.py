@@ -16,8 +16,9 @@ from typing import Any
 from google.adk.sessions.state import State
 from typing_extensions import override
 
-from mongo_session_service import scopes
-from mongo_session_service.transfer.items import (
+from mongo_session_service.driver.errors import translated
+from mongo_session_service.model import scopes
+from mongo_session_service.transfer.records import (
     EVERYTHING,
     Item,
     Problem,
@@ -26,8 +27,7 @@ from mongo_session_service.transfer.items import (
     SharedState,
     named,
 )
-from mongo_session_service.transfer.rows import header_of, whole_event_of
-from mongo_session_service.translation import translated
+from mongo_session_service.transfer.sources.adk_rows import header_of, whole_event_of
 
 from .mongodb import Document, MongoDbSource, chosen
 

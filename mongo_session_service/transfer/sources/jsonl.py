@@ -16,7 +16,8 @@ from google.adk.events.event import Event
 from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
-from mongo_session_service.transfer.items import (
+from mongo_session_service.transfer.jsonl import check_header, parse, to_item
+from mongo_session_service.transfer.records import (
     EVERYTHING,
     Item,
     Problem,
@@ -24,10 +25,9 @@ from mongo_session_service.transfer.items import (
     SessionHeader,
     SharedState,
 )
-from mongo_session_service.transfer.lines import check_header, parse, to_item
-from mongo_session_service.transfer.rows import UnreadableError
+from mongo_session_service.transfer.sources.adk_rows import UnreadableError
 
-from .opening import Opened, drawn, in_thread
+from .base import Opened, drawn, in_thread
 
 STREAM: Final = "-"
 MAX_LINE_BYTES: Final = 128_000_000

@@ -10,9 +10,11 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
+from mongo_session_service.driver.errors import translated
+from mongo_session_service.driver.uri import open_client
 from mongo_session_service.errors import SourceError
-from mongo_session_service.records import SessionKey
-from mongo_session_service.transfer.items import (
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer.records import (
     Item,
     Problem,
     Selection,
@@ -20,10 +22,8 @@ from mongo_session_service.transfer.items import (
     Totals,
     named,
 )
-from mongo_session_service.translation import translated
-from mongo_session_service.uris import open_client
 
-from .opening import Opened
+from .base import Opened
 
 Document = dict[str, Any]
 

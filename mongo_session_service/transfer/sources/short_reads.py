@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
-from mongo_session_service.transfer.rows import Row
+from mongo_session_service.transfer.sources.adk_rows import Row
 
-from .places import KEYS, Gone, Places
+from .sqlite_rows import KEYS, Gone, Places
 
 _TOGETHER: Final = 500
 _FOUND_TOGETHER: Final = 5_000

@@ -1,0 +1,199 @@
+"""A connection for whichever event loop asks.
+
+An async client belongs to the loop it is first used in, and ADK's ``Runner.run()``
+starts a new loop in a new thread for every call. So a service built from a URI opens
+a client per loop, which is closed together with its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import warnings
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo import AsyncMongoClient
+
+from .driver.address import Target
+from .driver.compat import Driver
+from .driver.connection import Connection
+from .driver.errors import FOREIGN_LOOP, translated
+from .driver.transactions import Latest
+from .driver.uri import open_client
+from .errors import ConfigurationError
+from .sessions.group_commit import Committer
+from .sessions.rebase import Rebaser
+from .sessions.store import SessionStore
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What one event loop uses of a service."""
+
+    connection: Connection
+    store: SessionStore
+    committer: Committer
+    rebaser: Rebaser
+    keeper: AsyncGenerator[None, None] | None
+    """Closes the client; None if that is borrowed."""
+
+
+class Clients:
+    """The connections of one service: one per event loop, opened on first use."""
+
+    def __init__(self, uri: str | None, client: Any, target: Target) -> None:
+        self._uri = uri
+        self._client = client
+        self._target = target
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._entries: dict[asyncio.AbstractEventLoop, Opened] = {}
+        self._latest = Latest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._uri is None:
+            message = (
+                "A service with a borrowed client cannot be pickled; build it from a"
+                " URI instead."
+            )
+            raise ConfigurationError(message)
+        return {"_uri": self._uri, "_client": None, "_target": self._target}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    async def opened(self) -> Opened:
+        """What the running loop uses, opened on its first use.
+
+        Raises:
+            ConfigurationError: the client is borrowed and belongs to another loop.
+        """
+        if self._pid != os.getpid():
+            # After a fork the parent's sockets, loops and held lock are not ours.
+            self._reset()
+        loop = asyncio.get_running_loop()
+        entry = self._entries.get(loop)
+        if entry is None:
+            with translated():
+                entry = self._open(loop)
+            if entry.keeper is not None:
+                await anext(entry.keeper)
+        return entry
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> Opened:
+        with self._lock:
+            if self._uri is not None:
+                _forget_closed_loops(self._entries)
+                client: Any = open_client(self._uri)
+                keeper = _keep_until_loop_ends(client, loop)
+            else:
+                # A borrowed client stays bound to its loop even when that is closed.
+                client, keeper = self._client, None
+                if self._entries and Driver.of(client) is not Driver.MOCK:
+                    raise ConfigurationError(FOREIGN_LOOP)
+            connection = Connection(
+                client,
+                database=self._target.database,
+                prefix=self._target.prefix,
+                transactions=self._target.transactions,
+                hooks=self._target.hooks,
+                latest=self._latest,
+            )
+            store = SessionStore(connection)
+            committer = Committer(connection, store, together=self._target.transactions)
+            rebaser = Rebaser(connection, store, committer)
+            entry = Opened(connection, store, committer, rebaser, keeper)
+            self._entries[loop] = entry
+            return entry
+
+    async def close_here(self) -> None:
+        """Close the running loop's client, if this service has opened one for it.
+
+        A loop that ends closes its client as well, but first it waits for the driver's
+        tasks: up to ten seconds, if one was connecting when it was cancelled.
+        """
+        with self._lock:
+            entry = self._entries.pop(asyncio.get_running_loop(), None)
+        if entry is not None and entry.keeper is not None:
+            await entry.keeper.aclose()
+
+    async def close(self) -> None:
+        """Close every client this service opened, in whichever loop it runs.
+
+        Appends that are under way are finished before: a transaction that loses its
+        client would stay open on the server for a minute.
+        """
+        with self._lock:
+            entries, self._entries = self._entries, {}
+        here = asyncio.get_running_loop()
+        for loop, entry in entries.items():
+            if entry.keeper is None or loop.is_closed():
+                continue
+            if loop is here:
+                try:
+                    await entry.committer.settled()
+                finally:
+                    await entry.keeper.aclose()
+            else:
+                await _close_elsewhere(entry, loop)
+
+
+async def _close_elsewhere(entry: Opened, loop: asyncio.AbstractEventLoop) -> None:
+    """Close a client in its own loop, which may be ending: then its keeper does it."""
+
+    async def close() -> None:
+        await entry.committer.settled()
+        await entry.connection.client.close()
+
+    closing = close()
+    try:
+        done = asyncio.run_coroutine_threadsafe(closing, loop)
+    except RuntimeError:  # the loop was closed just now
+        closing.close()
+        return
+    # A loop drops what is sent to it at its very end, and tells nobody.
+    while loop.is_running() and not done.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+_keepers: dict[asyncio.AbstractEventLoop, list[AsyncGenerator[None, None]]] = {}
+"""Referred to from here, since a keeper has to outlive a service that is let go."""
+
+
+def _keep_until_loop_ends(
+    client: AsyncMongoClient[Any], loop: asyncio.AbstractEventLoop
+) -> AsyncGenerator[None, None]:
+    """A generator that, once started, closes the client when it or its loop ends.
+
+    What is started is finished by ``loop.shutdown_asyncgens()``, which ``asyncio.run``
+    calls when all tasks are done: the one moment a library has for it.
+    """
+
+    async def keep() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            _keepers[loop].remove(keeper)
+            with warnings.catch_warnings():
+                # Older PyMongo closes by means of such generators itself.
+                message = "asynchronous generator .* was scheduled after"
+                warnings.filterwarnings("ignore", message, ResourceWarning)
+                await client.close()
+
+    keeper = keep()
+    _forget_closed_loops(_keepers)
+    _keepers.setdefault(loop, []).append(keeper)
+    return keeper
+
+
+def _forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
+    for loop in list(mapping):
+        if loop.is_closed():
+            mapping.pop(loop, None)

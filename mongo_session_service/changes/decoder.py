@@ -1,0 +1,298 @@
+"""What a change stream says, in this package's words.
+
+A change stream tells of single documents. Of an append only the event's insert is of
+interest, since it holds the delta as well; of a session its insert and its delete, and
+the replacement of what held its place while it was imported; of app and user state
+every write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import bson
+from bson.timestamp import Timestamp
+from google.adk.sessions.state import State
+
+from mongo_session_service.codec.bson_values import decode_fields, unescape_key
+from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import queries
+
+from .happenings import Appended, Created, Deleted, Document, Happening, StateSet
+
+logger = logging.getLogger(__name__)
+
+_ENDINGS: Final = ("drop", "rename", "dropDatabase", "invalidate")
+_WRITES: Final = ("insert", "update", "replace")
+_OF_SESSIONS: Final = ("insert", "replace", "delete")
+_SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
+_OF_SESSION: Final = {"state": dict, "revision": int, "create_time": float}
+_TRANSACTION: Final = ("lsid", "txnNumber")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the collections are called that are looked at."""
+
+    sessions: str
+    events: str
+    app_states: str
+    user_states: str
+
+    @classmethod
+    def of(cls, connection: Any) -> Names:
+        """As a connection has them."""
+        return cls(
+            sessions=connection.sessions.name,
+            events=connection.events.name,
+            app_states=connection.app_states.name,
+            user_states=connection.user_states.name,
+        )
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every one of them."""
+        return (self.sessions, self.events, self.app_states, self.user_states)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A collection or the database is gone, and all that was in it."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What the same transaction deletes next was no session any more."""
+
+    key: SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Expires:
+    """A session will expire at another time than it would have, or not at all."""
+
+    key: SessionKey
+
+
+Item = Happening | Dropped | Removed | Expires
+
+_ANNOUNCEMENTS: Final[dict[str, type[Removed | Expires]]] = {
+    queries.REMOVED: Removed,
+    queries.EXPIRES: Expires,
+}
+
+
+def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
+    """What a change stream has to let through, for one app or for all.
+
+    The server is given plain comparisons of the kind it can do on its log; without
+    the endings, the stream of a dropped database would end and tell nobody.
+    """
+    writes: list[Document] = [
+        {"ns.coll": names.events, "operationType": "insert"},
+        {
+            "ns.coll": names.sessions,
+            "operationType": {"$in": list(_OF_SESSIONS)},
+        },
+        {
+            "ns.coll": {"$in": [names.app_states, names.user_states]},
+            "operationType": {"$in": list(_WRITES)},
+        },
+    ]
+    if app_name is not None:
+        of_app = {"documentKey._id.app_name": app_name}
+        writes = [
+            {**writes[0], **of_app},
+            {**writes[1], **of_app},
+            {
+                **writes[2],
+                "$or": [of_app, {"documentKey._id": app_name}],
+            },
+        ]
+    endings = {"operationType": {"$in": list(_ENDINGS)}}
+    return [{"$match": {"$or": [*writes, endings]}}]
+
+
+def slim(pipeline: list[Document]) -> list[Document]:
+    """The same, without the parts that can get larger than a reply may be."""
+    return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
+
+
+def transaction_of(change: Document) -> tuple[Any, Any] | None:
+    """What tells the changes of one transaction from those of others."""
+    return (change["lsid"]["id"], change["txnNumber"]) if "lsid" in change else None
+
+
+def cluster_time(change: Document) -> Timestamp:
+    """When it was committed, on the deployment's own clock."""
+    time: Timestamp = change["clusterTime"]
+    return time
+
+
+def mark_of(change: Document) -> str:
+    """What tells a change from others of the same time, and nobody's ids."""
+    named = {name: change.get(name) for name in ("operationType", "ns", "documentKey")}
+    return hashlib.sha256(bson.encode(named)).hexdigest()
+
+
+def interpret(change: Document, names: Names, hooks: Hooks) -> Item | None:
+    """What a change means; None if nothing that concerns anyone.
+
+    Nor does what others wrote, if it is not as it would be here: it must not stop the
+    stream.
+    """
+    if change["operationType"] in _ENDINGS:
+        return _ending(change, names)
+    collection = change["ns"]["coll"]
+    try:
+        return _meaning(change, collection, names, hooks)
+    except Exception as error:  # noqa: BLE001  whose text may quote what is stored
+        logger.warning(
+            "A change of the collection %r was passed over: it is not as this package"
+            " makes them (%s). Does another tool write there?",
+            collection,
+            type(error).__name__,
+        )
+        return None
+
+
+def _meaning(
+    change: Document, collection: str, names: Names, hooks: Hooks
+) -> Item | None:
+    id_ = change["documentKey"]["_id"]
+    if collection == names.events:
+        return appended(id_, change.get("fullDocument"), hooks)
+    if collection == names.sessions:
+        return _of_session(change, hooks)
+    return _state_set(id_, change, hooks)
+
+
+def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | None:
+    """What a document of the events collection means, if it is one of ours."""
+    key = session_key(id_, (*SessionKey._fields, "revision"))
+    if key is None or not document or not isinstance(id_["revision"], int):
+        return None  # too large to be told, and deleted before it could be read
+    if not isinstance(document.get("event"), dict):
+        return None
+    return Appended(key, document, hooks)
+
+
+def _of_session(
+    change: Document, hooks: Hooks
+) -> Created | Deleted | Removed | Expires | None:
+    kind, id_ = change["operationType"], change["documentKey"]["_id"]
+    for what, announcement in _ANNOUNCEMENTS.items():
+        announced = session_key(id_, (*SessionKey._fields, what))
+        if announced is not None:
+            return announcement(announced) if kind == "insert" else None
+    key = session_key(id_, SessionKey._fields)
+    if key is None or kind == "delete":
+        return key and Deleted(key, committed_at(change))
+    return _created(key, change.get("fullDocument"), hooks)
+
+
+def _created(
+    key: SessionKey, document: Document | None, hooks: Hooks
+) -> Created | None:
+    is_ours = document is not None and all(
+        isinstance(document.get(name), kind) for name, kind in _OF_SESSION.items()
+    )
+    return Created(key, document, hooks) if document and is_ours else None
+
+
+def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
+    if isinstance(id_, str):
+        prefix, app_name, user_id = State.APP_PREFIX, id_, None
+    elif (owner := _texts(id_, SessionKey._fields[:2])) is not None:
+        prefix, (app_name, user_id) = State.USER_PREFIX, owner
+    else:
+        return None
+    delta = {prefix + key: value for key, value in _delta(change).items()}
+    if not delta and transaction_of(change) is None:
+        return None  # else it may have undone what an append of the same has set
+    return StateSet(app_name, user_id, delta, committed_at(change), hooks)
+
+
+def session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
+    """The key in an ``_id`` with these fields; None if it is none of ours."""
+    texts = _texts(id_, fields)
+    return None if texts is None else SessionKey(*texts)
+
+
+def _texts(id_: Any, fields: tuple[str, ...]) -> tuple[str, ...] | None:
+    """What names whose it is in an ``_id`` with these fields; None if none of ours."""
+    if not isinstance(id_, dict) or tuple(id_) != fields:
+        return None
+    texts = tuple(id_[name] for name in fields if name in SessionKey._fields)
+    return texts if all(isinstance(each, str) for each in texts) else None
+
+
+def committed_at(change: Document) -> float:
+    """When it was committed, in seconds since 1970."""
+    wall_time: datetime | None = change.get("wallTime")  # MongoDB 6.0 and later
+    if wall_time is not None:
+        return wall_time.replace(tzinfo=UTC).timestamp()
+    return float(cluster_time(change).time)
+
+
+def _ending(change: Document, names: Names) -> Dropped | None:
+    kind, collection = change["operationType"], change.get("ns", {}).get("coll")
+    target = change.get("to", {}).get("coll")  # what another was renamed to is gone
+    if kind in {"dropDatabase", "invalidate"}:
+        return Dropped("The database was dropped")
+    if target in names.all:
+        return Dropped(f"The collection {target!r} was replaced")
+    if collection in names.all:
+        done = "dropped" if kind == "drop" else "renamed"
+        return Dropped(f"The collection {collection!r} was {done}")
+    return None
+
+
+def needs_document(change: Document, names: Names) -> bool:
+    """Whether a change says too little, and its document has to be read.
+
+    So it is when the change was too large to be told whole, and when somebody else's
+    tool has changed a part of a state value in place.
+    """
+    if "fullDocument" in change or change["operationType"] in {*_ENDINGS, "delete"}:
+        return False
+    if change["ns"]["coll"] not in names.all:
+        return False
+    description = change.get("updateDescription")
+    return description is None or _is_in_place(description)
+
+
+def _is_in_place(description: Document) -> bool:
+    paths = [*description["updatedFields"], *description["removedFields"]]
+    return bool(description.get("truncatedArrays")) or any(
+        path.startswith("state.") and path.count(".") != 1 for path in paths
+    )
+
+
+def _delta(change: Document) -> Document:
+    """What a write set in a state document: all it holds, if that cannot be told."""
+    if "fullDocument" in change:
+        state = (change["fullDocument"] or {}).get("state")
+        return decode_fields(state) if isinstance(state, dict) else {}
+    description = change["updateDescription"]
+    whole = description["updatedFields"].get("state")
+    if isinstance(whole, dict):  # so many keys were set at once
+        return decode_fields(whole)
+    paths = {
+        path.removeprefix("state."): value
+        for path, value in description["updatedFields"].items()
+        if path.startswith("state.")
+    }
+    removed = {
+        unescape_key(path.removeprefix("state.")): None
+        for path in description["removedFields"]
+        if path.startswith("state.")
+    }
+    return {**decode_fields(paths), **removed}

@@ -1,0 +1,236 @@
+"""Who gets which change: found by key, whatever the number of subscriptions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from google.adk.sessions.state import State
+
+from mongo_session_service.model import scopes
+from mongo_session_service.model.records import SessionKey
+
+from .change import Change
+from .decoder import Dropped, Expires, Item, Removed
+from .happenings import Appended, Created, Deleted, Document, StateSet
+
+
+class Scope(NamedTuple):
+    """What a subscription is to: a session, a user, an app, or everything."""
+
+    app_name: str | None = None
+    user_id: str | None = None
+    session_id: str | None = None
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it is a single session."""
+        return self.session_id is not None
+
+    def covers(self, key: SessionKey) -> bool:
+        """Whether a session belongs to it."""
+        return all(
+            own is None or own == part for own, part in zip(self, key, strict=True)
+        )
+
+
+class Subscriber(Protocol):
+    """Someone who can be routed to."""
+
+    @property
+    def scope(self) -> Scope:
+        """What to."""
+
+
+_Subscriber = TypeVar("_Subscriber", bound=Subscriber)
+
+
+class Router(Generic[_Subscriber]):
+    """The subscribers of a feed, by what they are to be told of."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[Hashable, set[_Subscriber]] = defaultdict(set)
+        self._all: set[_Subscriber] = set()
+        self._of_many: set[_Subscriber] = set()
+        self._transaction: object = None
+        self._writes: dict[Hashable, dict[str, _Write]] = {}
+        self._removed: set[SessionKey] = set()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[_Subscriber]:
+        return iter(list(self._all))
+
+    @property
+    def has_any_of_many(self) -> bool:
+        """Whether anybody subscribes to more than a session."""
+        return bool(self._of_many)
+
+    def attach(self, subscriber: _Subscriber) -> None:
+        """Route to a subscriber from now on; nothing happens if it is known."""
+        self._all.add(subscriber)
+        if not subscriber.scope.is_session:
+            self._of_many.add(subscriber)
+        for topic in _topics(subscriber.scope):
+            self._by_topic[topic].add(subscriber)
+
+    def detach(self, subscriber: _Subscriber) -> None:
+        """Route to a subscriber no more; nothing happens if it is not known."""
+        self._all.discard(subscriber)
+        self._of_many.discard(subscriber)
+        for topic in _topics(subscriber.scope):
+            self._by_topic[topic].discard(subscriber)
+            if not self._by_topic[topic]:
+                del self._by_topic[topic]
+
+    def recipients(self, item: Item) -> list[_Subscriber]:
+        """Who is to be told."""
+        found: list[_Subscriber] = []
+        for topic in _topics_of(item):
+            found += self._by_topic.get(topic, ())
+        return found
+
+    def note(self, item: Item, transaction: object) -> None:
+        """Take notice of a change before its deliveries.
+
+        State that sessions share is written once for all the appends of a transaction,
+        after their events. Who is told of such an append knows its part already.
+        """
+        if transaction is None or transaction != self._transaction:
+            self._transaction = transaction
+            self._writes = {}
+            self._removed = set()
+        if isinstance(item, Removed):
+            self._removed.add(item.key)
+        if isinstance(item, Appended) and transaction is not None:
+            self._remember(item)
+
+    def is_silent(self, item: Item) -> bool:
+        """Whether nobody is to be told, because it has been told before."""
+        return isinstance(item, Removed) or (
+            isinstance(item, Deleted) and item.key in self._removed
+        )
+
+    def deliveries(self, item: Item) -> Iterator[tuple[_Subscriber, Change | None]]:
+        """Who is to be told what: the same object, where it is the same.
+
+        None of a session that expires at another time: whoever watches it has to look.
+
+        Raises:
+            StorageError: the change cannot be read.
+        """
+        recipients = self.recipients(item)
+        if isinstance(item, Expires):
+            yield from ((each, None) for each in recipients)
+        elif isinstance(item, StateSet):
+            yield from self._of_state(item)
+        elif recipients and not isinstance(item, Dropped | Removed):
+            change = item.change()
+            yield from ((each, change) for each in recipients)
+
+    def _remember(self, appended: Appended) -> None:
+        app_name, user_id, _ = key = appended.key
+        shared = scopes.split(appended.delta())
+        for scope, delta in (
+            ((app_name, None), shared.app),
+            ((app_name, user_id), shared.user),
+        ):
+            writes = self._writes.setdefault(scope, {})
+            for name, value in delta.items():
+                writers = writes[name].writers if name in writes else set()
+                writes[name] = _Write(key, value, writers | {key})
+
+    def _of_state(self, item: StateSet) -> Iterator[tuple[_Subscriber, Change]]:
+        whole: Change | None = None
+        for each, part in self.parts(item):
+            if part is item:
+                whole = whole or item.change()
+                yield each, whole
+            else:
+                yield each, part.change()
+
+    def parts(self, item: StateSet) -> Iterator[tuple[_Subscriber, StateSet]]:
+        """Who is to be told which part of a write to state that sessions share."""
+        writes = self._writes.get((item.app_name, item.user_id), {})
+        keys = {key for write in writes.values() for key in write.writers}
+        for each in self.recipients(item):
+            scope = each.scope
+            # Of the many, nearly all are of single sessions.
+            has_written = (
+                scope in keys  # type: ignore[comparison-overlap]  # both are tuples
+                if scope.is_session
+                else any(map(scope.covers, keys))
+            )
+            if has_written:
+                if unknown := _unknown(item, writes, scope):
+                    yield each, replace(item, delta=unknown)
+            elif item.delta:
+                yield each, item
+
+
+class _Write(NamedTuple):
+    """What the appends of a transaction have set a key of shared state to."""
+
+    key: SessionKey
+    """The last one's session."""
+    value: Any
+    writers: set[SessionKey]
+    """The sessions of all of them."""
+
+
+def _unknown(item: StateSet, writes: dict[str, _Write], scope: Scope) -> Document:
+    """The part of a write to shared state that is not told by a scope's own events."""
+    unknown = {
+        prefixed: value
+        for prefixed, value in item.delta.items()
+        if not _is_known(writes.get(prefixed.partition(":")[2]), value, scope)
+    }
+    # The transaction as a whole may have left a key as it was, and nothing is told of
+    # it then. But whose own event has set it, and was not the last, has to know.
+    prefix = State.APP_PREFIX if item.user_id is None else State.USER_PREFIX
+    for name, write in writes.items():
+        if not scope.covers(write.key) and any(map(scope.covers, write.writers)):
+            unknown.setdefault(prefix + name, write.value)
+    return unknown
+
+
+def _is_known(write: _Write | None, value: Any, scope: Scope) -> bool:
+    if write is None or not scope.covers(write.key):
+        return False
+    return repr(write.value) == repr(value)  # type for type, and NaN is NaN
+
+
+def _topics(scope: Scope) -> list[Hashable]:
+    """What a subscriber is to be told of."""
+    app_name, user_id, session_id = scope
+    if app_name is None:
+        return ["everything"]
+    if user_id is None:
+        return [
+            ("app", app_name),
+            ("state of app", app_name),
+            ("states of users", app_name),
+        ]
+    own = ("user", *scope[:2]) if session_id is None else ("session", *scope)
+    return [own, ("state of app", app_name), ("state of user", *scope[:2])]
+
+
+def _topics_of(item: Item) -> list[Hashable]:
+    """Under which topics a change is told."""
+    match item:
+        case StateSet(app_name, None):
+            return ["everything", ("state of app", app_name)]
+        case StateSet(app_name, user_id):
+            of_user = ("state of user", app_name, user_id)
+            return ["everything", ("states of users", app_name), of_user]
+        case Expires(key):
+            return [("session", *key)]
+        case Appended(key) | Created(key) | Deleted(key):
+            # A session that is created has no subscribers of its own yet.
+            own = [] if isinstance(item, Created) else [("session", *key)]
+            return ["everything", ("app", key.app_name), ("user", *key[:2]), *own]
+        case _:
+            return []

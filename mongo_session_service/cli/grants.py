@@ -1,0 +1,68 @@
+"""``grants``: what an administrator has to grant the service's user."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from mongo_session_service.driver.privileges import FEATURES, needs, role, script
+
+from .connection import connection_options, said, uri_argument
+from .screen import Screen
+
+
+@click.command(short_help="Prints a role that has all the service needs.")
+@uri_argument
+@click.option(
+    "--for",
+    "features",
+    type=click.Choice(list(FEATURES)),
+    multiple=True,
+    help="Only for this; repeatable.",
+)
+@click.option(
+    "--role", "name", help="The role's name; by default mongo_session_service_DATABASE."
+)
+@click.option("--json", "as_json", is_flag=True, help="The createRole command.")
+@connection_options
+@click.pass_context
+def grants(
+    context: click.Context,
+    features: tuple[str, ...],
+    name: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prints a role with which the service can do all it does, and nothing else.
+
+    It is a script for mongosh, and can be run again. "sessions" is what an agent needs,
+    "changes" watching and consumers, which read the whole database, "setup" creating
+    and migrating collections, "import" the import of other stores, which goes with
+    "sessions", and "erase" delete_user and delete_app, which go with both.
+
+    \b
+    Example:
+      mongo-session-service grants --database my_db > grants.js
+      mongo-session-service grants --database my_db --for sessions --for changes
+    """  # noqa: D301
+    database, prefix = _database(context), said(context, "prefix") or ""
+    created = role(
+        name or f"mongo_session_service_{database}",
+        needs(features or FEATURES, database, prefix),
+    )
+    Screen().write(json.dumps(created) if as_json else script(created).rstrip())
+
+
+def _database(context: click.Context) -> str:
+    database: str | None = said(context, "database")
+    uri: str | None = said(context, "uri") or os.environ.get("MONGODB_URI")
+    if database is None and uri:
+        from mongo_session_service.driver import uri as uris
+
+        client = uris.open_client(uri)
+        named = client.get_default_database(uris.DEFAULT_DATABASE).name
+        uris.check_names(client, named, "")
+        return named
+    return database or "adk"

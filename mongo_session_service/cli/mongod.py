@@ -1,0 +1,64 @@
+"""``mongod``: a MongoDB for an afternoon."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import click
+
+from .screen import Screen, say
+
+
+@click.command()
+@click.option(
+    "--members",
+    type=click.IntRange(1, 7),
+    default=1,
+    show_default=True,
+    help="How many mongods the replica set has.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the data there, and the port; without it all is thrown away.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Of the first member, the others have those after it; 0 for any that are"
+    " free. By default 27017, or any if that is taken.",
+)
+def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
+    """Starts a MongoDB replica set on this machine, until Ctrl-C.
+
+    It prints the URI, alone on stdout. For development only: it asks for no password,
+    and listens on 127.0.0.1.
+
+    \b
+    Example:
+      mongo-session-service mongod --data-dir .mongodb
+    """  # noqa: D301  \b is click's sign
+    from mongo_session_service.embedded.ports import standard_port
+    from mongo_session_service.embedded.replica_set import (
+        EmbeddedReplicaSet,
+        EmbeddedServerError,
+    )
+
+    # As Ctrl-C does, so that it shuts down in good order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    first = standard_port(data_dir, members) if port is None else port or None
+    try:
+        replica_set = EmbeddedReplicaSet(members, data_dir, port=first)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        with replica_set:
+            Screen().write(replica_set.uri)
+            kept = f"kept in {data_dir}" if data_dir else "thrown away at the end"
+            say(f"MongoDB is running; its data is {kept}. Ctrl-C ends it.")
+            signal.pause()
+    except EmbeddedServerError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        say("MongoDB has ended.")

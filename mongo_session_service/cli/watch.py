@@ -1,0 +1,104 @@
+"""``watch``: changes, as they are committed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from .connection import Place, connection_options, uri_argument
+from .screen import Screen, say
+from .terminal import change_lines, json_line
+from .watched import Watched, watched_options
+
+
+@click.command()
+@uri_argument
+@watched_options
+@click.option(
+    "--after-revision",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Begin with the session's events after this revision, however old.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@connection_options
+@click.pass_context
+def watch(
+    context: click.Context,
+    app: str | None,
+    user: str | None,
+    session: str | None,
+    after_revision: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prints changes as they are committed.
+
+    Of one session, it begins with its state and ends when that is deleted. Of a user,
+    an app or, without options, the database it prints what happens from now on.
+
+    \b
+    Example:
+      mongo-session-service watch --app my_app --json | jq .state_delta
+    """  # noqa: D301
+    watched = Watched.of(app, user, session)
+    if after_revision is not None and session is None:
+        raise click.UsageError("--after-revision needs --session.")
+    place = Place.of(context)
+    asyncio.run(_watch(place, watched, after_revision, as_json=as_json))
+
+
+async def _watch(
+    place: Place, watched: Watched, after_revision: int | None, *, as_json: bool
+) -> None:
+    screen = Screen()
+    async with place.service() as service:
+        with _while_somebody_reads():
+            subscription = service.watch(*watched, after_revision=after_revision)
+            async with subscription as changes:
+                say(f"Watching {watched.words(service.database_name)}.")
+                async for change in changes:
+                    if as_json:
+                        screen.write(json_line(change.json_text))
+                    else:
+                        known = len(watched.chosen)
+                        screen.show(*change_lines(change, known, screen.width))
+
+
+@contextmanager
+def _while_somebody_reads() -> Iterator[None]:
+    """Notice at once when a pipe's reader goes, rather than with the next change.
+
+    Raises:
+        BrokenPipeError: it did.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    out = sys.stdout.fileno()
+    is_pipe = stat.S_ISFIFO(os.fstat(out).st_mode)
+    if task is None or not is_pipe or sys.platform == "win32":
+        yield
+        return
+    has_gone = False
+
+    def leave() -> None:
+        nonlocal has_gone
+        has_gone = True
+        loop.remove_reader(out)
+        task.cancel()
+
+    loop.add_reader(out, leave)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if has_gone:
+            task.uncancel()
+            raise BrokenPipeError from None
+        raise
+    finally:
+        loop.remove_reader(out)

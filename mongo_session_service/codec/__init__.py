@@ -1,0 +1,1 @@
+"""Translation between ADK objects and BSON documents, without I/O."""

@@ -1,0 +1,258 @@
+"""Single values and keys to and from BSON, exactly.
+
+A value is stored natively, so that it can be queried, but for the parts BSON cannot
+hold exactly: each of those is stored alone as ``{"%json": "<text>"}``. State keys are
+escaped reversibly, because they become paths in updates. What this module accepts it
+returns type for type; what it cannot, it refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from pydantic_core import to_jsonable_python
+
+from mongo_session_service.errors import InvalidInputError, StorageError
+
+logger = logging.getLogger(__name__)
+
+MAX_NATIVE_DEPTH: Final = 60
+"""Levels kept native: the server promises 100, and some are the document's own."""
+
+MAX_DEPTH: Final = 250
+"""Levels a value may have: what JSON text can be read back within any call stack."""
+
+MAX_KEY_LENGTH: Final = 4096
+"""Characters of a state key."""
+
+WRAPPER: Final = "%json"
+"""The one field name that user data never has natively."""
+
+_TOO_DEEP: Final = f"it has more than {MAX_DEPTH} levels, or contains itself"
+_ENDLESS: Final = ("Maximum serialization depth", "Circular reference")
+"""What pydantic calls them."""
+
+_SCALARS: Final = {str, int, float, bool, type(None)}
+_CONTAINERS: Final = {dict, list, tuple}
+_INT64: Final = range(-(2**63), 2**63)
+_ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("$", "%24"), ("\0", "%00"))
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE: Final = re.compile("%u([0-9A-F]{4})")
+_NOT_A_FIELD_NAME: Final = re.compile("[\0\ud800-\udfff]|\\A%json\\Z")
+
+
+class UnreadableError(StorageError):
+    """What is stored is not as this package stores it, and is not quoted."""
+
+    def __init__(self, what: object = "What is stored") -> None:
+        super().__init__(
+            f"{what} is not as this package stores it, and cannot be read. Does another"
+            " tool write there?"
+        )
+
+
+@lru_cache(maxsize=1024)
+def escape_key(key: str) -> str:
+    """A state key as a field name that is safe in update paths and queries."""
+    for character, escape in _ESCAPES:
+        key = key.replace(character, escape)
+    return _SURROGATE.sub(lambda match: f"%u{ord(match[0]):04X}", key) or "%"
+
+
+def unescape_key(name: str) -> str:
+    """The inverse of :func:`escape_key`."""
+    if "%" not in name:
+        return name
+    if name == "%":
+        return ""
+    if "%u" in name:
+        name = _ESCAPED_SURROGATE.sub(lambda match: chr(int(match[1], 16)), name)
+    for character, escape in reversed(_ESCAPES):
+        name = name.replace(escape, character)
+    return name
+
+
+def encode_value(value: Any, depth: int = 0) -> Any:
+    """A JSON value, or bytes, as BSON holds it exactly: native or wrapped.
+
+    Anything else is taken in its :func:`json_form`.
+
+    Raises:
+        InvalidInputError: the value has no JSON form, or a wrapped part holds bytes.
+    """
+    kind = type(value)
+    if kind is str:
+        return value if is_unicode(value) else _wrap(value)
+    if value is None or kind is bool or kind is float or kind is bytes:
+        return value
+    if kind is int:
+        return value if value in _INT64 else _wrap(value)
+    if kind is dict:
+        return _encode_dict(value, depth)
+    if kind is list or kind is tuple:
+        if depth == MAX_NATIVE_DEPTH:
+            return _wrap(value)
+        return [encode_value(item, depth + 1) for item in value]
+    return encode_value(json_form(value), depth)
+
+
+def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
+    # The driver reads a pair of $ref and $id as a reference, not as the dict it is.
+    if depth == MAX_NATIVE_DEPTH or ("$ref" in value and "$id" in value):
+        return _wrap(value)
+    encoded = {}
+    for key, item in value.items():
+        if type(key) is not str:
+            return _encode_dict(json_form(value), depth)
+        if not key.isidentifier() and _NOT_A_FIELD_NAME.search(key):
+            return _wrap(value)
+        # What most items are, without a call for each.
+        is_plain = type(item) is str and item.isascii()
+        encoded[key] = item if is_plain else encode_value(item, depth + 1)
+    return encoded
+
+
+def decode_value(value: Any) -> Any:
+    """The inverse of :func:`encode_value`.
+
+    Raises:
+        UnreadableError: something else has made what is stored.
+    """
+    if type(value) is dict:
+        if WRAPPER in value:
+            return _unwrap(value[WRAPPER])
+        return {key: decode_value(item) for key, item in value.items()}
+    if type(value) is list:
+        return [decode_value(item) for item in value]
+    return value
+
+
+def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
+    """One scope's state, or a delta to it, as fields of its document.
+
+    Raises:
+        InvalidInputError: a value cannot be stored.
+    """
+    return {escape_key(key): encode_value(value) for key, value in state.items()}
+
+
+def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`encode_fields`.
+
+    Raises:
+        UnreadableError: something else has made what is stored.
+    """
+    return {
+        unescape_key(name) if "%" in name else name: (
+            decode_value(value) if type(value) in _CONTAINERS else value
+        )
+        for name, value in fields.items()
+    }
+
+
+def is_decoded(fields: Mapping[str, Any]) -> bool:
+    """Whether these fields are what :func:`decode_fields` makes of them.
+
+    It may say no of some that are.
+    """
+    is_plain = _SCALARS.issuperset(map(type, fields.values()))
+    return is_plain and "%" not in "".join(fields)
+
+
+def json_form(value: Any, where: str = "An event") -> Any:
+    """What ADK's SQL service would store for a value.
+
+    JSON is itself; dates, sets, models and UTF-8 bytes are what pydantic makes of
+    them; a function or an open file becomes text, and a warning says ``where``.
+
+    Raises:
+        InvalidInputError: bytes that are not UTF-8, a value that refers to itself or
+            is nested deeper than ``MAX_DEPTH`` levels.
+    """
+    try:
+        return to_jsonable_python(value)
+    except UnicodeDecodeError:
+        raise InvalidInputError("it holds bytes that are not UTF-8") from None
+    except Exception:  # noqa: BLE001  a value's own code may raise anything
+        if is_json(value):  # deeper, or with stranger keys, than pydantic takes
+            return value
+    try:
+        form = to_jsonable_python(value, serialize_unknown=True)
+    except Exception as error:  # noqa: BLE001
+        # No text is asked of errors that the value's own code may have made.
+        is_endless = type(error) is ValueError and str(error).startswith(_ENDLESS)
+        message = _TOO_DEEP if is_endless else "it has no JSON form"
+        raise InvalidInputError(message) from None
+    logger.warning("%s holds a value that is not JSON; its text is stored.", where)
+    return form
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a string has no lone surrogate, which UTF-8 cannot hold."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_json(value: Any) -> bool:
+    """Whether a value has JSON's types alone and is not too deep to read back."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        # Once each, so that neither cycles nor shared parts make a level grow.
+        containers = {
+            id(node): node for node in level if type(node) in _CONTAINERS
+        }.values()
+        keys = (key for node in containers if type(node) is dict for key in node)
+        if any(type(node) not in _CONTAINERS | _SCALARS for node in level) or any(
+            type(key) is not str for key in keys
+        ):
+            return False
+        if not containers:
+            return True
+        level = [
+            item
+            for node in containers
+            for item in (node.values() if type(node) is dict else node)
+        ]
+    return False
+
+
+def _wrap(value: Any) -> dict[str, Any]:
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=_wrapped_form)
+    except InvalidInputError:
+        raise
+    except (TypeError, ValueError, RecursionError):
+        # The original may quote the value.
+        raise InvalidInputError("it has no JSON form") from None
+    if not is_json(json.loads(text)):
+        raise InvalidInputError(_TOO_DEEP)
+    # A lone surrogate fits neither a BSON string nor JSON's escapes, which would
+    # join two neighbours into one character; as bytes it does.
+    is_text = is_unicode(text)
+    return {WRAPPER: text if is_text else text.encode("utf-8", "surrogatepass")}
+
+
+def _wrapped_form(value: Any) -> Any:
+    if isinstance(value, bytes):
+        raise InvalidInputError("it holds bytes in a part that has to become text")
+    return json_form(value)
+
+
+def _unwrap(text: str | bytes) -> Any:
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "surrogatepass")
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        # The original may quote the value.
+        raise UnreadableError from None

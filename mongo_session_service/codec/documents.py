@@ -1,0 +1,307 @@
+"""Sessions, events and deltas to and from documents."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import bson
+from google.adk.events.event import Event
+
+from mongo_session_service.errors import InvalidInputError, StorageError, quoted
+from mongo_session_service.model import scopes
+from mongo_session_service.model.metadata import NO_DETAILS, Details
+from mongo_session_service.model.records import (
+    Append,
+    Marker,
+    NewSession,
+    SessionKey,
+    StoredSession,
+)
+from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.model.validation import check_id
+
+from .bson_values import (
+    MAX_KEY_LENGTH,
+    WRAPPER,
+    UnreadableError,
+    decode_fields,
+    decode_value,
+    encode_fields,
+    encode_value,
+    is_decoded,
+    json_form,
+)
+from .events import build_event, check_readable, drop_defaults, dump_event
+from .hooks import Hooks, Owner
+from .limits import check_event_size, check_initial_state
+from .visibility import check_session, is_visible
+
+_WHERE: Final = "The event of session {session_id!r} at revision {revision}"
+_WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
+
+
+def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
+    """The state that a document's fields hold.
+
+    Raises:
+        StorageError: they are not as this package stores them, or the application's
+            hook failed.
+    """
+    return hooks.loaded_state(_readable(fields, owner), owner)
+
+
+def _readable(fields: Any, owner: Owner) -> dict[str, Any]:
+    """Decoded fields, which another tool may have written, or an error that says so."""
+    try:
+        return decode_fields(fields)
+    except (AttributeError, UnreadableError):
+        raise _unreadable(owner) from None
+
+
+def _unreadable(owner: Owner) -> UnreadableError:
+    return UnreadableError(f"The state of {owner}")
+
+
+def encode_new_session(
+    key: SessionKey,
+    state: object,
+    create_time: float,
+    hooks: Hooks,
+    details: Details = NO_DETAILS,
+) -> NewSession:
+    """A session with its initial state, ready to be stored.
+
+    Raises:
+        InvalidInputError: the state is no dict with string keys, or holds a value
+            that cannot be stored, or the application's hook failed.
+        DocumentTooLargeError: a scope's part of it is over ``MAX_DOCUMENT_BYTES``.
+    """
+    flat = hooks.state_to_store(_json_state(_check_state(state)), Owner.of_session(key))
+    delta = _encode_scopes(flat)
+    size = sum(map(check_initial_state, (delta.app, delta.user, delta.session)))
+    return NewSession(key, create_time, delta, size, details)
+
+
+def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
+    """An event and its effect on state, ready to be stored, ``temp:`` left out.
+
+    Raises:
+        InvalidInputError: the event or its delta holds a value that cannot be stored,
+            or the application's hook failed.
+        DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
+    """
+    check_id("The event's id", event.id)
+    try:
+        document, is_doubtful = dump_event(event)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"The event cannot be stored: {error}.") from None
+    delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
+    owner = Owner.of_session(key)
+    delta = hooks.state_to_store(delta, owner)
+    document["actions"]["state_delta"] = delta
+    drop_defaults(document)
+    try:
+        document = encode_value(document)
+        if is_doubtful:
+            check_readable(decode_value(document))
+    except InvalidInputError as error:
+        message = f"Event {quoted(event.id)} cannot be stored: {error}."
+        raise InvalidInputError(message) from None
+    if hooks.before_store is not None:
+        content = hooks.event_to_store(decode_value(document), owner)
+        document = encode_value(content)
+    encoded = bson.encode(document)
+    check_event_size(event.id, delta, len(encoded))
+    return Append(
+        key=key,
+        timestamp=document["timestamp"],
+        event=document,
+        is_wrapped=_WRAPPER_FIELD in encoded,
+        is_hooked=hooks.has_both,
+        delta=_encode_scopes(delta),
+        size=len(encoded),
+    )
+
+
+def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:
+    """The event a document of the events collection holds.
+
+    Raises:
+        StorageError: it holds none that this release of ADK can read, or the
+            application's hook failed, or is not there.
+    """
+    id_ = stored["_id"]
+    if "hooked" in stored and hooks.after_load is None:
+        where = _WHERE.format(**id_)
+        message = f"{where} was changed by before_store: give the service after_load."
+        raise StorageError(message)
+    try:
+        fields = stored["event"]
+        if "wrapped" in stored:
+            fields = decode_value(fields)
+        if hooks.after_load is not None:
+            fields = hooks.loaded_event(fields, Owner(id_["app_name"], id_["user_id"]))
+        return build_event(fields)
+    except Exception as error:
+        if type(error) is StorageError:  # the hook's
+            raise
+        where = _WHERE.format(**id_)
+        message = f"{where} is not one that this release of ADK can read."
+        raise StorageError(message) from None
+
+
+def decode_sessions(
+    documents: list[dict[str, Any]], now: float, hooks: Hooks
+) -> Iterator[StoredSession]:
+    """The sessions among mixed documents, each with the state it shares.
+
+    The longest untouched comes first, ties by user and then session id. Documents are
+    told apart by their ``_id``. Events are the one session's asked for, latest first.
+    Each is let go as soon as it is decoded, so that its memory is used again at once:
+    thousands take a quarter less time.
+
+    Raises:
+        StorageError: one is not as this package stores it, or the application's hook
+            failed.
+    """
+    sessions: list[dict[str, Any]] = []
+    events: list[Event] = []
+    app: _Copies | None = None
+    users: dict[str, _Copies] = {}
+    while documents:
+        document = documents.pop()
+        id_ = document["_id"]
+        if isinstance(id_, str):
+            app = _copies(document.get("state"), Owner.of_app(id_), hooks)
+        elif "revision" in id_:
+            events.append(decode_event(document, hooks))
+        elif "session_id" in id_:
+            if is_visible(document, now):
+                check_session(document)
+                sessions.append(document)
+        else:
+            owner = Owner.of_user(id_["app_name"], id_["user_id"])
+            users[id_["user_id"]] = _copies(document.get("state"), owner, hooks)
+    sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
+    sessions.reverse()
+    while sessions:
+        document = sessions.pop()
+        key = SessionKey(*document["_id"].values())
+        state = document["state"]
+        if not is_decoded(state):
+            state = _readable(state, Owner.of_session(key))
+        if hooks.after_load is not None:
+            state = hooks.loaded_state(state, Owner.of_session(key))
+        if app or users:
+            user = users.get(key.user_id, dict)()
+            state = scopes.merge(ScopedState(app() if app else {}, user, state))
+        marker = Marker.of(document)
+        yield StoredSession(key, marker, document["update_time"], state, events)
+
+
+_Copies = Callable[[], dict[str, Any]]
+
+
+def _copies(fields: Any, owner: Owner, hooks: Hooks) -> _Copies:
+    """Makes the state that sessions share, of which no two share a mutable value.
+
+    It is decoded anew each time, unless that would call the application's hook.
+    """
+    if hooks.after_load is None:
+        return partial(_readable, fields, owner)
+    return partial(copy.deepcopy, decode_state(fields, owner, hooks))
+
+
+def decode_shared_state(
+    key: SessionKey, documents: Iterable[dict[str, Any]], hooks: Hooks
+) -> ScopedState:
+    """The state of a session's app and user, as far as it is among documents."""
+    shared = ScopedState()
+    user = {"app_name": key.app_name, "user_id": key.user_id}
+    for document in documents:
+        if document["_id"] == key.app_name:
+            owner = Owner.of_app(key.app_name)
+            shared.app.update(decode_state(document.get("state"), owner, hooks))
+        elif document["_id"] == user:
+            owner = Owner.of_user(key.app_name, key.user_id)
+            shared.user.update(decode_state(document.get("state"), owner, hooks))
+    return shared
+
+
+def decode_new_session(
+    new: NewSession, documents: Iterable[dict[str, Any]], hooks: Hooks
+) -> StoredSession:
+    """A session just stored: its initial state over what it shares with others.
+
+    What is shared is in those of the documents that are its app's or its user's.
+    """
+    shared = decode_shared_state(new.key, documents, hooks)
+    own = ScopedState(
+        app=decode_fields(new.delta.app),
+        user=decode_fields(new.delta.user),
+        session=decode_fields(new.delta.session),
+    )
+    owner = Owner.of_session(new.key)
+    state = scopes.merge(shared) | hooks.loaded_state(scopes.merge(own), owner)
+    return StoredSession(
+        new.key, new.expected.next(), new.create_time, state, events=[]
+    )
+
+
+def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:
+    """Whether a stored sub-document is the very event of an append."""
+    one, other = (
+        event if hooks.after_load is None else loaded_fields(event, append.key, hooks)
+        for event in (append.event, document)
+    )
+    return bool(bson.encode(one) == bson.encode(other))
+
+
+def loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
+    """A stored sub-document as it was before the application's hook.
+
+    Raises:
+        StorageError: the hook failed.
+    """
+    fields = hooks.loaded_event(decode_value(event), Owner.of_session(key))
+    return encode_value(fields)
+
+
+def _check_state(state: object) -> dict[str, Any]:
+    if not isinstance(state, dict):
+        message = f"state must be a dict, not {type(state).__name__}."
+        raise InvalidInputError(message)
+    for key in state:
+        if not isinstance(key, str):
+            message = f"State keys must be strings, not {type(key).__name__}."
+            raise InvalidInputError(message)
+        if len(key) > MAX_KEY_LENGTH:
+            message = (
+                f"State key {quoted(key)} has {len(key)} characters; it may have"
+                f" {MAX_KEY_LENGTH}."
+            )
+            raise InvalidInputError(message)
+    return state
+
+
+def _json_state(state: dict[str, Any]) -> dict[str, Any]:
+    forms = {}
+    for key, value in state.items():
+        try:
+            forms[key] = json_form(value, f"State key {quoted(key)}")
+        except InvalidInputError as error:
+            message = f"The value of state key {quoted(key)} cannot be stored: {error}."
+            raise InvalidInputError(message) from None
+    return forms
+
+
+def _encode_scopes(state: dict[str, Any]) -> ScopedState:
+    parts = scopes.split(state)
+    return ScopedState(
+        app=encode_fields(parts.app),
+        user=encode_fields(parts.user),
+        session=encode_fields(parts.session),
+    )

@@ -1,0 +1,80 @@
+"""What fits into a document, and what to say of what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import bson
+
+from mongo_session_service.errors import DocumentTooLargeError, quoted
+from mongo_session_service.model.records import Append, NewSession
+
+from .bson_values import unescape_key
+
+MAX_DOCUMENT_BYTES: Final = 15_500_000
+"""Below the server's 16 MiB, which leaves room for ids and a change's envelope."""
+
+_REMEDY: Final = (
+    "Nothing was changed. Keep large content in an ADK artifact and only its name in"
+    " state."
+)
+
+
+def check_event_size(event_id: str, delta: Mapping[str, Any], size: int) -> None:
+    """Refuse an event, with its delta, that takes too much.
+
+    Raises:
+        DocumentTooLargeError: it is over ``MAX_DOCUMENT_BYTES``.
+    """
+    if size > MAX_DOCUMENT_BYTES:
+        raise _too_large(f"Event {quoted(event_id)} ({_largest_key(delta)})", size)
+
+
+def check_initial_state(fields: Mapping[str, Any]) -> int:
+    """The bytes that one scope's part of a new session's state takes, encoded.
+
+    Raises:
+        DocumentTooLargeError: they are more than ``MAX_DOCUMENT_BYTES``.
+    """
+    size = len(bson.encode(fields))
+    if size > MAX_DOCUMENT_BYTES:
+        raise _too_large(f"The initial state ({_largest_field(fields)})", size)
+    return size
+
+
+def outgrown(write: Append | NewSession) -> DocumentTooLargeError:
+    """What to say of a write whose state does not fit beside what is stored."""
+    names, delta = write.key, write.delta
+    scopes = {
+        f"session {quoted(names.session_id)}": delta.session,
+        f"user {quoted(names.user_id)}": delta.user,
+        f"app {quoted(names.app_name)}": delta.app,
+    }
+    by = (
+        f"event {quoted(str(write.event['id']))}" if isinstance(write, Append) else "it"
+    )
+    fields = {**delta.app, **delta.user, **delta.session}
+    return DocumentTooLargeError(
+        f"The state of {' or '.join(name for name, part in scopes.items() if part)}"
+        f" would take more than the 16 MB of a document with what {by} sets"
+        f" ({_largest_field(fields)}). {_REMEDY}"
+    )
+
+
+def _too_large(what: str, size: int) -> DocumentTooLargeError:
+    return DocumentTooLargeError(
+        f"{what} takes {size / 1e6:.1f} MB; a document may have"
+        f" {MAX_DOCUMENT_BYTES / 1e6:.1f} MB. {_REMEDY}"
+    )
+
+
+def _largest_key(state: Mapping[str, Any]) -> str:
+    if not state:
+        return "it sets no state"
+    largest = max(state, key=lambda key: len(key) + len(repr(state[key])))
+    return f"its largest state key is {quoted(largest)}"
+
+
+def _largest_field(fields: Mapping[str, Any]) -> str:
+    return _largest_key({unescape_key(name): value for name, value in fields.items()})

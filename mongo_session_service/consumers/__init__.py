@@ -1,0 +1,1 @@
+"""Durable readers of the change feed: leases, checkpoints, dead letters."""

@@ -1,0 +1,239 @@
+"""The time during which one reader holds a consumer's name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Literal, Self
+
+from mongo_session_service.changes.decoder import Names
+from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.cancellation import Step, uninterrupted
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retry import PAUSE_AFTER_LOSS, persistently
+from mongo_session_service.errors import HistoryLostError
+
+from .checkpoint import Position
+from .fetcher import Deliveries, Delivery
+from .lease import Lease, add_checkpoint
+from .processor import Work, in_transaction
+
+logger = logging.getLogger(__name__)
+
+IDLE_SAVE: Final = 15.0
+"""Seconds after which a silent stream's token is saved, so that it does not age."""
+
+OnHistoryLost = Literal["raise", "replay", "skip"]
+Start = Literal["beginning", "now"]
+
+
+async def begin_now(connection: Connection, name: str, app_name: str | None) -> None:
+    """Have a new name begin with what happens from now on, whoever is to read it."""
+    snapshots.check(connection)
+    log = await _log_id(connection)
+    now = await persistently(lambda: snapshots.now(connection))
+    await add_checkpoint(connection, name, app_name, log, Position.at_end(now))
+
+
+class Tenure:
+    """Reads what is due, and saves what is done, under a lease."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        lease: Lease,
+        log: object,
+        app_name: str | None,
+        on_history_lost: OnHistoryLost,
+    ) -> None:
+        self.connection = connection
+        self._lease = lease
+        self._log = log
+        self._app_name = app_name
+        self._on_history_lost = on_history_lost
+        self._deliveries: Deliveries | None = None
+        self._uncommitted: Position | None = None
+        self._reading = Step[Delivery | None]()
+        self._over = asyncio.Event()
+        self._is_replaying = False
+        """Whether the checkpoint is in a replay."""
+        self.saved_at = time.monotonic()
+        """When its checkpoint was saved last, on this machine's monotonic clock."""
+
+    @classmethod
+    async def begin(
+        cls,
+        connection: Connection,
+        name: str,
+        app_name: str | None,
+        start: Start,
+        on_history_lost: OnHistoryLost,
+    ) -> Self:
+        """Wait for the lease, and go on where the checkpoint is.
+
+        Raises:
+            ConfigurationError: the name is in use for another app, or the client or
+                the server has no change streams.
+            HistoryLostError: the checkpoint is of another log than the one there is.
+        """
+        snapshots.check(connection)
+        lease = await Lease.acquire(connection, name, app_name)
+        try:
+            log = await _log_id(connection)
+            tenure = cls(connection, lease, log, app_name, on_history_lost)
+            await tenure._begin(start)
+        except BaseException:
+            await uninterrupted(lease.release())
+            raise
+        return tenure
+
+    async def _begin(self, start: Start) -> None:
+        position = self._lease.position
+        if position is None:
+            await self._begin_at(start)
+        elif self._lease.log not in (None, self._log):
+            message = (
+                "The events collection is not the one the checkpoint was saved for: it"
+                " was dropped, or restored from a backup."
+            )
+            await self._recover(HistoryLostError(message))
+        else:
+            self._read_from(position)
+
+    async def _begin_at(self, start: Start) -> None:
+        now = await persistently(lambda: snapshots.now(self.connection))
+        begin = Position.at_end if start == "now" else Position.at_beginning
+        position = begin(now)
+        await self.save(position)
+        self._read_from(position)
+
+    def _read_from(self, position: Position) -> None:
+        names = Names.of(self.connection)
+        self._deliveries = Deliveries(self.connection, names, self._app_name, position)
+        self._uncommitted = None
+        self._is_replaying = position.is_replaying
+
+    async def _recover(self, error: HistoryLostError) -> None:
+        """Do about lost history what was asked for."""
+        if self._on_history_lost == "raise":
+            raise error
+        logger.warning("%s on_history_lost: %s.", error, self._on_history_lost)
+        await self._close_deliveries()
+        await asyncio.sleep(PAUSE_AFTER_LOSS)
+        # Another one by now, or none until the next append makes it.
+        self._log = await _log_id(self.connection)
+        await self._begin_at("now" if self._on_history_lost == "skip" else "beginning")
+
+    async def next(self) -> Delivery:
+        """What is due next; who is cancelled leaves it to the next call.
+
+        Raises:
+            StopAsyncIteration: it was closed.
+            LeaseLostError: another reader has taken the name over.
+            HistoryLostError: what is due cannot be told any more.
+        """
+        while not self.is_over and self._deliveries is not None:
+            step = partial(self._next, self._deliveries)
+            delivery = await self._reading.result(step)
+            if delivery is not None and not self.is_over:
+                self._lease.check()
+                self._uncommitted = delivery.position
+                return delivery
+        raise StopAsyncIteration
+
+    async def _next(self, deliveries: Deliveries) -> Delivery | None:
+        self._lease.check()
+        try:
+            delivery = await deliveries.next()
+        except HistoryLostError as error:
+            await self._recover(error)
+            return None
+        if delivery is None and self._uncommitted is None:
+            self._lease.check()
+            await self._save_silence(deliveries)
+        return delivery
+
+    async def _save_silence(self, deliveries: Deliveries) -> None:
+        """Save that a replay is over, or how far a stream is that tells nothing."""
+        if self._is_replaying and not deliveries.position.is_replaying:
+            await self.save(deliveries.position)
+        elif time.monotonic() - self.saved_at > IDLE_SAVE:
+            now = await persistently(lambda: snapshots.now(self.connection))
+            await self.save(deliveries.position.as_of(now))
+
+    async def commit(self) -> None:
+        """Save that all that was delivered is done.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over; nothing was saved.
+        """
+        if self._uncommitted is not None:
+            await self.save(self._uncommitted)
+
+    async def save(self, position: Position) -> None:
+        """Save that all up to a position is done.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over; nothing was saved.
+        """
+        await self._lease.save(position, self._log)
+        self._note_saved(position)
+
+    async def save_with(self, work: Work, position: Position) -> None:
+        """Do work, and save that all up to a position is done, in one transaction.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over; nothing was done.
+        """
+        saving = await self._lease.saving(position, self._log)
+        await in_transaction(self.connection, work, saving)
+        self._note_saved(position)
+
+    def _note_saved(self, position: Position) -> None:
+        self.saved_at = time.monotonic()
+        self._is_replaying = position.is_replaying
+        if self._uncommitted is position:
+            self._uncommitted = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is delivered."""
+        return self._over.is_set()
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait for its end, and tell whether it came."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        return self.is_over
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether something was delivered that is not saved."""
+        return self._uncommitted is not None
+
+    def stop(self) -> None:
+        """Deliver nothing more."""
+        self._over.set()
+
+    async def close(self) -> None:
+        """Let another reader take over at once."""
+        self.stop()
+        await self._lease.release()
+        await self._reading.end()
+        await self._close_deliveries()
+
+    async def _close_deliveries(self) -> None:
+        if self._deliveries is not None:
+            await self._deliveries.close()
+
+
+async def _log_id(connection: Connection) -> Any:
+    """What tells an events collection from any other, also of the same name."""
+    command = {"listCollections": 1, "filter": {"name": connection.events.name}}
+    reply = await persistently(lambda: connection.database.command(command))
+    found = reply["cursor"]["firstBatch"]
+    return found[0]["info"]["uuid"] if found else None

@@ -1,0 +1,213 @@
+"""What a handler has failed on, kept to be looked at and tried again."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+import bson
+
+from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.happenings import (
+    Appended,
+    Created,
+    Deleted,
+    Document,
+    Happening,
+    StateSet,
+    Unkept,
+)
+from mongo_session_service.codec.bson_values import decode_fields, encode_fields
+from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.model.records import SessionKey
+
+from .processor import Handler, HandlerFailedError, Work, handling, in_transaction
+
+_LONGEST_MESSAGE: Final = 2000  # characters
+_LARGEST: Final = 16 * 1024**2 - 64 * 1024
+"""Bytes of what is kept; ids, the message, and the command need the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A change that a consumer's handler has failed on, as often as it may."""
+
+    consumer: str
+    item: Happening | Unkept
+    error: str
+    """The last exception: its type and text."""
+    attempts: int
+    time: float
+    """When it was given up last, in seconds since 1970."""
+
+    @property
+    def change(self) -> Change:
+        """The change itself.
+
+        Raises:
+            StorageError: its event is not one that this release of ADK can read, or it
+                was too large to be kept: almost 16 MiB.
+        """
+        return self.item.change()
+
+    @property
+    def id(self) -> Document:
+        """Its ``_id``: the same for the same change, however often it is delivered."""
+        return _id(self.consumer, self.item)
+
+    def failed_again(self, error: Exception) -> DeadLetter:
+        """The same after one more attempt."""
+        return dead_letter(self.consumer, self.item, error, self.attempts + 1)
+
+
+def dead_letter(
+    consumer: str, item: Happening | Unkept, error: Exception, attempts: int
+) -> DeadLetter:
+    """A change that is given up now."""
+    return DeadLetter(consumer, item, _text(error), attempts, time.time())
+
+
+def _text(error: Exception) -> str:
+    """An exception's type and text, as far as it can be stored."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  a handler's own code may raise anything
+        text = type(error).__name__
+    # Lone surrogates, which events may hold, have no place in UTF-8.
+    return text[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
+
+
+async def bury(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
+    """Keep a dead letter, in place of an earlier one of the same change."""
+    # An error's text may quote what the application's hook keeps from being stored.
+    kind, _, _ = letter.error.partition(":")
+    item = _encode(letter.item)
+    fits = item is None or len(bson.encode(item)) <= _LARGEST
+    document = {
+        "item": item if fits else None,
+        "error": letter.error if at.hooks.before_store is None else kind,
+        "attempts": letter.attempts,
+        "time": letter.time,
+    }
+    await at.dead_letters.replace_one(
+        {"_id": letter.id}, document, upsert=True, session=txn
+    )
+
+
+class ExhumedError(Exception):
+    """Somebody else has handled and removed the dead letter meanwhile."""
+
+
+def exhuming(connection: Connection, letter: DeadLetter) -> Work:
+    """Removing a dead letter.
+
+    The work raises:
+        ExhumedError: in a transaction, if it is not there any more.
+    """
+
+    async def work(txn: Txn) -> None:
+        removed = await connection.dead_letters.delete_one(
+            {"_id": letter.id}, session=txn
+        )
+        if txn is not None and not removed.deleted_count:
+            raise ExhumedError
+
+    return work
+
+
+async def all_dead_letters(
+    connection: Connection, consumer: str
+) -> AsyncIterator[DeadLetter]:
+    """A consumer's dead letters, the oldest first."""
+    found = connection.dead_letters.find({"_id.consumer": consumer}, {"_id": 1})
+    ids = [each["_id"] for each in await found.sort("time", 1).to_list(None)]
+    for id_ in ids:
+        document = await connection.dead_letters.find_one({"_id": id_})
+        if document is not None:
+            yield DeadLetter(
+                consumer=consumer,
+                item=_decode(document, connection.hooks),
+                error=document["error"],
+                attempts=document["attempts"],
+                time=document["time"],
+            )
+
+
+async def replay(
+    connection: Connection, consumer: str, handler: Handler, *, transactional: bool
+) -> int:
+    """Call a handler once on each dead letter; how many it handled, which are gone."""
+    handled = 0
+    async for letter in all_dead_letters(connection, consumer):
+        work, remove = handling(handler, letter.item), exhuming(connection, letter)
+        try:
+            if transactional:
+                await in_transaction(connection, work, remove)
+            else:
+                await work(None)
+                await uninterrupted(remove(None))
+            handled += 1
+        except ExhumedError:
+            pass  # and nothing is done twice
+        except HandlerFailedError as failed:
+            await uninterrupted(bury(connection, letter.failed_again(failed.error)))
+    return handled
+
+
+def _id(consumer: str, item: Happening | Unkept) -> Document:
+    """The same for the same change, however often it is delivered."""
+    if isinstance(item, Unkept):
+        return item.id
+    id_: Document = {"consumer": consumer, "kind": _KINDS[type(item)]}
+    match item:
+        case Appended(key, document):
+            # The event's own id, too: a session may be created again under its name.
+            event = document["event"].get("id")
+            revision = document["_id"]["revision"]
+            return {**id_, **key.id, "revision": revision, "event": event}
+        case Created(key, document):
+            return {**id_, **key.id, "time": document["create_time"]}
+        case Deleted(key, at):
+            return {**id_, **key.id, "time": at}
+        case StateSet(app_name, user_id, delta, at):
+            # Many may be set in one millisecond, which is what the time tells.
+            digest = hashlib.sha256(bson.encode(encode_fields(delta))).hexdigest()
+            of = {"app_name": app_name, "user_id": user_id}
+            return {**id_, **of, "time": at, "digest": digest}
+
+
+_KINDS: Final[dict[type, str]] = {
+    Appended: "appended",
+    Created: "created",
+    Deleted: "deleted",
+    StateSet: "state",
+}
+
+
+def _encode(item: Happening | Unkept) -> Document | None:
+    if isinstance(item, Unkept):
+        return None
+    if isinstance(item, StateSet):
+        return {"delta": encode_fields(item.delta)}
+    return {} if isinstance(item, Deleted) else {"document": item.document}
+
+
+def _decode(stored: Document, hooks: Hooks) -> Happening | Unkept:
+    id_, item = stored["_id"], stored["item"]
+    if item is None:
+        return Unkept(id_)
+    if id_["kind"] == "state":
+        delta = decode_fields(item["delta"])
+        return StateSet(id_["app_name"], id_["user_id"], delta, id_["time"], hooks)
+    key = SessionKey(id_["app_name"], id_["user_id"], id_["session_id"])
+    if id_["kind"] == "deleted":
+        return Deleted(key, id_["time"])
+    if id_["kind"] == "created":
+        return Created(key, item["document"], hooks)
+    return Appended(key, item["document"], hooks)

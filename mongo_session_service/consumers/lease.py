@@ -1,0 +1,300 @@
+"""One active reader per consumer name, held by a lease with a rising epoch.
+
+A lease is renewed in a document of its own, so that a handler's transaction, which ends
+with the checkpoint, conflicts with no renewal. Each holder raises the checkpoint's
+epoch, and names it with all it saves: who was replaced matches nothing and saves
+nothing. All times are the server's; clocks need not agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bson.codec_options import CodecOptions
+from pymongo.errors import NetworkTimeout, PyMongoError
+
+from mongo_session_service.changes.happenings import Document
+from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retry import persistently
+from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.errors import ConfigurationError, LeaseLostError, quoted
+
+from .checkpoint import Position, decode_position, encode_position
+from .processor import Work
+
+LEASE: Final = 5.0
+"""Seconds without a sign of life, after which a name can be taken over."""
+
+RENEWAL: Final = 1.0  # seconds
+_RETRY: Final = 0.5  # seconds
+
+_IS_FREE: Final[Document] = {
+    "$or": [{"owner": None}, {"$expr": {"$lt": ["$expires_at", "$$NOW"]}}]
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What a reader has written into the lease of a name."""
+
+    connection: Connection
+    name: str
+    owner: str
+
+    async def renew(self) -> bool:
+        """Give a sign of life; whether the lease is still this reader's."""
+        renewed = await self.connection.leases.update_one(
+            {"_id": self.name, "owner": self.owner},
+            [{"$set": {"expires_at": _expiry()}}],
+        )
+        return bool(renewed.matched_count)
+
+    async def take(self) -> bool:
+        """Have the lease, if nobody else has; whoever is cancelled gets to know."""
+        taking = _plain(self.connection.leases).find_one_and_update(
+            {"_id": self.name, **_IS_FREE},
+            [{"$set": {"owner": self.owner, "expires_at": _expiry()}}],
+        )
+        try:
+            return await uninterrupted(asyncio.wait_for(taking, LEASE)) is not None
+        except TimeoutError:
+            raise NetworkTimeout(f"no answer within {LEASE:g} seconds") from None
+
+    async def give_up(self) -> None:
+        """Let the next reader have it at once; if that takes long, it has expired."""
+        with suppress(PyMongoError, TimeoutError):
+            async with asyncio.timeout(LEASE):
+                await self.connection.leases.update_one(
+                    {"_id": self.name, "owner": self.owner}, {"$set": {"owner": None}}
+                )
+
+
+class Lease:
+    """The right to read and to save under a consumer's name."""
+
+    def __init__(self, claim: _Claim, checkpoint: Document) -> None:
+        self._claim = claim
+        self._epoch = checkpoint["epoch"]
+        self._saves: int | None = checkpoint["saves"]
+        self._serial = 0
+        """Of the latest save, with which an earlier one that comes late is ignored."""
+        self._is_lost = False
+        stored = checkpoint["position"]
+        self.position: Position | None = stored and decode_position(stored)
+        """What was saved last; None if nothing ever was."""
+        self.log: object = checkpoint["log"]
+        """What tells the log it belongs to from others."""
+        keeping = _keep_renewing(claim, weakref.ref(self))
+        self._renewal = asyncio.create_task(keeping)
+
+    @classmethod
+    async def acquire(
+        cls, connection: Connection, name: str, app_name: str | None
+    ) -> Lease:
+        """The lease, as soon as nobody else has it.
+
+        Raises:
+            ConfigurationError: the name is in use for the changes of another app.
+        """
+        owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        await _add(connection.leases, name, {"owner": None, "expires_at": None})
+        await add_checkpoint(connection, name, app_name, None, None)
+        await _check_app(connection, name, app_name)
+        claim = _Claim(connection, name, owner)
+        try:
+            # No signal comes from another process.
+            while not await persistently(claim.take):  # noqa: ASYNC110
+                await asyncio.sleep(_RETRY)
+            checkpoint: Document = await persistently(
+                lambda: _plain(connection.checkpoints).find_one_and_update(
+                    {"_id": name},
+                    {"$inc": {"epoch": 1}, "$set": {"serial": 0}},
+                    return_document=True,
+                )
+            )
+            return cls(claim, checkpoint)
+        except BaseException:
+            await uninterrupted(claim.give_up())
+            raise
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was released, or is known to be another's by now."""
+        return self._is_lost
+
+    def check(self) -> None:
+        """Make sure that it is not known to be lost.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over.
+        """
+        if self._is_lost:
+            message = (
+                f"Another reader has taken over consumer {quoted(self._claim.name)},"
+                f" since this one gave no sign of life for {LEASE:.0f} seconds. What"
+                " was not committed here is delivered there."
+            )
+            raise LeaseLostError(message)
+
+    async def save(self, position: Position, log: object) -> None:
+        """Save a position, with a majority; done twice, it is the same.
+
+        Nothing happens if a later one was saved meanwhile.
+
+        Raises:
+            LeaseLostError: another reader has taken the name over; nothing was saved.
+        """
+        self.check()
+        self._saves = None  # until it is known that this was one
+        checkpoints = self._claim.connection.checkpoints
+        not_later, change = self._next_save(position, log)
+        saved: Document | None = await persistently(
+            lambda: _plain(checkpoints).find_one_and_update(
+                not_later, change, projection={"saves": 1}, return_document=True
+            )
+        )
+        if saved is not None:
+            self._saves = saved["saves"]
+        else:
+            mine = await persistently(lambda: checkpoints.find_one(self._mine))
+            self._note(is_held=mine is not None)
+
+    async def saving(self, position: Position, log: object) -> Work:
+        """The same as the end of a transaction, which is then done once.
+
+        Saves are counted. If the outcome of a commit is unknown, and the transaction is
+        tried again although it was committed, the count is not what it should be.
+
+        The work raises:
+            LeaseLostError: another reader has taken the name over, or the transaction
+                was committed before; it is to be aborted.
+        """
+        self.check()
+        checkpoints = self._claim.connection.checkpoints
+        if self._saves is None:
+            found = await persistently(
+                lambda: checkpoints.find_one(self._mine, {"saves": 1})
+            )
+            self._note(is_held=found is not None)
+            self._saves = found["saves"]
+        not_later, change = self._next_save(position, log)
+        last = {**not_later, "saves": self._saves}
+
+        async def work(txn: Txn) -> None:
+            saved = await checkpoints.update_one(last, change, session=txn)
+            self._note(is_held=bool(saved.matched_count))
+
+        self._saves = None
+        return work
+
+    @property
+    def _mine(self) -> Document:
+        return {"_id": self._claim.name, "epoch": self._epoch}
+
+    def _next_save(
+        self, position: Position, log: object
+    ) -> tuple[Document, list[Document]]:
+        self._serial += 1
+        found = {**self._mine, "serial": {"$not": {"$gt": self._serial}}}
+        return found, [{"$set": {**_saved(position, log), "serial": self._serial}}]
+
+    def _note(self, *, is_held: bool) -> None:
+        self._is_lost = self._is_lost or not is_held
+        self.check()
+
+    def lose(self) -> None:
+        """Take notice that the lease is another's by now."""
+        self._is_lost = True
+
+    async def release(self) -> None:
+        """Let the next reader have it at once."""
+        self._renewal.cancel()
+        self._is_lost = True
+        await self._claim.give_up()
+
+
+async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
+    """Renew until the lease is lost or released; give it up if it was let go of."""
+    while (held := lease()) is not None and not held.is_lost:
+        del held
+        with suppress(PyMongoError):
+            is_held = await claim.renew()
+            if not is_held and (held := lease()) is not None:
+                held.lose()
+                del held
+        await asyncio.sleep(RENEWAL)
+    if held is None:
+        await claim.give_up()
+
+
+def _plain(collection: Any) -> Any:
+    """A collection whose documents are read without decoders of this package's.
+
+    With them the driver cannot make an error of a ``writeConcernError`` in the reply of
+    a ``findAndModify``, which comes when a primary steps down.
+    """
+    return collection.with_options(codec_options=CodecOptions())
+
+
+async def add_checkpoint(
+    connection: Connection,
+    name: str,
+    app_name: str | None,
+    log: object,
+    position: Position | None,
+) -> None:
+    """Store a new name's checkpoint; nothing happens if it has one."""
+    new = {
+        "app_name": app_name,
+        "epoch": 0,
+        "saves": 0,
+        "log": log,
+        "position": position and encode_position(position),
+    }
+    await _add(connection.checkpoints, name, new)
+
+
+async def _add(collection: Any, name: str, fields: Document) -> None:
+    """Store a consumer's document, unless it is stored already."""
+    await persistently(
+        lambda: collection.update_one(
+            {"_id": name}, {"$setOnInsert": fields}, upsert=True
+        )
+    )
+
+
+async def _check_app(connection: Connection, name: str, app_name: str | None) -> None:
+    stored = await persistently(
+        lambda: connection.checkpoints.find_one({"_id": name}, {"app_name": 1})
+    )
+    if stored is not None and stored["app_name"] != app_name:
+        what = stored["app_name"]
+        message = (
+            f"Consumer {quoted(name)} was begun with app_name={what!r}, not"
+            f" {app_name!r}, and its checkpoint says nothing of the rest. Choose"
+            " another name."
+        )
+        raise ConfigurationError(message)
+
+
+def _saved(position: Position, log: object) -> Document:
+    """What a save sets."""
+    return {
+        "position": {"$literal": encode_position(position)},
+        "log": {"$literal": log},
+        "saves": {"$add": ["$saves", 1]},
+        "saved_at": "$$NOW",
+    }
+
+
+def _expiry() -> Document:
+    """When a lease expires that is renewed now."""
+    return {"$add": ["$$NOW", int(LEASE * 1000)]}

@@ -1,0 +1,75 @@
+"""Which consumers there are, and how each is doing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mongo_session_service.changes.happenings import Document
+from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.connection import Connection
+
+_CHECKPOINTS: Final[list[Document]] = [
+    {"$sort": {"_id": 1}},
+    {"$set": {"age": {"$subtract": ["$$NOW", "$saved_at"]}}},
+]
+_HELD_LEASES: Final[list[Document]] = [
+    {"$match": {"owner": {"$ne": None}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}}}
+]
+_DEAD_LETTERS: Final[list[Document]] = [
+    {"$group": {"_id": "$_id.consumer", "count": {"$sum": 1}}}
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """How a consumer is doing, seen from its checkpoint."""
+
+    name: str
+    app_name: str | None
+    """The app whose changes it gets; None for all."""
+    is_active: bool
+    """Whether a reader has its lease."""
+    owner: str | None
+    """That reader: host, process and a random part."""
+    epoch: int
+    """How many readers it has had."""
+    is_replaying: bool
+    """Whether it is still reading the log from the beginning."""
+    lag_seconds: float | None
+    """How far its checkpoint is behind MongoDB; None if it has none. One that is idle
+    saves every 15 seconds."""
+    checkpoint_age_seconds: float | None
+    """When that was saved; None if it has none."""
+    dead_letters: int
+
+
+async def all_consumers(connection: Connection) -> list[ConsumerStatus]:
+    """Every consumer, by name."""
+    now = await snapshots.now(connection)
+    checkpoints = await connection.aggregate(connection.checkpoints, _CHECKPOINTS)
+    leases = await connection.aggregate(connection.leases, _HELD_LEASES)
+    letters = await connection.aggregate(connection.dead_letters, _DEAD_LETTERS)
+    owners = {each["_id"]: each["owner"] for each in leases}
+    counts = {each["_id"]: each["count"] for each in letters}
+    return [
+        _status(each, now.time, owners.get(each["_id"]), counts.get(each["_id"], 0))
+        for each in checkpoints
+    ]
+
+
+def _status(
+    checkpoint: Document, now: int, owner: str | None, dead_letters: int
+) -> ConsumerStatus:
+    position, age = checkpoint["position"], checkpoint.get("age")
+    return ConsumerStatus(
+        name=checkpoint["_id"],
+        app_name=checkpoint["app_name"],
+        is_active=owner is not None,
+        owner=owner,
+        epoch=checkpoint["epoch"],
+        is_replaying=bool(position and position["is_replaying"]),
+        lag_seconds=float(now - position["at"].time) if position else None,
+        checkpoint_age_seconds=age / 1000 if age is not None else None,
+        dead_letters=dead_letters,
+    )

@@ -1,0 +1,1 @@
+"""Access to MongoDB through PyMongo, Motor or mongomock-motor."""

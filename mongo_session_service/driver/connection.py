@@ -1,0 +1,269 @@
+"""The one door to the driver: connections, transactions, snapshots.
+
+PyMongo's ``AsyncMongoClient``, Motor and mongomock-motor differ in small ways; the
+differences end here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import bson
+from bson.codec_options import (
+    CodecOptions,
+    DatetimeConversion,
+    TypeDecoder,
+    TypeRegistry,
+)
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import ReadPreference
+from pymongo.errors import (
+    DuplicateKeyError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WriteError,
+)
+from pymongo.read_concern import ReadConcern
+
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
+from mongo_session_service.telemetry import count_conflict, count_retry
+
+from . import concerns, transactions
+from .cancellation import uninterrupted
+from .causal import Secondaries
+from .compat import Driver, primary_of, results_of, session_of
+from .snapshot_retry import SNAPSHOT, once_created
+from .transactions import Latest, Txn
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_PRIMARY: Final = ReadPreference.PRIMARY
+_LOCAL: Final = ReadConcern("local")
+ONE_BATCH: Final = 1_000_000
+"""Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
+
+_DUPLICATE_KEY: Final = 11000
+_WRITE_CONFLICT: Final = 112
+
+
+class _PlainInt(TypeDecoder):
+    """Reads 64-bit integers as the ``int`` they were written from."""
+
+    bson_type = Int64
+
+    def transform_bson(self, value: Int64) -> int:
+        return int(value)
+
+
+_CODEC_OPTIONS: Final = CodecOptions[dict[str, Any]](
+    type_registry=TypeRegistry([_PlainInt()]),
+    # Else one value of another tool's would fail whatever it is read with.
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    unicode_decode_error_handler="replace",
+)
+
+_RAW: Final = CodecOptions[RawBSONDocument](document_class=RawBSONDocument)
+
+
+class Connection:
+    """A client as one event loop uses it, and the collections behind it."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        database: str,
+        prefix: str,
+        transactions: bool,
+        hooks: Hooks = NO_HOOKS,
+        latest: Latest | None = None,
+    ) -> None:
+        self.client = client
+        self.latest = latest or Latest()
+        self.hooks = hooks
+        self.driver = Driver.of(client)
+        self.prefix = prefix
+        self.has_transactions = transactions
+        self.secondaries = (
+            Secondaries.of(client, self.driver, self.latest) if transactions else None
+        )
+        self.setup_lock = asyncio.Lock()
+        self.has_event_index = True
+        self.database = (
+            client.get_database(database)
+            if self.driver is Driver.MOCK
+            else client.get_database(
+                database,
+                codec_options=_CODEC_OPTIONS,
+                # What only reads goes elsewhere by itself, if it is to.
+                read_preference=_PRIMARY,
+                read_concern=_LOCAL,
+                write_concern=concerns.write_concern(client),
+            )
+        )
+        self.sessions = self.database[f"{prefix}sessions"]
+        self.events = self.database[f"{prefix}events"]
+        self.app_states = self.database[f"{prefix}app_states"]
+        self.user_states = self.database[f"{prefix}user_states"]
+        self.checkpoints = self.database[f"{prefix}checkpoints"]
+        self.leases = self.database[f"{prefix}leases"]
+        self.dead_letters = self.database[f"{prefix}dead_letters"]
+        self.metadata = self.database[f"{prefix}metadata"]
+        self.imports = self.database[f"{prefix}imports"]
+        """At which revision shared state was imported, so that a later import knows
+        whether it has changed here since. Not needed after the last."""
+
+    async def transaction(self, work: Callable[[Txn], Awaitable[Result]]) -> Result:
+        """Run ``work`` as one transaction, majority-committed when this returns.
+
+        The driver retries it on transient errors, so ``work`` must compute everything
+        afresh. Without transactions it runs once, statement by statement.
+        """
+        if not self.has_transactions:
+            return await work(None)
+        runs = 0
+
+        async def counted(txn: Txn) -> Result:
+            nonlocal runs
+            runs += 1
+            if runs > 1:
+                count_retry(self.database.name)
+            try:
+                return await work(txn)
+            except OperationFailure as error:
+                if error.code == _WRITE_CONFLICT:
+                    count_conflict(self.database.name)
+                raise
+
+        primary = primary_of(self.client, self.driver)
+        async with session_of(self.client, self.driver) as session:
+            try:
+                result = await transactions.run(
+                    session, counted, self.database.write_concern
+                )
+            except Exception:
+                if self.secondaries is not None and session.operation_time:
+                    # Who reads now is to see what it failed for.
+                    self.secondaries.heard_of(session.operation_time, session)
+                raise
+            self._advance(session, primary)
+            return result
+
+    async def acknowledged(self, write: Callable[[Any], Awaitable[Any]]) -> None:
+        """Do a write of one document, in a session of the driver's."""
+        primary = primary_of(self.client, self.driver)
+        async with session_of(self.client, self.driver) as session:
+            await write(session)
+            self._advance(session, primary)
+
+    def _advance(self, session: Any, primary: object) -> None:
+        self.latest.advance(session.operation_time, primary, session.cluster_time)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Any]:
+        """A session of the driver's, with which a cancelled caller's cursors go.
+
+        What is left of a long reply would be kept for half an hour else.
+        """
+        if self.driver is Driver.MOCK:
+            yield None
+            return
+        async with session_of(self.client, self.driver) as session:
+            try:
+                yield session
+            except asyncio.CancelledError:
+                # Of some of them nobody knows the id: who had asked has not waited.
+                await uninterrupted(transactions.end(session))
+                raise
+
+    async def write(self, command: dict[str, Any], txn: Txn) -> int:
+        """Run an ``insert`` or ``update`` in a transaction; what its ``n`` counts.
+
+        The driver's own methods make and take apart an object for every document, of
+        which a batch has many.
+
+        Raises:
+            WriteError: a document was refused; a ``DuplicateKeyError`` if for its key.
+        """
+        reply = await self.database.command(command, session=txn)
+        for error in reply.get("writeErrors", ()):
+            kind = DuplicateKeyError if error["code"] == _DUPLICATE_KEY else WriteError
+            raise kind(error.get("errmsg", ""), error["code"], error)
+        count: int = reply["n"]
+        return count
+
+    async def snapshot(
+        self, collection: Any, pipeline: list[dict[str, Any]], *, anywhere: bool = False
+    ) -> list[dict[str, Any]]:
+        """All results of an aggregation, from one point in time of every collection.
+
+        It is not before the latest write that this service has made. The primary is
+        asked, or whom the client prefers if it may be ``anywhere``.
+        """
+        if anywhere and self.secondaries is not None:
+            found = await self.secondaries.read(collection, pipeline, ONE_BATCH)
+            if found is not None:
+                return found
+        try:
+            results, at = await self._one_reply(collection.name, pipeline)
+            missing = self.latest.missing_at(at, primary_of(self.client, self.driver))
+        except ServerSelectionTimeoutError:
+            raise
+        except PyMongoError:
+            results, missing = None, None
+        if results is not None and missing is None:
+            return results
+        collection = collection.with_options(read_concern=SNAPSHOT)
+        return await once_created(lambda: self.aggregate(collection, pipeline))
+
+    async def _one_reply(
+        self, collection: str, pipeline: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]] | None, Timestamp]:
+        """The results if they fit into one reply; a tenth faster if they are few.
+
+        The driver does not retry this, and gives up nothing of it: whoever fails here
+        goes the longer way through its cursors.
+        """
+        command = {
+            "aggregate": collection,
+            "pipeline": pipeline,
+            "cursor": {"batchSize": ONE_BATCH},
+            "readConcern": SNAPSHOT.document,
+        }
+        async with self.reading() as session:
+            cursor = (await self.reply(command, session))["cursor"]
+            if cursor["id"]:
+                rest = {"killCursors": collection, "cursors": [Int64(cursor["id"])]}
+                await self.reply(rest, session)
+                return None, cursor["atClusterTime"]
+            return cursor["firstBatch"], cursor["atClusterTime"]
+
+    async def reply(self, command: dict[str, Any], session: Any) -> dict[str, Any]:
+        """The primary's reply to a command that reads.
+
+        The driver itself would decode no type of ours in it.
+        """
+        reply = await self.database.command(
+            command, read_preference=_PRIMARY, codec_options=_RAW, session=session
+        )
+        return bson.decode(reply.raw, _CODEC_OPTIONS)
+
+    async def aggregate(
+        self, collection: Any, pipeline: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """All results of an aggregation, not before this service's latest write."""
+        async with self.reading() as session:
+            self.latest.bring_to(session)
+            aggregate = collection.aggregate(
+                pipeline, session=session, batchSize=ONE_BATCH
+            )
+            return await results_of(aggregate, self.driver)

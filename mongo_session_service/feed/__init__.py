@@ -1,0 +1,1 @@
+"""Live subscriptions, served by one change stream per process."""

@@ -1,0 +1,172 @@
+"""The feed: one change stream for all subscriptions of a service.
+
+A service built from a URI works in any event loop, and loops come and go. Its feed
+therefore runs in a thread of its own, for as long as somebody subscribes. With a
+borrowed client, which belongs to one loop, it runs there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Any, Final
+
+from bson.timestamp import Timestamp
+
+from mongo_session_service.driver.connection import Connection
+
+from .inbox import Doorbell
+from .reader import Opener, Reader
+from .stats import Counters, FeedStats
+from .subscription import Subscription
+
+THREAD_NAME: Final = "mongo-session-service-feed"
+
+_Runner = threading.Thread | asyncio.Task[None]
+
+
+class Feed:
+    """Where subscriptions get their changes; starts with the first of them."""
+
+    def __init__(
+        self, opener: Opener, closer: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            opener: Opens the service's connection in the running event loop.
+            closer: Closes it there; None if the client cannot be used in a thread of
+                the feed's.
+        """
+        self._opener = opener
+        self._closer = closer
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._reader: Reader | None = None
+        self._runners: list[_Runner] = []  # of this reader, and of former ones
+        self._doorbells: dict[asyncio.AbstractEventLoop, Doorbell] = {}
+        self.counters = Counters()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_opener": self._opener, "_closer": self._closer}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    async def connection(self) -> Connection:
+        """What to read with, in the running event loop."""
+        async with self._opener() as opened:
+            return opened.connection
+
+    def doorbell(self) -> Doorbell:
+        """What wakes the readers of the running event loop."""
+        self._check_process()
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            for each in [each for each in self._doorbells if each.is_closed()]:
+                del self._doorbells[each]
+            return self._doorbells.setdefault(loop, Doorbell(loop))
+
+    async def attach(self, subscription: Subscription) -> Timestamp:
+        """Leave all that happens after the time returned in its inbox.
+
+        Raises:
+            ConfigurationError: the server or the client has no change streams.
+            StorageUnavailableError: MongoDB cannot be reached.
+            MongoSessionServiceError: the service was closed meanwhile.
+        """
+        self._check_process()
+        entered = None
+        while entered is None:
+            entered = self._current_reader().enter(subscription)
+        return await asyncio.wrap_future(entered)
+
+    def detach(self, subscription: Subscription) -> None:
+        """Leave no more there."""
+        self._check_process()
+        if reader := self._reader:
+            reader.leave(subscription)
+
+    async def close(self) -> None:
+        """End every subscription, and the stream."""
+        self._check_process()
+        with self._lock:
+            reader, self._reader = self._reader, None
+            runners = self._runners
+        if reader is not None:
+            reader.stop()
+        # They are in other threads, or in loops that may be ending.
+        while any(map(_is_at_work, runners)):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    def stats(self) -> FeedStats:
+        """How it is doing."""
+        self._check_process()
+        reader, counters = self._reader, self.counters
+        subscriptions = reader.subscriptions() if reader else []
+        return FeedStats(
+            is_running=reader is not None and not reader.has_ended,
+            subscriptions=len(subscriptions),
+            queue_depth=max((len(each.inbox) for each in subscriptions), default=0),
+            lag_seconds=counters.lag_now,
+            oplog_window_seconds=counters.oplog_window,
+            delivered=counters.delivered,
+            reconnects=counters.reconnects,
+            resyncs=counters.resyncs,
+            drops=counters.drops,
+        )
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            # After a fork the parent's thread is not there, and its lock may be held.
+            self._reset()
+
+    def _current_reader(self) -> Reader:
+        with self._lock:
+            if self._reader is None or self._reader.has_ended:
+                reader = Reader(self._opener, self.counters)
+                self._start(reader)
+                self._reader = reader
+            return self._reader
+
+    def _start(self, reader: Reader) -> None:
+        runner: _Runner
+        if self._closer is not None:
+            runner = threading.Thread(
+                target=_run,
+                args=[reader, self._closer],
+                name=THREAD_NAME,
+                daemon=True,
+            )
+            runner.start()
+        else:
+            runner = asyncio.create_task(reader.run(), context=Context())
+        self._runners = [*filter(_is_at_work, self._runners), runner]
+
+
+def _is_at_work(runner: _Runner) -> bool:
+    if isinstance(runner, threading.Thread):
+        return runner.is_alive()
+    # In a loop that was left standing, nothing is going to end.
+    return not runner.done() and runner.get_loop().is_running()
+
+
+def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        try:
+            # A task of its own, for a late cancellation must not end the closing.
+            await asyncio.create_task(reader.run())
+        finally:
+            await closer()
+
+    try:
+        asyncio.run(run())
+    finally:
+        reader.give_up()

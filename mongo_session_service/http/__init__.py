@@ -1,0 +1,8 @@
+"""Server-sent events and the live page, for Starlette and FastAPI apps."""
+
+from __future__ import annotations
+
+from .live_page import live_page_route
+from .sse import changes_route, live_app
+
+__all__ = ["changes_route", "live_app", "live_page_route"]

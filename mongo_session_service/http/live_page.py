@@ -1,0 +1,102 @@
+"""The page that shows a session live, and the list of sessions it offers."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import posixpath
+import re
+from importlib.resources import files
+from typing import Any, Final
+
+from google.adk.platform import time as platform_time
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import queries
+from mongo_session_service.watching import Watching
+
+_LATEST: Final = 100
+"""Sessions that are listed."""
+
+_OURS: Final = {
+    **{f"_id.{name}": {"$type": "string"} for name in SessionKey._fields},
+    "update_time": {"$type": "number"},
+}
+"""Else one session of another tool's would hide all others."""
+
+
+def live_page_route(
+    path: str = "/live", *, changes: str = "/changes", sessions: str | None = None
+) -> Route:
+    """A route to a page that shows one session live: its events, and its state.
+
+    The session is named by the page's own query parameters, as ``changes_route`` has
+    them; without, the page asks. It holds no data: what it shows it reads from
+    ``changes``, whose ``authorize`` decides.
+
+    Args:
+        path: Where the page is.
+        changes: The path of the ``changes_route`` of the same app or router.
+        sessions: The path of a list of sessions, if there is one.
+    """
+    page = (files(__package__) / "static" / "live.html").read_text(encoding="utf-8")
+    urls = {"changes-url": changes, "sessions-url": sessions}
+    for name, target in urls.items():
+        # Relative, so that the page works behind any prefix.
+        url = "" if target is None else posixpath.relpath(target, _folder(path))
+        meta = f'<meta name="{name}" content="'
+        page = page.replace(f'{meta}"', f'{meta}{html.escape(url and f"./{url}")}"')
+    headers = {
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": _policy(page),
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+    async def live(_: Request) -> Response:
+        return HTMLResponse(page, headers=headers)
+
+    return Route(path, live, methods=["GET"], name="live")
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+def _policy(page: str) -> str:
+    """What the browser lets the page do: run its own script, and read its server."""
+    own = {
+        tag: " ".join(map(_hash, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
+        for tag in ("script", "style")
+    }
+    return (
+        f"default-src 'none'; script-src {own['script']}; style-src {own['style']};"
+        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'self';"
+        " frame-ancestors 'self'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+async def latest_sessions(service: Watching) -> list[dict[str, Any]]:
+    """The sessions updated last, of every app and user.
+
+    Reads the heads of all sessions there are: for a tool, not for an application.
+    """
+    shown = {"_id": 0, "key": "$_id", "revision": 1, "update_time": 1}
+    stages: list[dict[str, Any]] = [
+        {"$match": {**queries.visible(platform_time.get_time()), **_OURS}},
+        {"$sort": {"update_time": -1}},
+        {"$limit": _LATEST},
+        {"$project": shown},
+    ]
+    async with service._opened() as opened:  # noqa: SLF001  the package's own
+        connection = opened.connection
+        return await connection.aggregate(connection.sessions, stages)

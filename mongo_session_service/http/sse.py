@@ -1,0 +1,273 @@
+"""A session's changes over HTTP, as server-sent events, and a page that shows them.
+
+::
+
+    app.router.routes.append(changes_route(service, authorize=may_read))
+
+What a client gets is a :class:`Change` each: ``event`` is its kind, ``data`` its JSON,
+and ``id`` the session's revision, so that a browser that lost its connection comes back
+with ``Last-Event-ID`` and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from mongo_session_service.changes.change import Change
+from mongo_session_service.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    MongoSessionServiceError,
+)
+from mongo_session_service.feed.subscription import Subscription
+from mongo_session_service.model.records import SessionKey, session_key
+from mongo_session_service.watching import Watching
+
+from .live_page import latest_sessions, live_page_route
+from .refusals import NO_STORE, REFUSED, RETRY, refusal, refusal_of, trouble
+
+try:
+    from sse_starlette.event import ServerSentEvent
+    from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+except ImportError as error:
+    raise ImportError(
+        "Changes over HTTP need sse-starlette 3 or later:"
+        " install the extra 'sse', as in pip install '.[sse]'"
+    ) from error
+
+__all__ = ["Authorize", "changes_route", "live_app", "live_page_route"]
+
+logger = logging.getLogger(__name__)
+
+Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
+"""Whether this request may read this session: what it returns, or awaits, is true."""
+
+OPENING_PATIENCE: Final = 10.0
+"""Seconds a client waits for MongoDB before it is told to come back."""
+
+SEND_PATIENCE: Final = 60.0
+"""Seconds a client may leave unread what it was sent before it is cut off."""
+
+_LOCAL_HOSTS: Final = ["127.0.0.1", "localhost"]
+
+
+def changes_route(
+    service: Watching,
+    *,
+    authorize: Authorize | None = None,
+    path: str = "/changes",
+    heartbeat: float = 15.0,
+) -> Route:
+    """A route that streams one session's changes, for any Starlette or FastAPI app.
+
+    The session is named by the query parameters ``app_name``, ``user_id`` and
+    ``session_id``. The stream begins with a ``snapshot``, or
+
+    - with the events after the ``Last-Event-ID`` header, if the session has come that
+      far, or else with a ``snapshot`` again, since a browser can do no better;
+    - with the events after ``after_revision``, a query parameter;
+    - with ``history=all``: with a ``snapshot``, without an ``id``, then every event
+      from the first on. State as of the snapshot's revision has their deltas already.
+
+    It ends after ``deleted``, and after ``trouble`` with a ``reason``, which is when a
+    client should come back. Refusals are JSON with a ``detail``: 400 for parameters
+    that make no sense, 403, 404 for a session that is not stored, and 503 with
+    ``Retry-After`` while MongoDB is away.
+
+    Args:
+        service: The ``MongoSessionService``.
+        authorize: Called with the request and the session key before anything is read;
+            what it returns, or awaits, has to be true. It may raise ``HTTPException``.
+            A plain function is called in a thread.
+        path: Where the route is.
+        heartbeat: Seconds between comments that keep a silent connection open.
+
+    Raises:
+        ConfigurationError: there is no ``authorize``, or ``heartbeat`` is no time.
+    """
+    if authorize is None or not callable(authorize):
+        message = (
+            "changes_route needs authorize=, a function of the request and the session"
+            " key that tells whether the session may be read."
+        )
+        raise ConfigurationError(message)
+    if not heartbeat > 0:
+        raise ConfigurationError("heartbeat must be a number of seconds above 0.")
+
+    async def changes(request: Request) -> Response:
+        try:
+            key = _key(request)
+            start = _Start.of(request)
+            if not await _is_allowed(authorize, request, key):
+                return refusal(403, "This session is not yours to read.")
+            return await _open(service, key, start, heartbeat)
+        except REFUSED as error:
+            return refusal_of(error)
+
+    return Route(path, changes, methods=["GET"], name="changes")
+
+
+def live_app(service: Watching, *, authorize: Authorize | None = None) -> Starlette:
+    """An app that shows sessions live: the page, their changes, and a list of them.
+
+    It is meant for this machine, and answers to no other name: a web page elsewhere
+    could otherwise have a name of its own point here, and read along.
+
+    Raises:
+        ConfigurationError: there is no ``authorize``; see :func:`changes_route`.
+    """
+    route = changes_route(service, authorize=authorize)
+
+    async def sessions(request: Request) -> Response:
+        try:
+            async with asyncio.timeout(OPENING_PATIENCE):
+                latest = await latest_sessions(service)
+        except REFUSED as error:
+            return refusal_of(error)
+        allowed = [
+            each
+            for each in latest
+            if await _is_allowed(authorize, request, SessionKey(**each["key"]))
+        ]
+        return JSONResponse({"sessions": allowed}, headers=NO_STORE)
+
+    return Starlette(
+        routes=[
+            live_page_route("/", changes=route.path, sessions="/sessions"),
+            route,
+            Route("/sessions", sessions, methods=["GET"]),
+        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_HOSTS)],
+    )
+
+
+class _Start(NamedTuple):
+    """Where a client wants its stream to begin."""
+
+    after_revision: int | None
+    is_comeback: bool
+    with_history: bool
+
+    @classmethod
+    def of(cls, request: Request) -> _Start:
+        """What a request asks for.
+
+        Raises:
+            InvalidInputError: it asks for nothing that could be.
+        """
+        history = request.query_params.get("history")
+        after = request.query_params.get("after_revision")
+        if history not in {None, "all"}:
+            raise InvalidInputError("history must be 'all', or left out.")
+        if after is not None and history is not None:
+            raise InvalidInputError("history and after_revision exclude each other.")
+        last = _revision(request.headers.get("last-event-id", ""))
+        if last is not None:
+            return cls(last, is_comeback=True, with_history=history is not None)
+        if after is not None and (last := _revision(after)) is None:
+            raise InvalidInputError("after_revision must be a number of appends.")
+        return cls(last, is_comeback=False, with_history=history is not None)
+
+
+def _key(request: Request) -> SessionKey:
+    asked = [request.query_params.get(name, "") for name in SessionKey._fields]
+    return session_key(*asked)
+
+
+def _revision(text: str) -> int | None:
+    is_number = text.isascii() and text.isdecimal() and len(text) < len(str(2**63))
+    return int(text) if is_number else None
+
+
+async def _is_allowed(authorize: Any, request: Request, key: SessionKey) -> bool:
+    if inspect.iscoroutinefunction(authorize):
+        return bool(await authorize(request, key))
+    answer = await run_in_threadpool(authorize, request, key)
+    return bool(await answer if inspect.isawaitable(answer) else answer)
+
+
+async def _open(
+    service: Watching, key: SessionKey, start: _Start, heartbeat: float
+) -> Response:
+    """The response that streams; it closes what is opened here."""
+    try:
+        async with asyncio.timeout(OPENING_PATIENCE), AsyncExitStack() as opening:
+            with_history = start.with_history and start.after_revision is None
+            after = 0 if with_history else start.after_revision
+            subscription = await opening.enter_async_context(
+                service.watch(*key, after_revision=after)
+            )
+            # Second, so that it is of the session watched: of another one of the same
+            # id, if there is one meanwhile, the subscription tells that it is gone.
+            snapshot = await _snapshot(service, key) if with_history else None
+            opening.pop_all()
+    except InvalidInputError:
+        if start.is_comeback:
+            anew = start._replace(after_revision=None, is_comeback=False)
+            return await _open(service, key, anew, heartbeat)
+        raise
+    return _Stream(subscription, snapshot, heartbeat)
+
+
+async def _snapshot(service: Watching, key: SessionKey) -> Change:
+    async with service.watch(*key) as changes:
+        return await anext(changes)
+
+
+class _Stream(EventSourceResponse):
+    """A subscription's changes, until it or the client goes."""
+
+    def __init__(
+        self, subscription: Subscription, snapshot: Change | None, heartbeat: float
+    ) -> None:
+        self._subscription = subscription
+        comment = f"heartbeat {heartbeat:g}"
+        super().__init__(
+            _frames(subscription, snapshot, comment),
+            ping=heartbeat,
+            ping_message_factory=lambda: ServerSentEvent(comment=comment, sep="\n"),
+            send_timeout=SEND_PATIENCE,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            logger.info("A client that did not read was cut off.")
+        finally:
+            # The frames close nothing if the client was gone before the first.
+            self._subscription.close()
+
+
+async def _frames(
+    subscription: Subscription, snapshot: Change | None, comment: str
+) -> AsyncIterator[bytes]:
+    yield f": {comment}\nretry: {RETRY * 1000}\n\n".encode()
+    try:
+        if snapshot is not None:
+            # An id would have who comes back amid the history miss the rest of it.
+            yield f"event: snapshot\ndata: {snapshot.json_text}\n\n".encode()
+        async for change in subscription:
+            id_ = "" if change.revision is None else f"id: {change.revision}\n"
+            frame = f"event: {change.kind}\n{id_}data: {change.json_text}\n\n"
+            yield frame.encode()
+    except MongoSessionServiceError as error:
+        logger.info("A client's stream ends. %s", error)
+        seconds, reason = trouble(error)
+        data = json.dumps({"reason": reason})
+        yield f"retry: {seconds * 1000}\nevent: trouble\ndata: {data}\n\n".encode()

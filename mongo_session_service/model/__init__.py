@@ -1,0 +1,1 @@
+"""Keys, records, state scopes and argument checks, without I/O."""

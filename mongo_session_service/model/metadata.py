@@ -1,0 +1,234 @@
+"""What a session has beside its state: a title, labels, and a time to live.
+
+All of it is optional, in arguments and in documents. Labels are stored as a list of
+names and values, so that one index finds a session by any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Final
+
+from mongo_session_service.errors import InvalidInputError
+
+MAX_TITLE: Final = 1000  # characters
+MAX_LABELS: Final = 64
+MAX_LABEL: Final = 256
+"""Characters of a label's name, and of its value."""
+MAX_TTL: Final = 100 * 365.25 * 86400
+"""Seconds: a hundred years."""
+
+
+class NotGiven(Enum):
+    """What tells an argument that is left out from one that is None."""
+
+    NOT_GIVEN = "not given"
+
+
+NOT_GIVEN: Final = NotGiven.NOT_GIVEN
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """A session's details, checked."""
+
+    title: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    ttl: float | None = None
+    """Seconds that it lives after its last append."""
+    expire_time: float | None = None
+    """Seconds since 1970."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Details:
+        """The details in a session's document."""
+        return cls(
+            title=document.get("title"),
+            labels={each["name"]: each["value"] for each in document.get("labels", ())},
+            ttl=document.get("ttl"),
+            expire_time=document.get("expire_time"),
+        )
+
+    def shown(self) -> dict[str, Any]:
+        """What they are to people: only those it has, labels by name."""
+        values = (getattr(self, name) for name in DETAILS)
+        shown = dict(zip(DETAILS, values, strict=True))
+        shown["labels"] = dict(sorted(self.labels.items())) or None
+        return {name: value for name, value in shown.items() if value is not None}
+
+    def fields(self) -> dict[str, Any]:
+        """What they are in a session's document: only those it has."""
+        fields = self.shown()
+        if self.labels:
+            fields["labels"] = label_list(self.labels)
+        return fields
+
+
+DETAILS: Final = ("title", "labels", "ttl", "expire_time")
+NO_DETAILS: Final = Details()
+
+
+def new_details(
+    title: object, labels: object, ttl: object, expire_time: object, now: float
+) -> Details:
+    """The details of a session that is created now; None for those it is not to have.
+
+    Raises:
+        InvalidInputError: one of them is not what it should be, or both a ``ttl`` and
+            an ``expire_time`` are given.
+    """
+    if title is labels is ttl is expire_time is None:
+        return NO_DETAILS
+    seconds, expires = _expiry(ttl, expire_time, now)
+    return Details(
+        title=None if title is None else check_title(title),
+        labels={} if labels is None else check_labels(labels),
+        ttl=seconds,
+        expire_time=expires,
+    )
+
+
+def _expiry(
+    ttl: object, expire_time: object, now: float
+) -> tuple[float | None, float | None]:
+    """The time to live, and when it is over, of which one at most is given."""
+    if ttl is None:
+        if expire_time is None:
+            return None, None
+        return None, check_expire_time(expire_time, now)
+    if expire_time is not None:
+        message = (
+            "Give a ttl, which each append renews, or an expire_time, which stays, but"
+            " not both."
+        )
+        raise InvalidInputError(message)
+    seconds = check_ttl(ttl)
+    return seconds, now + seconds
+
+
+def changed_fields(
+    title: object, labels: object, ttl: object, expire_time: object, now: float
+) -> dict[str, Any]:
+    """What an update sets in a session's document; None for what it removes.
+
+    Raises:
+        InvalidInputError: an argument is not what it should be, none is given, or both
+            a ``ttl`` and an ``expire_time``.
+    """
+    fields: dict[str, Any] = {}
+    if title is not NOT_GIVEN:
+        fields["title"] = None if title is None else check_title(title)
+    if labels is not NOT_GIVEN:
+        checked = {} if labels is None else check_labels(labels)
+        fields["labels"] = label_list(checked) or None
+    if ttl is not NOT_GIVEN or expire_time is not NOT_GIVEN:
+        ttl = None if ttl is NOT_GIVEN else ttl
+        expire_time = None if expire_time is NOT_GIVEN else expire_time
+        fields["ttl"], fields["expire_time"] = _expiry(ttl, expire_time, now)
+    if not fields:
+        message = "Give a title, labels, ttl or expire_time to set, or None to end one."
+        raise InvalidInputError(message)
+    return fields
+
+
+def check_title(title: object) -> str:
+    """A title that can be stored.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    return _check_text("title", title, MAX_TITLE)
+
+
+def check_labels(labels: object) -> dict[str, str]:
+    """Labels that can be stored.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
+    if not isinstance(labels, Mapping):
+        kind = type(labels).__name__
+        raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")
+    if len(labels) > MAX_LABELS:
+        message = f"There are {len(labels)} labels; a session has {MAX_LABELS} at most."
+        raise InvalidInputError(message)
+    for name, value in labels.items():
+        _check_text("A label's name", name, MAX_LABEL)
+        if value != "":
+            _check_text(f"The value of label {name!r}", value, MAX_LABEL)
+    return dict(labels)
+
+
+def check_ttl(ttl: object) -> float:
+    """A time to live, in seconds.
+
+    Raises:
+        InvalidInputError: it is no number of seconds or ``timedelta``, not positive,
+            or longer than ``MAX_TTL``.
+    """
+    if isinstance(ttl, timedelta):
+        seconds = ttl.total_seconds()
+    elif isinstance(ttl, int | float) and not isinstance(ttl, bool):
+        seconds = float(ttl) if abs(ttl) <= MAX_TTL else math.inf
+    else:
+        kind = type(ttl).__name__
+        raise InvalidInputError(f"ttl must be seconds or a timedelta, not {kind}.")
+    if not 0 < seconds <= MAX_TTL:
+        message = f"ttl must be more than 0 and at most {MAX_TTL:.0f} seconds."
+        raise InvalidInputError(message)
+    return seconds
+
+
+def check_expire_time(expire_time: object, now: float) -> float:
+    """A moment to come, in seconds since 1970.
+
+    Raises:
+        InvalidInputError: it is no ``datetime`` or ISO 8601 text, has no time zone, or
+            has passed.
+    """
+    if isinstance(expire_time, str):
+        try:
+            expire_time = datetime.fromisoformat(expire_time)
+        except ValueError:
+            message = "expire_time is not ISO 8601, as 2027-01-31T12:00:00Z is."
+            raise InvalidInputError(message) from None
+    if not isinstance(expire_time, datetime):
+        kind = type(expire_time).__name__
+        message = f"expire_time must be a datetime or ISO 8601 text, not {kind}."
+        raise InvalidInputError(message)
+    if expire_time.utcoffset() is None:
+        message = (
+            "expire_time has no time zone, so it could be any of many moments. Add"
+            " one, as in datetime.now(UTC) or 2027-01-31T12:00:00Z."
+        )
+        raise InvalidInputError(message)
+    seconds = expire_time.timestamp()
+    if seconds <= now:
+        raise InvalidInputError("expire_time has passed: the session would be gone.")
+    return seconds
+
+
+def label_list(labels: Mapping[str, str]) -> list[dict[str, str]]:
+    """Labels as they are stored, by name."""
+    return [{"name": name, "value": value} for name, value in sorted(labels.items())]
+
+
+def _check_text(what: str, value: object, longest: int) -> str:
+    if not isinstance(value, str):
+        message = f"{what} must be a string, not {type(value).__name__}."
+        raise InvalidInputError(message)
+    if not value:
+        raise InvalidInputError(f"{what} must not be empty.")
+    if len(value) > longest:
+        message = f"{what} has {len(value)} characters; {longest} are allowed."
+        raise InvalidInputError(message)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        message = f"{what} is not valid Unicode: it holds a lone surrogate."
+        raise InvalidInputError(message) from None
+    return value

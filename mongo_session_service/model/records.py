@@ -1,0 +1,153 @@
+"""What storage speaks: frozen records, and the ids that name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from google.adk.events.event import Event
+
+from .metadata import NO_DETAILS, Details
+from .scopes import ScopedState
+from .validation import check_id
+
+_MAX_REVISION: Final = 2**63 - 1
+
+
+class SessionKey(NamedTuple):
+    """The triple that names a session; no part is ever joined with another."""
+
+    app_name: str
+    user_id: str
+    session_id: str
+
+    @property
+    def id(self) -> dict[str, Any]:
+        """The session document's ``_id``; the order of its fields is its identity."""
+        app_name, user_id, session_id = self
+        return {"app_name": app_name, "user_id": user_id, "session_id": session_id}
+
+    def event_id(self, revision: int) -> dict[str, Any]:
+        """The ``_id`` of the event that produced ``revision``."""
+        return {**self.id, "revision": revision}
+
+
+class Marker(NamedTuple):
+    """What a ``Session`` was read at: the expected revision of its next append.
+
+    ``create_time`` tells a session from a later one of the same id.
+    """
+
+    revision: int
+    create_time: float
+    ttl: float | None = None
+    """What an append renews without having to read it first."""
+
+    def next(self) -> Marker:
+        """What the session is at after one append."""
+        return Marker(self.revision + 1, self.create_time, self.ttl)
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Marker:
+        """What a stored session is at."""
+        return cls(document["revision"], document["create_time"], document.get("ttl"))
+
+
+class StoredSession(NamedTuple):
+    """A session as one snapshot of storage shows it."""
+
+    key: SessionKey
+    marker: Marker
+    update_time: float
+    state: dict[str, Any]
+    """Flat, with that of its app and user."""
+    events: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """A session about to be stored, its state encoded."""
+
+    key: SessionKey
+    create_time: float
+    delta: ScopedState
+    """Its initial state, which is a delta to that of its app and user."""
+    size: int
+    """Of the state, in bytes."""
+    details: Details = NO_DETAILS
+
+    @property
+    def expected(self) -> Marker:
+        """What precedes a session that is at revision 0 once it is stored."""
+        return Marker(-1, self.create_time, self.details.ttl)
+
+
+class Append(NamedTuple):
+    """An event about to be stored, encoded together with its effect on state."""
+
+    key: SessionKey
+    timestamp: float
+    event: dict[str, Any]
+    """The event's native sub-document."""
+    is_wrapped: bool
+    """Whether the sub-document holds values that must be unwrapped on reading."""
+    is_hooked: bool
+    """Whether the application's hook must change the sub-document back."""
+    delta: ScopedState
+    size: int
+    """Of the sub-document, in bytes."""
+
+
+class Planned(NamedTuple):
+    """A write, and what its session must be at when its turn comes."""
+
+    write: Append | NewSession
+    expected: Marker
+    now: float
+    """The writer's time: what has expired by it is not written to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHead:
+    """Where a stored session stands, for callers that bring no marker."""
+
+    marker: Marker
+    update_time: float
+    latest_ids: list[str]
+    """Of the last two events, the last first."""
+
+    def expected_by(
+        self, last_update_time: float, last_event: Event | None, event_id: str
+    ) -> Marker:
+        """What a session without a marker, rebuilt from JSON perhaps, may append to.
+
+        It is current if it ends with the event storage ends with; one without events,
+        if storage is no newer. Else nothing is expected, and its append will be stale,
+        unless it was stored before as the next.
+        """
+        last_id = None if last_event is None else last_event.id
+        if event_id == next(iter(self.latest_ids), None) != last_id:
+            before = next(iter(self.latest_ids[1:]), None)
+            revision = self.marker.revision - 1 if before == last_id else -1
+            return self.marker._replace(revision=revision)
+        if last_event is None:
+            is_current = self.update_time <= last_update_time
+        else:
+            is_current = self.latest_ids[:1] == [last_id]
+        return self.marker if is_current else self.marker._replace(revision=-1)
+
+
+def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
+    """The checked key of a session, its id stripped as ADK's own services do.
+
+    Raises:
+        InvalidInputError: a part is not a string, is empty, is not valid Unicode or has
+            more than 4,096 bytes.
+    """
+    if isinstance(session_id, str):
+        session_id = str.strip(session_id)
+    return SessionKey(
+        check_id("app_name", app_name),
+        check_id("user_id", user_id),
+        check_id("session_id", session_id),
+    )

@@ -1,0 +1,163 @@
+"""What callers may pass: each check says what is wrong with something else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.sessions.session import Session
+from pydantic import ValidationError
+
+from mongo_session_service.errors import InvalidInputError, quoted
+
+from .wording import indefinite
+
+MAX_ID_BYTES: Final = 4096
+"""Of an id in UTF-8. Three of them are in every event's ``_id``, and MongoDB tells of a
+change only if these fit into 16 MB twice, beside the event."""
+
+
+def check_id(what: str, value: object) -> str:
+    """Return ``value``, as a plain string, if it can name something.
+
+    Raises:
+        InvalidInputError: it is not a string, is empty, is not valid Unicode or has
+            more than ``MAX_ID_BYTES``.
+    """
+    if not isinstance(value, str):
+        message = f"{what} must be a string, not {type(value).__name__}."
+        raise InvalidInputError(message)
+    if not value:
+        raise InvalidInputError(f"{what} must not be empty.")
+    # Whatever a subclass makes of its methods.
+    plain = str.__str__(value)
+    try:
+        length = len(plain.encode())
+    except UnicodeEncodeError:
+        message = f"{what} is not valid Unicode: it holds a lone surrogate."
+        raise InvalidInputError(message) from None
+    if length > MAX_ID_BYTES:
+        message = f"{what} has {length} bytes in UTF-8; it may have {MAX_ID_BYTES}."
+        raise InvalidInputError(message)
+    return plain
+
+
+def check_revision(what: str, value: object) -> None:
+    """Refuse what is neither a number of appends nor None.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 <= value < 2**63):  # type: ignore[operator]
+        raise InvalidInputError(f"{what} must be a number of appends, 0 or more.")
+
+
+def check_seconds(what: str, value: object) -> None:
+    """Refuse what is neither a time to wait nor None.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    is_time = (isinstance(value, float) and not math.isnan(value)) or (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and abs(value) < 2**63  # what an event loop can add to its own time
+    )
+    if value is not None and not is_time:
+        raise InvalidInputError(f"{what} must be a number of seconds.")
+
+
+def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse what is none of the choices.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if not isinstance(value, str) or value not in choices:
+        given = quoted(value) if isinstance(value, str) else type(value).__name__
+        message = f"{what} must be one of {', '.join(choices)}, not {given}."
+        raise InvalidInputError(message)
+
+
+def check_flag(what: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if not isinstance(value, bool):
+        message = f"{what} must be True or False, not {type(value).__name__}."
+        raise InvalidInputError(message)
+
+
+def check_callable(what: str, value: object) -> None:
+    """Refuse what cannot be called.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    if not callable(value):
+        message = f"{what} must be a function, not {type(value).__name__}."
+        raise InvalidInputError(message)
+
+
+def check_session(value: object) -> None:
+    """Refuse what an event cannot be appended to, before it is stored.
+
+    Fields can be assigned anything, and what fails when the session is to show an event
+    that is stored already would deny that it is.
+
+    Raises:
+        InvalidInputError: it is no ADK session, or a field of it has a wrong type.
+    """
+    _check_type("session", value, Session)
+    session: Session = value  # type: ignore[assignment]
+    _check_type("session.state", session.state, dict)
+    _check_type("session.events", session.events, list)
+    if session.events:
+        _check_type("The last of session.events", session.events[-1], Event)
+    _check_type("session.last_update_time", session.last_update_time, int | float)
+
+
+def check_event(value: object) -> None:
+    """Refuse what is no event, or has no actions that could be looked at.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    _check_type("event", value, Event)
+    event: Event = value  # type: ignore[assignment]
+    _check_type("event.actions", event.actions, EventActions)
+
+
+def check_config(value: object) -> GetSessionConfig | None:
+    """Return a config with what pydantic makes of its fields, assigned as they may be.
+
+    Raises:
+        InvalidInputError: it is no config, or one of its fields makes no sense.
+    """
+    if value is None:
+        return None
+    _check_type("config", value, GetSessionConfig)
+    fields: dict[str, Any] = {
+        name: getattr(value, name) for name in GetSessionConfig.model_fields
+    }
+    try:
+        config = GetSessionConfig.model_validate(fields)
+    except ValidationError as error:
+        wrong = ", ".join(sorted({str(each["loc"][0]) for each in error.errors()}))
+        raise InvalidInputError(f"config has a wrong value in {wrong}.") from None
+    if config.after_timestamp is not None and math.isnan(config.after_timestamp):
+        raise InvalidInputError("config.after_timestamp must be a number of seconds.")
+    return config
+
+
+def _check_type(what: str, value: object, kind: Any) -> None:
+    if not isinstance(value, kind):
+        name = getattr(kind, "__name__", "number")
+        message = f"{what} must be {indefinite(name)}, not {type(value).__name__}."
+        raise InvalidInputError(message)

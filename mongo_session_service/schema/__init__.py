@@ -1,0 +1,1 @@
+"""Collections, indexes and the schema version of a database."""

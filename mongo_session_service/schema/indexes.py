@@ -1,0 +1,183 @@
+"""The collections and indexes, as data, and the check that a server has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.errors import (
+    WAY_AROUND,
+    ConfigurationError,
+    SchemaVersionError,
+)
+
+SCHEMA_VERSION: Final = 1
+
+_MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index beyond ``_id_``, and the query or promise it is there for."""
+
+    collection: str
+    name: str
+    keys: tuple[tuple[str, int], ...]
+    unique: bool
+    serves: str
+    sparse: bool = False
+    only_with: str | None = None
+    """A field without which a document is not in it."""
+
+    def is_like(self, described: dict[str, Any]) -> bool:
+        """Whether it is among a collection's indexes, as the driver describes them."""
+        there = described.get(self.name)
+        return there is not None and (
+            [tuple(each) for each in there["key"]] == list(self.keys)
+            and bool(there.get("unique")) == self.unique
+            and bool(there.get("sparse")) == self.sparse
+            and there.get("partialFilterExpression") == self._partial
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it is created with, beside its keys."""
+        partial = self._partial
+        return {
+            "name": self.name,
+            "unique": self.unique,
+            "sparse": self.sparse,
+            **({} if partial is None else {"partialFilterExpression": partial}),
+        }
+
+    @property
+    def _partial(self) -> dict[str, Any] | None:
+        return None if self.only_with is None else {self.only_with: {"$exists": True}}
+
+
+_BY_CREATION: Final = (
+    ("create_time", 1),
+    ("_id.user_id", 1),
+    ("_id.session_id", 1),
+)
+
+EVENT_ONCE: Final = Index(
+    collection="events",
+    name="event_id_once_per_session",
+    keys=(
+        ("_id.app_name", 1),
+        ("_id.user_id", 1),
+        ("_id.session_id", 1),
+        ("event.id", 1),
+    ),
+    unique=True,
+    serves="an event appended twice is stored once, and found by its id",
+)
+
+INDEXES: Final = (
+    EVENT_ONCE,
+    Index(
+        collection="sessions",
+        name="expire_time",
+        keys=(("expire_time", 1),),
+        unique=False,
+        sparse=True,
+        serves="what has to be removed is found among any number of sessions",
+    ),
+    Index(
+        collection="sessions",
+        name="by_user",
+        keys=(
+            ("_id.app_name", 1),
+            ("_id.user_id", 1),
+            ("create_time", 1),
+            ("_id.session_id", 1),
+        ),
+        unique=False,
+        serves="a page of a user's sessions, of any number",
+    ),
+    Index(
+        collection="sessions",
+        name="by_app",
+        keys=(("_id.app_name", 1), *_BY_CREATION),
+        unique=False,
+        serves="a page of an app's sessions, of any number",
+    ),
+    Index(
+        collection="sessions",
+        name="by_title",
+        keys=(("_id.app_name", 1), ("title", 1), *_BY_CREATION),
+        unique=False,
+        only_with="title",
+        serves="a page of the sessions that have a title",
+    ),
+    Index(
+        collection="sessions",
+        name="by_label",
+        keys=(("_id.app_name", 1), ("labels", 1), *_BY_CREATION),
+        unique=False,
+        only_with="labels",
+        serves="a page of the sessions that have a label",
+    ),
+)
+
+
+def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
+    """Refuse a server that cannot keep the promises, from its ``hello`` reply.
+
+    Raises:
+        ConfigurationError: it is older than MongoDB 5.0, a replica set that is not
+            initiated, or a standalone server while transactions are asked for.
+    """
+    if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
+        message = "MongoDB 5.0 or newer is needed; this server is older. Upgrade it."
+        raise ConfigurationError(message)
+    if hello.get("isreplicaset"):
+        message = "The replica set is not initiated: call rs.initiate() on it once."
+        raise ConfigurationError(message)
+    if transactions and is_standalone(hello):
+        message = (
+            "This MongoDB server is a standalone: it has no transactions, so an event"
+            " and its state could be torn apart. Run it as a replica set (a single"
+            " member is enough): start mongod with --replSet rs0, then call"
+            f" rs.initiate() once.{WAY_AROUND}"
+        )
+        raise ConfigurationError(message)
+
+
+def is_standalone(hello: dict[str, Any]) -> bool:
+    """Whether a server belongs to no replica set, nor to a sharded cluster."""
+    return "setName" not in hello and hello.get("msg") != "isdbgrid"
+
+
+async def missing_indexes(connection: Connection) -> list[Index]:
+    """The indexes that are not there, or not as they should be."""
+    found = {
+        name: await getattr(connection, name).index_information()
+        for name in {index.collection for index in INDEXES}
+    }
+    return [index for index in INDEXES if not index.is_like(found[index.collection])]
+
+
+async def check_version(connection: Connection) -> bool:
+    """Refuse data of a newer release; tell if any version is recorded.
+
+    Raises:
+        SchemaVersionError: the data was written by a newer release.
+    """
+    recorded = await connection.metadata.find_one({"_id": "schema"})
+    if recorded and recorded["version"] > SCHEMA_VERSION:
+        message = (
+            f"The data has schema version {recorded['version']}; this release knows"
+            f" up to {SCHEMA_VERSION}. Upgrade mongo-session-service."
+        )
+        raise SchemaVersionError(message)
+    return recorded is not None
+
+
+async def record_version(connection: Connection) -> None:
+    """Record this release's version, unless one is."""
+    await connection.metadata.update_one(
+        {"_id": "schema"}, {"$setOnInsert": {"version": SCHEMA_VERSION}}, upsert=True
+    )

@@ -1,0 +1,156 @@
+"""Collections and indexes come to be there, as far as the server lets them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pymongo.errors import CollectionInvalid, OperationFailure
+
+from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.privileges import Refusal
+from mongo_session_service.driver.server import greeted
+from mongo_session_service.sessions.page_key import load_page_key
+
+from .indexes import (
+    EVENT_ONCE,
+    INDEXES,
+    Index,
+    check_server,
+    check_version,
+    missing_indexes,
+    record_version,
+)
+
+logger = logging.getLogger(__name__)
+
+_NO_PRIVILEGE: Final = 13
+_WORKS_WITHOUT: Final = {
+    _NO_PRIVILEGE: "the user lacks the privilege",
+    11000: "the data holds an event twice",
+    85: "another index of the same keys is there, which is left as it is",
+    86: "another index of that name is there, which is left as it is",
+}
+_NAMESPACE_EXISTS: Final = 48
+
+
+async def set_up(connection: Connection) -> bool:
+    """Check the server, and create what is missing; safe to repeat and to race.
+
+    Returns whether the index is there that an event is found by. What cannot be created
+    for lack of a privilege, or for what is there, stops nothing else: a warning is
+    logged and the service works without.
+
+    Raises:
+        ConfigurationError: the server is too old, or has no transactions.
+        SchemaVersionError: the data was written by a newer release.
+    """
+    if connection.driver is not Driver.MOCK:
+        hello = await greeted(connection.client)
+        check_server(hello, transactions=connection.has_transactions)
+    is_recorded = await check_version(connection)
+    attempts = await _attempt_layout(connection)
+    if not is_recorded:
+        with attempts.at("the schema version"):
+            await record_version(connection)
+    with attempts.at("the key that pages of lists need"):
+        await load_page_key(connection)
+    attempts.warn()
+    return _named(connection, EVENT_ONCE) not in attempts.failed
+
+
+async def create_layout(connection: Connection) -> None:
+    """Create what is missing; what is there is never dropped, nor built again.
+
+    What cannot be created is told of in a warning.
+    """
+    (await _attempt_layout(connection)).warn()
+
+
+class _Attempts:
+    """What could not be created of all that was tried, and why."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.failed: dict[str, str] = {}
+
+    @contextmanager
+    def at(self, *things: str) -> Iterator[None]:
+        """Try to create something that the service works without."""
+        try:
+            yield
+        except OperationFailure as error:
+            if error.code not in _WORKS_WITHOUT:
+                raise
+            why = _WORKS_WITHOUT[error.code]
+            if error.code == _NO_PRIVILEGE:
+                refusal = Refusal.of(str((error.details or {}).get("errmsg")))
+                prefix = self._connection.prefix
+                lacking = refusal.lacking(prefix, []) if refusal else []
+                why = " ".join([why, ", ".join(map(str, lacking))]).rstrip()
+            self.failed |= dict.fromkeys(things, why)
+
+    def warn(self) -> None:
+        """Log it all at once."""
+        if not self.failed:
+            return
+        logger.warning(
+            "Not all could be created in database %r: %s. The service works without,"
+            " but slower; once the cause is removed, have setup() run by a user with"
+            " the privileges, whose role `mongo-session-service grants` prints.",
+            self._connection.database.name,
+            "; ".join(f"{what} ({why})" for what, why in self.failed.items()),
+        )
+
+
+async def _attempt_layout(connection: Connection) -> _Attempts:
+    attempts = _Attempts(connection)
+    await _create_collections(connection, attempts)
+    await _create_indexes(connection, attempts)
+    return attempts
+
+
+async def _create_collections(connection: Connection, attempts: _Attempts) -> None:
+    # A transaction that has to create its collection conflicts with all others.
+    needed = (
+        connection.sessions,
+        connection.events,
+        connection.app_states,
+        connection.user_states,
+        connection.checkpoints,
+        connection.leases,
+        connection.dead_letters,
+        connection.metadata,
+    )
+    with attempts.at("collections"):
+        there = await connection.database.list_collection_names()
+        for collection in needed:
+            if collection.name not in there:
+                with attempts.at(f"collection {collection.name!r}"):
+                    await _create_collection(connection, collection.name)
+
+
+async def _create_collection(connection: Connection, name: str) -> None:
+    try:
+        await connection.database.create_collection(name)
+    except CollectionInvalid:
+        pass
+    except OperationFailure as error:
+        if error.code != _NAMESPACE_EXISTS:
+            raise
+
+
+async def _create_indexes(connection: Connection, attempts: _Attempts) -> None:
+    # To create what is there needs the privilege to do so.
+    with attempts.at(*(_named(connection, each) for each in INDEXES)):
+        for index in await missing_indexes(connection):
+            collection = getattr(connection, index.collection)
+            with attempts.at(_named(connection, index)):
+                await collection.create_index(list(index.keys), **index.options)
+
+
+def _named(connection: Connection, index: Index) -> str:
+    return f"index {index.name!r} of {getattr(connection, index.collection).name!r}"

@@ -1,0 +1,295 @@
+"""Filters, pipelines and updates, built from records and nothing else.
+
+All reads are ranges of ``_id``. Documents compare field by field, so a shorter one is
+the lower bound of all that begin with it. The upper bound has one more field, holding
+an empty document, which sorts after every string and number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from google.adk.sessions.base_session_service import GetSessionConfig
+
+from mongo_session_service.model.records import Append, Marker, NewSession, SessionKey
+
+Document = dict[str, Any]
+
+REMOVED: Final = "removed"
+"""What the ``_id`` has beyond a session's that says: what is removed is none."""
+
+EXPIRES: Final = "expires"
+"""What it has that says: the session expires at another time than it did."""
+
+
+def visible(now: float) -> Document:
+    """What is a session: it has a revision, and its time, if any, has not come.
+
+    A remnant of one, which is being removed, has none; nor has one being forked.
+    """
+    return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
+
+
+def expired(now: float) -> Document:
+    """What is no session any more, and may be removed."""
+    return {"expire_time": {"$lte": now}}
+
+
+def deletable(now: float) -> Document:
+    """What may be removed on demand: all but a fork that the server may be copying."""
+    return {"$or": [{"held_by": {"$exists": False}}, expired(now)]}
+
+
+def counting(wanted: Document) -> list[Document]:
+    """The pipeline that counts sessions, and the events that belong to them."""
+    is_session = {"$cond": [{"$gte": ["$revision", 0]}, 1, 0]}
+    total = {"sessions": {"$sum": is_session}, "events": {"$sum": "$revision"}}
+    return [{"$match": wanted}, {"$group": {"_id": None, **total}}]
+
+
+def announcement_id(id_: Document, what: str) -> Document:
+    """The ``_id`` by which the change feed is told what it could not know.
+
+    A document with it is inserted and deleted in the transaction it is about.
+    """
+    return {**id_, what: True}
+
+
+def all_sessions(app_name: str, user_id: str | None) -> Document:
+    """Every session of an app, or of one of its users."""
+    if user_id is None:
+        return _between({"app_name": app_name}, "user_id")
+    return _between({"app_name": app_name, "user_id": user_id}, "session_id")
+
+
+def all_user_states(app_name: str, user_id: str | None) -> Document:
+    """The states of every user of an app, or of one."""
+    if user_id is None:
+        return _between({"app_name": app_name}, "user_id")
+    return {"_id": user_state_id(app_name, user_id)}
+
+
+def all_events(key: SessionKey) -> Document:
+    """Every event of a session."""
+    return _between(key.id, "revision")
+
+
+def events_after(key: SessionKey, revision: int) -> Document:
+    """The events of a session after a revision."""
+    upper = {**key.id, "revision": {}}
+    return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
+
+
+def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
+    """The events of a session up to a revision, after another."""
+    return {"_id": {"$gt": key.event_id(after), "$lte": key.event_id(revision)}}
+
+
+def events_of(app_name: str | None, after: Document | None) -> Document:
+    """Every event of an app, or of all, that follows another in the log's order."""
+    if app_name is None:
+        return {"_id": {"$gt": after or {}}}
+    bounds = _between({"app_name": app_name}, "user_id")
+    return {"_id": {**bounds["_id"], **({"$gt": after} if after else {})}}
+
+
+def events_beside(event: Document | None) -> Document:
+    """The events of a session that follow one of them; none follow None."""
+    if event is None:
+        return {"_id": None}
+    return {"_id": {"$gt": event, "$lt": {**event, "revision": {}}}}
+
+
+def event_by_id(key: SessionKey, event_id: Any) -> Document:
+    """The event of a session that has this id; found without its index as well."""
+    parts = {f"_id.{name}": part for name, part in key.id.items()}
+    return {**all_events(key), **parts, "event.id": event_id}
+
+
+def user_state_id(app_name: str, user_id: str) -> Document:
+    """The ``_id`` of a user's state."""
+    return {"app_name": app_name, "user_id": user_id}
+
+
+def _between(prefix: Document, next_field: str) -> Document:
+    return {"_id": {"$gt": prefix, "$lt": {**prefix, next_field: {}}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Documents of one collection to be read, together with others."""
+
+    collection: str
+    filter: Document
+    latest_first: bool = False
+    limit: int | None = None
+    since: float | None = None
+    fields: tuple[str, ...] = ()
+    """Which are wanted beside the ``_id``; all by default."""
+
+    def stages(self) -> list[Document]:
+        """The pipeline that reads them."""
+        stages: list[Document] = [{"$match": self.filter}]
+        if self.latest_first:
+            stages.append({"$sort": {"_id": -1}})
+        if self.limit is not None:
+            stages.append({"$limit": self.limit})
+        if self.since is not None:
+            stages.append({"$match": {"event.timestamp": {"$gte": self.since}}})
+        if self.fields:
+            stages.append({"$project": dict.fromkeys(self.fields, 1)})
+        return stages
+
+    def find(self, collection: Any) -> Any:
+        """The cursor that reads them without a pipeline, whenever they are of."""
+        cursor = collection.find(self.filter, self.fields or None)
+        if self.latest_first:
+            cursor = cursor.sort("_id", -1)
+        return cursor.limit(self.limit or 0)
+
+    def since_then(self, documents: list[Document]) -> list[Document]:
+        """What the pipeline's last stage leaves of what :meth:`find` found."""
+        if self.since is None:
+            return documents
+        return [each for each in documents if each["event"]["timestamp"] >= self.since]
+
+
+def shared_state(app_name: str, user_id: str | None) -> list[Wanted]:
+    """The state that the sessions of an app, or of one of its users, share."""
+    return [
+        Wanted("app_states", {"_id": app_name}),
+        Wanted("user_states", all_user_states(app_name, user_id)),
+    ]
+
+
+def shared_states(keys: Iterable[SessionKey]) -> list[Wanted]:
+    """The state that each of some sessions shares, of all of them at once."""
+    users = {key[:2] for key in keys}
+    apps = sorted({app_name for app_name, _ in users})
+    ids = [user_state_id(*each) for each in sorted(users)]
+    return [
+        Wanted("app_states", {"_id": {"$in": apps}}),
+        Wanted("user_states", {"_id": {"$in": ids}}),
+    ]
+
+
+def events(
+    key: SessionKey, config: GetSessionConfig | None, after_revision: int = 0
+) -> list[Wanted]:
+    """The events a caller's config asks for, which may be none at all."""
+    config = config or GetSessionConfig()
+    if config.num_recent_events == 0:
+        return []
+    return [
+        Wanted(
+            "events",
+            events_after(key, after_revision),
+            latest_first=True,
+            limit=_at_most_int64(config.num_recent_events),
+            since=config.after_timestamp,
+        )
+    ]
+
+
+def _at_most_int64(limit: int | None) -> int | None:
+    return None if limit is None else min(limit, 2**63 - 1)
+
+
+class Update(NamedTuple):
+    """One change of one document."""
+
+    filter: Document
+    change: Document
+
+
+def session_updates(planned: Iterable[tuple[Append, Marker, float]]) -> list[Update]:
+    """What appends change in their sessions: one update for each session.
+
+    The filter is the first append's expectation, so that an update that matches nothing
+    tells a session that has moved on, has expired, or has got another time to live.
+    """
+    updates: dict[SessionKey, Update] = {}
+    for append, expected, now in planned:
+        update = updates.get(append.key)
+        if update is None:
+            first = {
+                "_id": append.key.id,
+                **visible(now),
+                "revision": expected.revision,
+                "create_time": expected.create_time,
+                "ttl": expected.ttl,
+            }
+            update = updates[append.key] = Update(first, {"$set": {}})
+        changes = update.change["$set"]
+        changes.update(_paths(append.delta.session))
+        changes["revision"] = expected.revision + 1
+        changes["update_time"] = append.timestamp
+        if expected.ttl is not None:
+            changes["expire_time"] = now + expected.ttl
+    return list(updates.values())
+
+
+def fields_update(fields: Mapping[str, Any]) -> Document:
+    """What sets some fields of a document, and removes those that are None."""
+    kept = {name: value for name, value in fields.items() if value is not None}
+    removed = {name: "" for name, value in fields.items() if value is None}
+    changes = {"$set": kept, "$unset": removed}
+    return {operator: change for operator, change in changes.items() if change}
+
+
+def app_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+    """What writes change in app state: one update for each app, later deltas last."""
+    return _scope_updates((write.key.app_name, write.delta.app) for write in writes)
+
+
+def user_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+    """What writes change in user state: one update for each user, later deltas last."""
+    return _scope_updates(
+        (user_state_id(write.key.app_name, write.key.user_id), write.delta.user)
+        for write in writes
+    )
+
+
+def _scope_updates(deltas: Iterable[tuple[Any, Document]]) -> list[Update]:
+    updates: dict[str, Update] = {}
+    for id_, delta in deltas:
+        if delta:
+            empty = Update({"_id": id_}, {"$set": {}, "$inc": {"revision": 0}})
+            update = updates.setdefault(repr(id_), empty)
+            update.change["$set"] |= _paths(delta)
+            update.change["$inc"]["revision"] += 1
+    return list(updates.values())
+
+
+_MANY: Final = 500
+"""Paths of an update beyond which MongoDB is faster to merge two documents."""
+
+
+def fastest(change: Document) -> Document | list[Document]:
+    """A change of a state document, in the form that MongoDB is fastest at.
+
+    It looks for each path of a ``$set`` among all the fields there are. To set 100,000
+    keys would take it 43 seconds, and a pipeline that merges them takes 0.1.
+    """
+    if len(change["$set"]) <= _MANY:
+        return change
+    fields: Document = {}
+    stage: Document = {}
+    for path, value in change["$set"].items():
+        if path.startswith(_STATE):
+            fields[path.removeprefix(_STATE)] = value
+        else:
+            stage[path] = {"$literal": value}
+    for name, count in change.get("$inc", {}).items():
+        stage[name] = {"$add": [{"$ifNull": [f"${name}", 0]}, count]}
+    stage["state"] = {"$mergeObjects": ["$state", {"$literal": fields}]}
+    return [{"$set": stage}]
+
+
+_STATE: Final = "state."
+
+
+def _paths(delta: Document) -> Document:
+    return {f"{_STATE}{name}": value for name, value in delta.items()}

@@ -1,0 +1,197 @@
+"""Appending for a second writer: on top of what others have appended meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import AsyncExitStack, suppress
+from typing import Final
+from weakref import WeakValueDictionary
+
+from google.adk.errors import StaleSessionError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+from google.adk.sessions.session import Session
+
+from mongo_session_service.codec.adk_session import bring_in, mark, marker_of
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import once_written
+from mongo_session_service.model.records import Marker, SessionKey, StoredSession
+
+from .explaining import find_event
+from .group_commit import Caller, Committer
+from .refused import STALE, not_found
+from .store import SessionStore
+from .turns import is_outrun, is_response, unanswered
+
+PATIENCE: Final = 10.0
+"""Seconds that an append waits for the responses to others' function calls, in all."""
+
+ATTEMPTS: Final = 100
+"""How often an append may be overtaken."""
+
+_LONGEST_PAUSE: Final = 0.05  # seconds
+
+_UNANSWERED: Final = (
+    "After waiting for {:.0f} seconds there is still a function call of another writer"
+    " with no response, and nothing comes between the two unseen. Reload the session"
+    " with get_session() to append all the same. Nothing was stored."
+)
+_OUTRUN: Final = (
+    "Another run of the same turn has called functions, or has responded to the same"
+    " call: only one of them may go on. Reload the session with get_session(). Nothing"
+    " was stored."
+)
+
+
+class Rebaser:
+    """Repeats appends that storage was ahead of, in an event loop."""
+
+    def __init__(
+        self, connection: Connection, store: SessionStore, committer: Committer
+    ) -> None:
+        self._connection = connection
+        self._store = store
+        self._committer = committer
+        self._lines: WeakValueDictionary[SessionKey, asyncio.Lock]
+        self._lines = WeakValueDictionary()
+        """Where the late writers of a session stand, who would overtake each other in
+        turns else."""
+
+    async def commit(self, caller: Caller, session: Session, event: Event) -> None:
+        """Return when an event is stored, after all that its session has missed.
+
+        The session is shown what it has missed together with the event, not before.
+
+        Args:
+            caller: Who waits for it.
+            session: What it is made for.
+            event: What is appended.
+
+        Raises:
+            StaleSessionError: another run of the same turn was faster, function calls
+                of other writers stay without response for ``PATIENCE``, whichever they
+                are, others came before ``ATTEMPTS`` times, the event is a rewind, or
+                the stored session is another of the same id.
+            SessionNotFoundError: the session is not stored any more.
+        """
+        # One for all it may wait for: calls come and go where many write.
+        deadline = time.monotonic() + PATIENCE
+        await self._let_finish(caller, session, event, deadline)
+        try:
+            await self._committer.commit(caller)
+        except StaleSessionError:
+            if event.actions.rewind_before_invocation_id:
+                raise  # it was made for a log that has grown
+            await self._commit_late(caller, session, event, deadline)
+        if all(each.id != event.id for each in reversed(session.events)):
+            await self._show_stored(caller, session, event)
+
+    async def _let_finish(
+        self, caller: Caller, session: Session, event: Event, deadline: float
+    ) -> None:
+        """Wait for the response to a call that another turn has just made.
+
+        If there is none for long, the caller, who has seen the call, need not wait.
+        """
+        last = session.events[-1:]
+        if not unanswered(last, event) or last[0].invocation_id == event.invocation_id:
+            return
+        age = max(platform_time.get_time() - last[0].timestamp, 0.0)
+        while time.monotonic() < deadline - age:
+            head = await self._store.load_head(caller.write.key)
+            if head.marker.revision != caller.expected().revision:
+                return
+            await _pause()
+
+    async def _commit_late(
+        self, late: Caller, session: Session, event: Event, deadline: float
+    ) -> None:
+        line = self._lines.setdefault(late.write.key, asyncio.Lock())
+        async with AsyncExitStack() as standing_in_line:
+            if not is_response(event):  # which is what the others may wait for
+                with suppress(TimeoutError):  # who has waited so long goes by itself
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        await standing_in_line.enter_async_context(line)
+            attempts = 0
+            while attempts < ATTEMPTS:
+                missed = await self._missed(late, session)
+                if missed and is_outrun(session.events, missed.events, event):
+                    raise StaleSessionError(_OUTRUN)
+                if missed and unanswered(missed.events, event):
+                    if time.monotonic() > deadline:
+                        raise StaleSessionError(_UNANSWERED.format(PATIENCE))
+                else:
+                    if missed and await self._try(late, session, missed):
+                        return
+                    attempts += 1
+                await _pause()
+            raise StaleSessionError(STALE)
+
+    async def _missed(self, late: Caller, session: Session) -> StoredSession | None:
+        """What is stored, with the events that a session has not seen.
+
+        None if it was read while it was written, which happens without transactions.
+        """
+        base = await self._base(late, session)
+        stored = await self._store.load_session(
+            late.write.key, after_revision=base.revision
+        )
+        if stored is None:
+            raise not_found(session.id)
+        if stored.marker.create_time != base.create_time:
+            raise StaleSessionError(STALE)  # it is another of the same id
+        is_whole = base.revision + len(stored.events) == stored.marker.revision
+        return stored if is_whole else None
+
+    async def _base(self, late: Caller, session: Session) -> Marker:
+        """What a session has seen."""
+        expected = late.expected()
+        if marker_of(session) is not None:
+            return expected
+        # Rebuilt from JSON perhaps: only its events can tell which session it is.
+        last = session.events[-1].id if session.events else ""
+        found = await find_event(self._connection, late.write.key, last)
+        if found is None:
+            raise StaleSessionError(STALE)
+        return expected._replace(revision=found["_id"]["revision"])
+
+    async def _try(self, late: Caller, session: Session, missed: StoredSession) -> bool:
+        """Append after what was missed, unless there is more by now."""
+
+        async def show(now: Marker) -> None:
+            bring_in(session, missed)
+            await late.stored(now)
+
+        caller = Caller(late.write, session, lambda: missed.marker, show)
+        try:
+            await self._committer.commit(caller)
+        except StaleSessionError:
+            return False
+        return True
+
+    async def _show_stored(self, late: Caller, session: Session, event: Event) -> None:
+        """Show an event that was stored before, and what the session has missed."""
+        with once_written(), suppress(StaleSessionError, SessionNotFoundError):
+            missed = await self._missed(late, session)
+            ids = [each.id for each in missed.events] if missed else []
+            if missed is None or event.id not in ids:
+                return
+            index = ids.index(event.id)
+            revision = missed.marker.revision - len(ids) + index
+            before = missed._replace(
+                marker=missed.marker._replace(revision=revision),
+                events=missed.events[:index],
+            )
+            bring_in(session, before)
+            await late.stored(before.marker.next())
+            bring_in(session, missed)
+            mark(session, missed.marker)
+            session.last_update_time = missed.update_time
+
+
+async def _pause() -> None:
+    # Not in step with who waits for the same.
+    await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  no secret

@@ -1,0 +1,269 @@
+"""Every read and write of sessions, events and scoped state, in records only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from google.adk.platform import time as platform_time
+from google.adk.sessions.base_session_service import GetSessionConfig
+from pymongo.errors import PyMongoError
+
+from mongo_session_service.codec.documents import decode_sessions, decode_state
+from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.codec.shapes import (
+    LISTED,
+    event_document,
+    initial_updates,
+    is_apart,
+    session_document,
+)
+from mongo_session_service.driver.cancellation import background
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
+from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.model.records import (
+    Append,
+    Marker,
+    NewSession,
+    Planned,
+    SessionHead,
+    SessionKey,
+    StoredSession,
+)
+from mongo_session_service.telemetry import count_commit
+
+from . import queries
+from .explaining import find_event, find_session
+from .refused import RefusedError
+
+_MAX_ATTEMPTS_TOGETHER: Final = 4
+"""How often several appends are tried as one before each has to fend for itself."""
+
+
+def _one_document(planned: list[Planned]) -> NewSession | None:
+    """The only write, if it is atomic by itself and needs no transaction."""
+    write, *_ = planned[0]
+    if len(planned) > 1 or not isinstance(write, NewSession):
+        return None
+    is_more = write.delta.app or write.delta.user or is_apart(write)
+    return None if is_more else write
+
+
+class SessionStore:
+    """Sessions as a connection's database keeps them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._next_keys: set[SessionKey] = set()
+        self._next_read: asyncio.Task[list[queries.Document]] | None = None
+
+    async def load_session(
+        self,
+        key: SessionKey,
+        config: GetSessionConfig | None = None,
+        after_revision: int = 0,
+    ) -> StoredSession | None:
+        """A session with the events asked for, all from one point in time."""
+        documents = await self.read(
+            # By its _id alone, which the server needs no plan for: a tenth faster.
+            queries.Wanted("sessions", {"_id": key.id}),
+            *queries.shared_state(key.app_name, key.user_id),
+            *queries.events(key, config, after_revision),
+            anywhere=True,
+        )
+        now, hooks = platform_time.get_time(), self._connection.hooks
+        return next(decode_sessions(documents, now, hooks), None)
+
+    async def list_sessions(
+        self, app_name: str, user_id: str | None
+    ) -> Iterator[StoredSession]:
+        """All sessions of an app or user, without events, from one point in time.
+
+        The longest untouched comes first, ties by user and then session id.
+        """
+        now = platform_time.get_time()
+        wanted = {**queries.all_sessions(app_name, user_id), **queries.visible(now)}
+        documents = await self.read(
+            queries.Wanted("sessions", wanted, fields=LISTED),
+            *queries.shared_state(app_name, user_id),
+            anywhere=True,
+        )
+        return decode_sessions(documents, now, self._connection.hooks)
+
+    def reading_shared_state(
+        self, key: SessionKey
+    ) -> asyncio.Task[list[queries.Document]]:
+        """A read of what sessions share, this one among them, from one point in time.
+
+        All who ask in the same turn of the event loop share it, so none may cancel it.
+        """
+        if self._next_read is None:
+            self._next_read = background(self._read_shared())
+        self._next_keys.add(key)
+        return self._next_read
+
+    async def _read_shared(self) -> list[queries.Document]:
+        keys, self._next_keys, self._next_read = self._next_keys, set(), None
+        return await self.read(*queries.shared_states(keys))
+
+    async def read(
+        self, *wanted: queries.Wanted, anywhere: bool = False
+    ) -> list[queries.Document]:
+        """Documents of several collections, in one round trip and from one snapshot."""
+        at = self._connection
+        if not at.has_transactions:
+            documents: list[queries.Document] = []
+            for each in wanted:
+                cursor = each.find(getattr(at, each.collection))
+                documents += each.since_then(await cursor.to_list(None))
+            return documents
+        first, *others = wanted
+        stages = first.stages()
+        for each in others:
+            name = getattr(at, each.collection).name
+            stages.append({"$unionWith": {"coll": name, "pipeline": each.stages()}})
+        collection = getattr(at, first.collection)
+        return await at.snapshot(collection, stages, anywhere=anywhere)
+
+    async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
+        """A user's state; empty if none was ever stored."""
+        id_ = queries.user_state_id(app_name, user_id)
+        wanted = queries.Wanted("user_states", {"_id": id_})
+        stored = await self.read(wanted, anywhere=True)
+        owner = Owner.of_user(app_name, user_id)
+        fields = stored[0]["state"] if stored else {}
+        return decode_state(fields, owner, self._connection.hooks)
+
+    async def load_head(self, key: SessionKey) -> SessionHead:
+        """Where a session stands.
+
+        Raises:
+            SessionNotFoundError: it is not stored.
+        """
+        stored = await find_session(self._connection, key, platform_time.get_time())
+        log = queries.events_after(key, 0)
+        latest = self._connection.events.find(log, {"event.id": 1}).sort("_id", -1)
+        events = await latest.limit(2).to_list(None)
+        return SessionHead(
+            marker=Marker.of(stored),
+            update_time=stored["update_time"],
+            latest_ids=[each["event"]["id"] for each in events],
+        )
+
+    async def commit(self, planned: list[Planned]) -> None:
+        """Store sessions, events and their effect on state, as one transaction.
+
+        Raises:
+            RefusedError: a session is not as expected, something is stored already, or
+                other writers keep conflicting. Nothing was written; of several writes
+                others may succeed alone, of a single one :func:`explain` tells more.
+        """
+        attempts = 0
+
+        async def write(txn: Txn) -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts > _MAX_ATTEMPTS_TOGETHER and len(planned) > 1:
+                raise RefusedError
+            await self._write(planned, txn)
+
+        try:
+            at = self._connection
+            if not (at.has_transactions and at.has_event_index):
+                await self._refuse_known_events(planned)
+            if new := _one_document(planned):
+                await self._create(new)
+            else:
+                await at.transaction(write)
+        except PyMongoError as error:
+            if is_duplicate_key(error):
+                raise RefusedError from None
+            raise
+        count_commit(self._connection.database.name, len(planned))
+
+    async def _create(self, new: NewSession) -> None:
+        """Store a session that sets nothing but its own state."""
+        at = self._connection
+        document = session_document(new)
+        with in_doubt():
+            if at.has_transactions:
+                await at.acknowledged(
+                    lambda session: at.sessions.insert_one(document, session=session)
+                )
+            else:
+                await at.sessions.insert_one(document)
+
+    async def _write(self, planned: list[Planned], txn: Txn) -> None:
+        created = [write for write, *_ in planned if isinstance(write, NewSession)]
+        appends = [
+            (write, expected, now)
+            for write, expected, now in planned
+            if isinstance(write, Append)
+        ]
+        # Shared state ends as the last append has it, which is what subscribers who
+        # see the events are told.
+        writes: list[Append | NewSession] = [*created, *(each for each, *_ in appends)]
+        await self._insert(
+            self._connection.sessions, map(session_document, created), txn
+        )
+        apart = initial_updates(created)
+        await self._update(self._connection.events, apart, txn, upsert=True)
+        updates = queries.session_updates(appends)
+        if await self._update(self._connection.sessions, updates, txn) != len(updates):
+            raise RefusedError
+        events = (
+            event_document(append, expected.revision + 1)
+            for append, expected, _ in appends
+        )
+        await self._insert(self._connection.events, events, txn)
+        await self._update(
+            self._connection.user_states, queries.user_updates(writes), txn, upsert=True
+        )
+        # Last, since all users of an app meet here: what is locked late is free soon.
+        await self._update(
+            self._connection.app_states, queries.app_updates(writes), txn, upsert=True
+        )
+
+    async def _insert(
+        self, collection: Any, documents: Iterable[queries.Document], txn: Txn
+    ) -> None:
+        several = list(documents)
+        if txn is None:
+            for document in several:
+                await collection.insert_one(document)
+        elif several:
+            command = {"insert": collection.name, "documents": several}
+            await self._connection.write(command, txn)
+
+    async def _update(
+        self,
+        collection: Any,
+        updates: list[queries.Update],
+        txn: Txn,
+        *,
+        upsert: bool = False,
+    ) -> int:
+        """Update documents; how many there were, or were made."""
+        if txn is None:
+            found = 0
+            for update in updates:
+                result = await collection.update_one(*update, upsert=upsert)
+                found += result.matched_count
+            return found
+        if not updates:
+            return 0
+        statements = [
+            {"q": wanted, "u": queries.fastest(change), "upsert": upsert}
+            for wanted, change in updates
+        ]
+        command = {"update": collection.name, "updates": statements}
+        return await self._connection.write(command, txn)
+
+    async def _refuse_known_events(self, planned: list[Planned]) -> None:
+        for write, *_ in planned:
+            if isinstance(write, Append) and await find_event(
+                self._connection, write.key, write.event["id"]
+            ):
+                raise RefusedError

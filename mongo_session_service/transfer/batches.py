@@ -1,0 +1,303 @@
+"""Sessions on their way in: encoded as the service itself would store them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, Literal, TypeAlias
+
+from google.adk.events.event import Event
+
+from mongo_session_service.codec.bson_values import decode_value
+from mongo_session_service.codec.documents import encode_append, encode_new_session
+from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.codec.limits import check_initial_state
+from mongo_session_service.codec.shapes import event_document, session_document
+from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
+from mongo_session_service.model.metadata import NO_DETAILS, Details
+from mongo_session_service.model.records import (
+    Append,
+    NewSession,
+    SessionKey,
+    session_key,
+)
+from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.history import inferred
+
+from .records import Item, Problem, SessionHeader, SharedState, named
+
+Document = dict[str, Any]
+Policy: TypeAlias = Literal["fail", "skip", "replace"]
+
+MAX_EVENTS: Final = 1000
+"""Documents written together."""
+MAX_BYTES: Final = 8_000_000
+"""Of events and state written together; a single larger event goes alone."""
+
+
+def digest(value: Mapping[str, Any]) -> bytes:
+    """A hash of decoded fields: the same for equal ones, whatever their order."""
+    text = json.dumps(value, sort_keys=True, default=bytes.hex)
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def event_digest(event: Document) -> bytes:
+    """A hash of what a stored sub-document holds."""
+    return digest(decode_value(event))
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A session, or a part of one that is too large to be written at once."""
+
+    key: SessionKey
+    state: Document
+    update_time: float
+    create_time: float | None
+    """What the source says; None if it does not know."""
+    size: int
+    details: Details | None = None
+    initial: Document | None = None
+    """What it began with; None if the source does not know."""
+    appends: list[Append] = field(default_factory=list)
+    offset: int = 0
+    """Events in the parts before this one."""
+    began: float | None = None
+    """When the first event was."""
+    is_last: bool = True
+    changed: set[str] = field(default_factory=set)
+    """What its events have set of its state, up to here."""
+
+    @property
+    def revision(self) -> int:
+        """What the session is at after this part."""
+        return self.offset + len(self.appends)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its session."""
+        return self.offset == 0 and self.is_last
+
+    def documents(self, after: int = 0) -> Iterator[Document]:
+        """Its events from a revision on, as they are stored."""
+        for index, append in enumerate(self.appends):
+            if (revision := self.offset + index + 1) > after:
+                yield event_document(append, revision)
+
+    def session_document(self) -> Document:
+        """The session as it is stored once all its events are."""
+        return {
+            **session_document(self.created()),
+            "state": self.state,
+            "revision": self.revision,
+            "update_time": self.update_time,
+        }
+
+    def created(self) -> NewSession:
+        """The session as it began, as far as a store of the end of it can tell."""
+        initial = self.initial
+        if initial is None:
+            initial = inferred(self.state, [self.changed])
+        return NewSession(
+            self.key,
+            self._create_time(),
+            ScopedState(session=initial),
+            check_initial_state(initial),
+            self.details or NO_DETAILS,
+        )
+
+    def _create_time(self) -> float:
+        """Where a store keeps none, its first event is the best guess there is."""
+        if self.create_time is not None:
+            return self.create_time
+        return self.update_time if self.began is None else self.began
+
+    def rest(self) -> Incoming:
+        """The part that follows."""
+        self.is_last = False
+        of_events = sum(append.size for append in self.appends)
+        return Incoming(
+            self.key,
+            self.state,
+            self.update_time,
+            self.create_time,
+            self.size - of_events,
+            self.details,
+            self.initial,
+            offset=self.revision,
+            began=self.began,
+            changed=self.changed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingState:
+    """State that sessions share, encoded."""
+
+    shared: SharedState
+    state: Document
+    size: int
+
+    @property
+    def owner(self) -> tuple[str, str | None]:
+        """Whose state it is."""
+        return self.shared.app_name, self.shared.user_id
+
+    @property
+    def id(self) -> Any:
+        """The ``_id`` of its document."""
+        if self.shared.user_id is None:
+            return self.shared.app_name
+        return queries.user_state_id(self.shared.app_name, self.shared.user_id)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What goes together: whole sessions and shared state, or one part of a session."""
+
+    states: dict[tuple[str, str | None], IncomingState] = field(default_factory=dict)
+    sessions: list[Incoming] = field(default_factory=list)
+    events: int = 0
+    size: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    keys: set[SessionKey] = field(default_factory=set)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be added."""
+        documents = self.events + len(self.sessions) + len(self.states)
+        return documents >= MAX_EVENTS or self.size >= MAX_BYTES
+
+    def add(self, session: Incoming) -> None:
+        """Put a session in."""
+        self.sessions.append(session)
+        self.keys.add(session.key)
+        self.events += len(session.appends)
+        self.size += session.size
+
+
+class Gathering:
+    """Turns a source's items into batches; what cannot be stored becomes a problem."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._batch = Batch()
+        self._current: Incoming | None = None
+        self._ids: set[str] = set()
+
+    def add(self, item: Item) -> Iterable[Batch]:
+        """Take one item in; give the batches that it completes."""
+        match item:
+            case Problem():
+                self._batch.problems.append(item)
+            case Event():
+                yield from self._add_event(item)
+            case SessionHeader():
+                yield from self._end_session()
+                if item.key in self._batch.keys:
+                    # Once the first is stored, the second can be compared with it.
+                    yield self._taken()
+                self._begin_session(item)
+            case SharedState():
+                yield from self._end_session()
+                self._add_state(item)
+        if self._batch.is_full:
+            yield self._taken()
+
+    def end(self) -> Iterable[Batch]:
+        """Give what is left."""
+        yield from self._end_session()
+        yield self._taken()
+
+    def _taken(self) -> Batch:
+        batch, self._batch = self._batch, Batch()
+        return batch
+
+    def _begin_session(self, header: SessionHeader) -> None:
+        self._ids.clear()
+        try:
+            key = session_key(*header.key)
+            state, size = self._encoded(key, header.state)
+            initial = None
+            if header.initial is not None:
+                initial, more = self._encoded(key, header.initial)
+                size += more
+        except (InvalidInputError, DocumentTooLargeError) as error:
+            self._refuse(named(header.key), error)
+            return
+        self._current = Incoming(
+            key,
+            state,
+            header.update_time,
+            header.create_time,
+            size,
+            header.details,
+            initial,
+        )
+
+    def _encoded(
+        self, key: SessionKey, state: Mapping[str, Any]
+    ) -> tuple[Document, int]:
+        new = encode_new_session(key, dict(state), 0, self._hooks)
+        return new.delta.session, new.size
+
+    def _end_session(self) -> Iterable[Batch]:
+        current, self._current = self._current, None
+        if current is not None and current.is_whole:
+            self._batch.add(current)
+        elif current is not None:
+            yield from self._alone(current)
+
+    def _alone(self, part: Incoming) -> Iterable[Batch]:
+        """All that is ready goes first, then the part by itself."""
+        yield self._taken()
+        self._batch.add(part)
+        yield self._taken()
+
+    def _add_event(self, event: Event) -> Iterable[Batch]:
+        current = self._current
+        if current is None:
+            return  # its session was refused, and with it this
+        where = f"event {event.id!r} of {named(current.key)}"
+        if event.id in self._ids:
+            self._batch.problems.append(
+                Problem(where, "the session has one of that id")
+            )
+            return
+        try:
+            append = encode_append(current.key, event, self._hooks)
+        except (InvalidInputError, DocumentTooLargeError) as error:
+            self._refuse(where, error)
+            return
+        self._ids.add(event.id)
+        if current.began is None:
+            current.began = min(append.timestamp, current.update_time)
+        is_full = len(current.appends) >= MAX_EVENTS
+        if current.appends and (is_full or current.size + append.size > MAX_BYTES):
+            rest = current.rest()
+            yield from self._alone(current)
+            self._current = current = rest
+        current.appends.append(append)
+        current.changed |= append.delta.session.keys()
+        current.size += append.size
+
+    def _add_state(self, shared: SharedState) -> None:
+        prefix = "app:" if shared.user_id is None else "user:"
+        flat = {prefix + key: value for key, value in shared.state.items()}
+        try:
+            key = session_key(shared.app_name, shared.user_id or "-", "-")
+            new = encode_new_session(key, flat, 0, self._hooks)
+        except (InvalidInputError, DocumentTooLargeError) as error:
+            self._refuse(str(shared), error)
+            return
+        encoded = new.delta.app if shared.user_id is None else new.delta.user
+        if encoded:
+            state = IncomingState(shared, encoded, new.size)
+            self._batch.states[state.owner] = state
+            self._batch.size += new.size
+
+    def _refuse(self, where: str, error: Exception) -> None:
+        self._batch.problems.append(Problem(where, str(error).rstrip(".")))

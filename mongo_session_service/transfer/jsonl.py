@@ -1,0 +1,235 @@
+"""The JSON Lines form of sessions, version 1.
+
+The first line names the form; then each line is an object with one field::
+
+    {"format": "mongo-session-service", "version": 1}
+    {"app_state": {"app_name": ..., "state": {...}}}
+    {"user_state": {"app_name": ..., "user_id": ..., "state": {...}}}
+    {"session": {"app_name": ..., "user_id": ..., "session_id": ...,
+                 "create_time": ..., "update_time": ..., "title": ...,
+                 "labels": {...}, "ttl": ..., "expire_time": ...,
+                 "initial_state": {...}, "state": {...}}}
+    {"event": {...}}
+    {"end": {"sessions": 1, "events": 1}}
+
+Events have ADK's field names and belong to the session above them, oldest first; keys
+of state have no prefix and are sorted; times are seconds since 1970. A session has a
+title, labels, a ttl and an expire_time only if they are set, and an initial_state if
+it is known; exports of earlier releases have none. What JSON cannot hold is
+an object of one field: ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``, ``{"%text":
+"<base64>"}`` for a string with a lone surrogate, and ``{"%object": [[key,
+value], ...]}`` for an object that has such a key or looks like one of these four.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+
+from google.adk.events.event import Event
+
+from mongo_session_service.codec.bson_values import decode_value, is_unicode, json_form
+from mongo_session_service.codec.documents import encode_append
+from mongo_session_service.codec.extended_json import tagged, untagged
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.codec.shapes import INITIAL
+from mongo_session_service.errors import InvalidInputError, SourceError
+from mongo_session_service.model.metadata import (
+    DETAILS,
+    Details,
+    check_labels,
+    check_title,
+    check_ttl,
+)
+from mongo_session_service.model.records import SessionKey
+
+from .records import Item, SessionHeader, SharedState
+from .sources.adk_rows import UnreadableError, validated
+
+FORMAT: Final = "mongo-session-service"
+VERSION: Final = 1
+HEADER: Final = {"format": FORMAT, "version": VERSION}
+
+_FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
+    "app_state": {"app_name", "state"},
+    "user_state": {"app_name", "user_id", "state"},
+    "session": {
+        *SessionKey._fields,
+        *("create_time", "update_time", INITIAL, "state"),
+        *DETAILS,
+    },
+}
+_NOBODY: Final = SessionKey("-", "-", "-")
+
+
+def to_line(item: SharedState | SessionHeader | Event) -> str:
+    """An item as its line, without the line's end.
+
+    Raises:
+        InvalidInputError: the event or state cannot be stored, here or anywhere.
+    """
+    if isinstance(item, Event):
+        return as_text({"event": to_fields(item)})
+    state = _sorted(item.state)
+    if isinstance(item, SessionHeader):
+        times = {"create_time": item.create_time, "update_time": item.update_time}
+        known = item.details.shown() if item.details else {}
+        if item.initial is not None:
+            known[INITIAL] = _sorted(item.initial)
+        return as_text({"session": {**item.key.id, **times, **known, "state": state}})
+    if item.user_id is None:
+        return as_text({"app_state": {"app_name": item.app_name, "state": state}})
+    owner = {"app_name": item.app_name, "user_id": item.user_id}
+    return as_text({"user_state": {**owner, "state": state}})
+
+
+def _sorted(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: json_form(state[key]) for key in sorted(state)}
+
+
+def to_fields(event: Event) -> dict[str, Any]:
+    """An event's fields as they are stored without hooks."""
+    fields: dict[str, Any] = decode_value(encode_append(_NOBODY, event, NO_HOOKS).event)
+    return fields
+
+
+def end_line(sessions: int, events: int) -> str:
+    """The line that tells a whole file from a truncated one."""
+    return as_text({"end": {"sessions": sessions, "events": events}})
+
+
+def as_text(value: Mapping[str, Any]) -> str:
+    """A value as JSON on one line, what JSON cannot hold tagged."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError):
+        return _tagged_text(value)
+    return _tagged_text(value) if '"%' in text else text
+
+
+def _tagged_text(value: Any) -> str:
+    return json.dumps(tagged(value), ensure_ascii=False, allow_nan=False)
+
+
+def parse(line: bytes) -> tuple[str, Any]:
+    """A line's one field, and its value with tags taken off.
+
+    Raises:
+        UnreadableError: it is not a JSON object of one field.
+    """
+    try:
+        value = _DECODER.decode(line.decode())
+        if b'"%' in line:
+            value = untagged(value)
+    except (ValueError, TypeError, RecursionError):
+        raise UnreadableError("it is not valid JSON") from None
+    if not isinstance(value, dict) or len(value) != 1:
+        raise UnreadableError("it is not an object of one field")
+    return next(iter(value.items()))
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+"""Made once: json.loads would make one for each line."""
+
+
+def check_header(line: bytes) -> None:
+    """Refuse what is not of this form, from its first line.
+
+    Raises:
+        SourceError: it is something else, or of a newer version.
+    """
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        message = (
+            "Line 1: these are no exported sessions; the first line would be"
+            f" {json.dumps(HEADER)}."
+        )
+        raise SourceError(message)
+    if header.get("version") != VERSION:
+        message = (
+            f"Line 1: the file is of version {header.get('version')!r} of its form;"
+            f" this release reads {VERSION}. Upgrade mongo-session-service."
+        )
+        raise SourceError(message)
+
+
+def to_item(kind: str, value: Any) -> Item:
+    """The item a line holds.
+
+    Raises:
+        UnreadableError: it holds none, or not all of it.
+    """
+    if kind not in {*_FIELDS, "event"}:
+        raise UnreadableError(f"it begins with {kind[:40]!r}, which has no meaning")
+    if not isinstance(value, dict):
+        raise UnreadableError(f"its {kind} is no object")
+    if kind == "event":
+        return validated(value)
+    if unknown := sorted(value.keys() - _FIELDS[kind]):
+        name = unknown[0][:40]
+        raise UnreadableError(f"its {kind} has {name!r}, which has no meaning here")
+    state = value.get("state")
+    if not isinstance(state, dict):
+        raise UnreadableError(f"its {kind} has no state")
+    if kind == "app_state":
+        return SharedState(_text(value, "app_name"), None, state)
+    if kind == "user_state":
+        app_name, user_id = _text(value, "app_name"), _text(value, "user_id")
+        return SharedState(app_name, user_id, state)
+    key = SessionKey(*(_text(value, name) for name in SessionKey._fields))
+    create_time = value.get("create_time")
+    return SessionHeader(
+        key,
+        state,
+        update_time=_time(value.get("update_time")),
+        create_time=None if create_time is None else _time(create_time),
+        details=_details(value),
+        initial=_initial(value),
+    )
+
+
+def _initial(value: dict[str, Any]) -> dict[str, Any] | None:
+    initial = value.get(INITIAL)
+    if initial is not None and not isinstance(initial, dict):
+        raise UnreadableError("its session's initial state is no object")
+    return initial
+
+
+def _details(value: dict[str, Any]) -> Details:
+    title, labels, ttl = (value.get(name) for name in ("title", "labels", "ttl"))
+    expire_time = value.get("expire_time")
+    try:
+        return Details(
+            title=None if title is None else check_title(title),
+            labels={} if labels is None else check_labels(labels),
+            ttl=None if ttl is None else check_ttl(ttl),
+            expire_time=None if expire_time is None else _time(expire_time),
+        )
+    except InvalidInputError as error:
+        raise UnreadableError(str(error).rstrip(".")) from None
+
+
+def _text(value: dict[str, Any], name: str) -> str:
+    text = value.get(name)
+    if not isinstance(text, str) or not text or not is_unicode(text):
+        raise UnreadableError(f"its {name} is no text")
+    return text
+
+
+def _time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnreadableError("one of its times is no number")
+    if not math.isfinite(value):
+        raise UnreadableError("one of its times is not finite")
+    return float(value)

@@ -1,0 +1,164 @@
+"""The way out to any ``BaseSessionService``, through its public methods alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from google.adk.events.event import Event
+from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.session import Session
+from google.adk.sessions.state import State
+
+from mongo_session_service.errors import ConflictError, TransferError
+from mongo_session_service.model.records import SessionKey
+
+from .records import (
+    EVERYTHING,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Source,
+    named,
+)
+
+_SCRATCH: Final = "mongo-session-service-handover"
+
+
+@dataclass(slots=True)
+class HandedOver:
+    """What a service was given."""
+
+    sessions: int = 0
+    events: int = 0
+    known: int = 0
+    """Sessions it had already, of which it was given what it lacked."""
+    skipped: int = 0
+    """Sessions of which it has other events, and which were left alone."""
+    replaced: int = 0
+    """Of those known, the ones that had other events."""
+
+
+async def hand_over(
+    source: Source,
+    service: BaseSessionService,
+    selection: Selection = EVERYTHING,
+    *,
+    on_conflict: Literal["fail", "skip", "replace"] = "fail",
+    on_problem: Callable[[Problem], None] | None = None,
+) -> HandedOver:
+    """Give another session service what is selected of an open source.
+
+    Sessions keep their ids, events and state; when they were created, and for sessions
+    without events when they were updated, is not for the public methods to set, nor are
+    titles, labels and times to live. What is there already is not given again, so the
+    call may be repeated.
+
+    Args:
+        source: What to give.
+        service: Who takes it.
+        selection: Which sessions.
+        on_conflict: What to do if the service has other events under a session's id.
+        on_problem: Told of what is left out; by default that is an error.
+
+    Raises:
+        ConflictError: there is a conflict, and ``on_conflict`` is ``fail``.
+        TransferError: something cannot be read.
+    """
+    taker = _Taker(service, on_conflict)
+    async with aclosing(source.read(selection)) as items:
+        async for item in items:
+            match item:
+                case Problem():
+                    if on_problem is None:
+                        raise TransferError(f"Cannot be handed over: {item}.")
+                    on_problem(item)
+                case SharedState():
+                    taker.states.append(item)
+                case SessionHeader():
+                    await taker.begin(item)
+                case Event():
+                    await taker.append(item)
+    await taker.give_states()
+    return taker.given
+
+
+class _Taker:
+    def __init__(self, service: BaseSessionService, on_conflict: str) -> None:
+        self.given = HandedOver()
+        self.states: list[SharedState] = []
+        self._service = service
+        self._on_conflict = on_conflict
+        self._session: Session | None = None
+        self._state: dict[str, Any] = {}
+        self._known: list[Event] = []
+        self._agreed = 0
+        """How many of the known events have been found to be the source's."""
+
+    async def begin(self, header: SessionHeader) -> None:
+        """Create a session, or find it, with the state it will end with."""
+        self._state = dict(header.state)
+        self._agreed = 0
+        self._session = await self._service.get_session(**header.key.id)
+        if self._session is None:
+            self._known = []
+            self._session = await self._create(header.key)
+            self.given.sessions += 1
+        else:
+            self._known = list(self._session.events)
+            self.given.known += 1
+
+    async def _create(self, key: SessionKey) -> Session:
+        return await self._service.create_session(**key.id, state=dict(self._state))
+
+    async def append(self, event: Event) -> None:
+        """Append an event that the session does not have."""
+        session = self._session
+        if session is None:
+            return
+        if self._agreed < len(self._known):
+            if self._known[self._agreed].id == event.id:
+                self._agreed += 1
+                return
+            session = await self._replaced(session)
+            if session is None:
+                return
+        await self._service.append_event(session, event)
+        self.given.events += 1
+
+    async def _replaced(self, session: Session) -> Session | None:
+        """The session anew, with the events that agree; None if it is left alone."""
+        key = SessionKey(session.app_name, session.user_id, session.id)
+        if self._on_conflict == "fail":
+            message = f"The service has other events of {named(key)}."
+            raise ConflictError(message)
+        if self._on_conflict == "skip":
+            self._session = None
+            self.given.skipped += 1
+            return None
+        agreed, self._known = self._known[: self._agreed], []
+        await self._service.delete_session(**key.id)
+        self._session = anew = await self._create(key)
+        for event in agreed:
+            await self._service.append_event(anew, event)
+        self.given.replaced += 1
+        return anew
+
+    async def give_states(self) -> None:
+        """Set shared state last: replayed events have set it in another order.
+
+        Only creating a session sets it without an event, so one is, for a moment.
+        """
+        for shared in self.states:
+            prefix = State.APP_PREFIX if shared.user_id is None else State.USER_PREFIX
+            owner = {
+                "app_name": shared.app_name,
+                "user_id": shared.user_id or _SCRATCH,
+                "session_id": _SCRATCH,
+            }
+            state = {prefix + key: value for key, value in shared.state.items()}
+            await self._service.create_session(**owner, state=state)
+            await self._service.delete_session(**owner)

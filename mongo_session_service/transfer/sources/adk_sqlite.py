@@ -1,0 +1,237 @@
+"""ADK's ``SqliteSessionService``."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from typing_extensions import override
+
+from mongo_session_service.errors import SourceError
+from mongo_session_service.transfer.records import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    Totals,
+)
+from mongo_session_service.transfer.sources.adk_rows import (
+    Row,
+    event_of,
+    header_of,
+    key_of,
+    shared_state_of,
+    text_of,
+)
+
+from .base import REMEDY, STATE_TOGETHER, Opened, drawn
+from .sqlite_rows import KEYS, Gone, Places, item_of
+
+_SESSIONS_TOGETHER: Final = 250
+_ROWS_TOGETHER: Final = 500
+
+
+class SqliteSource(Opened):
+    """The sessions of an SQLite file, which is opened for reading only.
+
+    Each page of them is of one moment, and the old service can go on writing: a query
+    that were under way would keep it waiting, so none is while anything is given out.
+    What it deletes before it has been read comes as a problem.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Opens nothing yet; ``path`` may be a ``sqlite:///`` URL as well."""
+        text = str(path)
+        for scheme in ("sqlite+aiosqlite:///", "sqlite:///"):
+            text = text.removeprefix(scheme)
+        self._path = Path(text.partition("?")[0])
+        self._file: sqlite3.Connection | None = None
+        self._at_work = threading.Lock()
+        """Held while a thread uses the file, which must not be closed under it."""
+
+    @property
+    def name(self) -> str:
+        """The file."""
+        return f"ADK's SQLite sessions in {self._path}"
+
+    @override
+    async def _open(self) -> None:
+        if not self._path.is_file():
+            raise SourceError(f"There is no SQLite database at {str(self._path)!r}.")
+        with _failures():
+            # Threads take turns with it, and never share it at a time.
+            self._file = sqlite3.connect(
+                f"file:{quote(str(self._path.absolute()))}?mode=ro",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+            self._file.row_factory = sqlite3.Row
+            self._file.text_factory = text_of
+            self._check_layout()
+
+    def _check_layout(self) -> None:
+        columns = [each["name"] for each in self._query("PRAGMA table_info(events)")]
+        tables = [
+            each["name"]
+            for each in self._query("SELECT name FROM sqlite_master WHERE type='table'")
+        ]
+        if "adk_internal_metadata" in tables or "actions" in columns:
+            message = (
+                "This database was written by ADK's DatabaseSessionService: use"
+                " `import sql` (SqlSource) with sqlite:///its/path."
+            )
+            raise SourceError(message)
+        if "sessions" not in tables or "event_data" not in columns:
+            message = (
+                f"{str(self._path)!r} holds no sessions of ADK's SqliteSessionService."
+            )
+            raise SourceError(message)
+
+    def _query(self, query: str, *parameters: Any) -> sqlite3.Cursor:
+        if self._file is None:
+            raise SourceError("The source is not open: use it in `async with`.")
+        return self._file.execute(query, parameters)
+
+    @override
+    async def totals(self, selection: Selection) -> Totals:
+        with _failures():
+            return await asyncio.to_thread(self._count, selection)
+
+    def _count(self, selection: Selection) -> Totals:
+        where, values = _chosen(selection, with_user=True)
+        count = f"SELECT count(*) FROM {{}}{where}"
+        with self._at_work:
+            counts = [
+                self._query(count.format(table), *values).fetchone()[0]
+                for table in ("sessions", "events")
+            ]
+        return Totals(*counts)
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions by key, each with its events."""
+        with _failures():
+            items = self._one_by_one(self._items(selection))
+            async with aclosing(drawn(items)) as drawing:
+                async for item in drawing:
+                    yield item
+
+    def _one_by_one(self, items: Iterator[Item]) -> Iterator[Item]:
+        while True:
+            with self._at_work:
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    def _items(self, selection: Selection) -> Iterator[Item]:
+        for table in ("app_states", "user_states"):
+            where, values = _chosen(selection, with_user=table == "user_states")
+            for row in self._rows(table, self._places(table, where, *values)):
+                yield item_of(row, shared_state_of)
+        after: tuple[str, ...] | None = ("", "", "")
+        while after:
+            page, after = self._page(selection, after)
+            for header, events in page:
+                yield header
+                for row in self._rows("events", events):
+                    yield item_of(row, event_of)
+
+    def _page(
+        self, selection: Selection, after: tuple[str, ...]
+    ) -> tuple[list[tuple[SessionHeader | Problem, Places]], tuple[str, ...] | None]:
+        """Some sessions and where their events are, and the last of their keys."""
+        page: list[tuple[SessionHeader | Problem, Places]] = []
+        self._query("BEGIN")
+        try:
+            rows = self._sessions(selection, after)
+            for row in rows:
+                header = header_of(row)
+                if not isinstance(header, SessionHeader):
+                    page.append((header, Places("events")))
+                elif selection.takes(header.key, header.update_time):
+                    page.append((header, self._events(header)))
+        finally:
+            self._query("ROLLBACK")
+        return page, key_of(rows[-1]) if rows else None
+
+    def _sessions(
+        self, selection: Selection, after: tuple[str, ...]
+    ) -> list[dict[str, Any]]:
+        where, values = _chosen(selection, with_user=True)
+        rows = self._query(
+            f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
+            f" ORDER BY app_name, user_id, id LIMIT {_SESSIONS_TOGETHER}",
+            *values,
+            *after,
+        )
+        page = []
+        size = 0
+        for row in rows:
+            page.append(dict(row))
+            size += len(row["state"])
+            if size > STATE_TOGETHER:
+                break
+        return page
+
+    def _events(self, header: SessionHeader) -> Places:
+        where = (
+            " WHERE app_name = ? AND user_id = ? AND session_id = ?"
+            " ORDER BY timestamp, rowid"
+        )
+        return self._places("events", where, *header.key)
+
+    def _places(self, table: str, where: str, *values: str) -> Places:
+        places = Places(table)
+        columns = ", ".join(("rowid", *KEYS[table]))
+        places.add(self._query(f"SELECT {columns} FROM {table}{where}", *values))
+        return places
+
+    def _rows(self, table: str, places: Places) -> Iterator[Row | Gone]:
+        for some in places.parts(_ROWS_TOGETHER):
+            rowids = some.rowids
+            found = self._query(
+                f"SELECT rowid AS place, * FROM {table}"
+                f" WHERE rowid IN ({', '.join('?' * len(rowids))})",
+                *rowids,
+            )
+            yield from some.still_in(map(dict, found))
+
+    @override
+    async def _close(self) -> None:
+        if self._file is not None:
+            # Whoever was cancelled has left a thread to itself.
+            self._file.interrupt()
+            await asyncio.to_thread(self._shut, self._file)
+
+    def _shut(self, file: sqlite3.Connection) -> None:
+        with self._at_work:
+            file.close()
+
+
+def _chosen(selection: Selection, *, with_user: bool) -> tuple[str, list[str]]:
+    where, values = " WHERE true", []
+    chosen = [("app_name", selection.apps)]
+    if with_user:
+        chosen.append(("user_id", selection.users))
+    for column, names in chosen:
+        if names:
+            where += f" AND {column} IN ({', '.join('?' * len(names))})"
+            values += sorted(names)
+    return where, values
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        message = f"The SQLite database cannot be read: {error}. {REMEDY}"
+        raise SourceError(message) from None

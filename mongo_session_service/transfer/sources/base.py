@@ -1,0 +1,94 @@
+"""What sources have in common: being opened and closed, and reading in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from mongo_session_service.transfer.records import Selection, Totals
+
+Element = TypeVar("Element")
+Result = TypeVar("Result")
+
+STATE_TOGETHER: Final = 4_000_000
+"""Characters of state read at once, beyond which a page of sessions ends early."""
+
+REMEDY: Final = "Is it the right one, and in order? Then run the same again."
+"""Where a database could be reached, and not be read."""
+
+_TOGETHER: Final = 200
+"""Elements drawn per thread hop: enough to hide its cost, few enough to be flat."""
+
+
+class Opened:
+    """A source that may have something to open and close."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    async def _open(self) -> None:
+        """Nothing to open."""
+
+    async def _close(self) -> None:
+        """Nothing to close."""
+
+    async def totals(self, selection: Selection) -> Totals | None:  # noqa: ARG002
+        """Not known before it is read."""
+        return None
+
+    def share_read(self) -> float | None:
+        """Not known either."""
+        return None
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Run what blocks in a thread that nobody waits for once this is cancelled.
+
+    It may be reading from a pipe that stays silent, and a program that is interrupted
+    waits for the threads of :func:`asyncio.to_thread`.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(put: Callable[[], None]) -> None:
+        if not future.done():
+            put()
+
+    def run() -> None:
+        put: Callable[[], None]
+        try:
+            put = partial(future.set_result, work())
+        except Exception as error:  # noqa: BLE001  raised where it is awaited
+            put = partial(future.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: it was cancelled
+            loop.call_soon_threadsafe(settle, put)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
+
+
+async def drawn(elements: Iterable[Element]) -> AsyncGenerator[Element]:
+    """The elements of an iterator that blocks, drawn from it in threads."""
+    iterator = iter(elements)
+    while some := await in_thread(lambda: list(islice(iterator, _TOGETHER))):
+        for each in some:
+            yield each

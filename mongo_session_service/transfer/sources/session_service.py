@@ -1,0 +1,120 @@
+"""Any ``BaseSessionService``, through its public methods alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.session import Session
+
+from mongo_session_service.errors import SourceError
+from mongo_session_service.model import scopes
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer.records import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    named,
+)
+
+from .base import Opened
+
+
+class ServiceSource(Opened):
+    """The sessions of a service that is open already, and stays so.
+
+    The public methods tell neither which apps there are, nor when a session was
+    created, nor the state of users without a session; and a session is read whole.
+    """
+
+    def __init__(self, service: BaseSessionService, apps: Iterable[str]) -> None:
+        """Reads nothing yet; ``apps`` names the apps the service keeps."""
+        self._service = service
+        self._apps = sorted(apps)
+        if not self._apps:
+            raise SourceError("Name the apps: a session service does not list them.")
+
+    @property
+    def name(self) -> str:
+        """The service's class."""
+        return f"sessions of {type(self._service).__name__}"
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Each session after the state it shares, if that is new, and its events."""
+        for app_name in filter(selection.takes_app, self._apps):
+            shown: dict[str | None, SharedState] = {}
+            for listed in await self._listed(app_name):
+                key = SessionKey(app_name, listed.user_id, listed.id)
+                if not selection.takes(key, listed.last_update_time):
+                    continue
+                session, problem = await self._loaded(key)
+                if problem:
+                    yield problem
+                if session is None:
+                    continue
+                state = scopes.split(session.state)
+                for shared in (
+                    SharedState(app_name, None, state.app),
+                    SharedState(app_name, key.user_id, state.user),
+                ):
+                    if shared.state and shown.get(shared.user_id) != shared:
+                        shown[shared.user_id] = shared
+                        yield shared
+                yield SessionHeader(key, state.session, session.last_update_time)
+                for event in session.events:
+                    yield event
+
+    async def _listed(self, app_name: str) -> list[Session]:
+        response = await self._service.list_sessions(app_name=app_name)
+        return sorted(response.sessions, key=lambda each: (each.user_id, each.id))
+
+    async def _loaded(self, key: SessionKey) -> tuple[Session | None, Problem | None]:
+        try:
+            session = await self._service.get_session(
+                app_name=key.app_name, user_id=key.user_id, session_id=key.session_id
+            )
+        except Exception as error:  # noqa: BLE001  a foreign service may raise anything
+            reason = f"its service raised {type(error).__name__}"
+            return None, Problem(named(key), reason)
+        return session, None
+
+    async def find(
+        self, key: SessionKey
+    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+        """One session and its events; None if the service has none."""
+        session = await self._service.get_session(
+            app_name=key.app_name, user_id=key.user_id, session_id=key.session_id
+        )
+        if session is None:
+            return None
+
+        async def events() -> AsyncGenerator[Item]:
+            for event in session.events:
+                yield event
+
+        state = scopes.split(session.state).session
+        return SessionHeader(key, state, session.last_update_time), events()
+
+    async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
+        """The state of an app or user, as their sessions show it."""
+        listed = await self._service.list_sessions(app_name=app_name, user_id=user_id)
+        for each in listed.sessions[:1]:
+            session = await self._service.get_session(
+                app_name=app_name, user_id=each.user_id, session_id=each.id
+            )
+            if session is not None:
+                state = scopes.split(session.state)
+                return state.app if user_id is None else state.user
+        return {}
+
+    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+        """Which sessions there are."""
+        for app_name in filter(selection.takes_app, self._apps):
+            for each in await self._listed(app_name):
+                key = SessionKey(app_name, each.user_id, each.id)
+                if selection.takes(key, each.last_update_time):
+                    yield key

@@ -1,0 +1,187 @@
+"""This package's own store, for export, verification and moves elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from google.adk.platform import time as platform_time
+from typing_extensions import override
+
+from mongo_session_service.codec.documents import decode_event, decode_state
+from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.codec.shapes import INITIAL
+from mongo_session_service.driver.errors import translated
+from mongo_session_service.errors import StorageError
+from mongo_session_service.model.metadata import Details
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.wording import counted
+from mongo_session_service.schema.indexes import check_version
+from mongo_session_service.service import MongoSessionService
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.revisiting import Beginning, initial_state
+from mongo_session_service.transfer.records import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Totals,
+    named,
+)
+
+from .base import Opened
+
+Document = dict[str, Any]
+
+_SESSIONS_TOGETHER: Final = 20
+_EVENTS_TOGETHER: Final = 500
+"""MongoDB would fill replies of 16 MB, which are many times that as Python objects."""
+
+
+class StoreSource(Opened):
+    """The sessions of a ``MongoSessionService``, which stays open.
+
+    Each session is read up to the revision its state is of, so what is appended
+    meanwhile neither tears it nor has to wait.
+    """
+
+    def __init__(self, service: MongoSessionService) -> None:
+        """Reads nothing yet."""
+        self._service = service
+
+    @property
+    def name(self) -> str:
+        """The database."""
+        return f"sessions in database {self._at.database.name!r}"
+
+    @override
+    async def _open(self) -> None:
+        # Not set up: who reads a database of a misspelt name should not create it.
+        with translated():
+            opened = await self._service._clients.opened()  # noqa: SLF001  own package
+            self._at = opened.connection
+            await check_version(self._at)
+
+    @override
+    async def totals(self, selection: Selection) -> Totals:
+        with translated():
+            counting = queries.counting(_chosen(selection))
+            found = await self._at.aggregate(self._at.sessions, counting)
+        return (
+            Totals(found[0]["sessions"], found[0]["events"]) if found else Totals(0, 0)
+        )
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions, each with its events; all by id."""
+        with translated():
+            async for document in self._at.app_states.find().sort("_id"):
+                if selection.takes_app(document["_id"]):
+                    yield SharedState(
+                        document["_id"], None, self._shared(document, document["_id"])
+                    )
+            async for document in self._at.user_states.find().sort("_id"):
+                owner = document["_id"]["app_name"], document["_id"]["user_id"]
+                if selection.takes_user(*owner):
+                    yield SharedState(*owner, self._shared(document, *owner))
+            where = _chosen(selection)
+            while page := await self._page(where):
+                where["_id"] = {"$gt": page[-1]["_id"]}
+                for document in page:
+                    header = await self._header(document)
+                    yield header
+                    async for item in self.events(header.key, document["revision"]):
+                        yield item
+
+    async def _page(self, where: Document) -> list[Document]:
+        cursor = self._at.sessions.find(where).sort("_id").limit(_SESSIONS_TOGETHER)
+        page: list[Document] = await cursor.to_list(None)
+        return page
+
+    async def events(self, key: SessionKey, revision: int) -> AsyncGenerator[Item]:
+        """The events of a session up to a revision, in order."""
+        found = 0
+        if revision:
+            where = queries.events_after(key, 0)
+            where["_id"]["$lt"] = key.event_id(revision + 1)
+            cursor = self._at.events.find(where).sort("_id")
+            async for document in cursor.batch_size(_EVENTS_TOGETHER):
+                found += 1
+                try:
+                    yield decode_event(document, self._at.hooks)
+                except StorageError as error:
+                    yield Problem(f"event {found} of {named(key)}", str(error))
+        if found < revision:
+            all_of_them = counted(revision, "event")
+            reason = f"it has {found} of {all_of_them}; was it deleted just now?"
+            yield Problem(named(key), reason)
+
+    async def find(
+        self, key: SessionKey
+    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+        """One session and its events; None if it is not stored."""
+        with translated():
+            document = await self._at.sessions.find_one(
+                {"_id": key.id, **queries.visible(platform_time.get_time())}
+            )
+            if document is None:
+                return None
+            header = await self._header(document)
+        return header, self.events(key, document["revision"])
+
+    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+        """Which sessions there are."""
+        with translated():
+            async for each in self._at.sessions.find(_chosen(selection), {"_id": 1}):
+                yield SessionKey(**each["_id"])
+
+    async def find_shared(self, app_name: str, user_id: str | None) -> Document:
+        """The state of an app, or of one of its users; empty if it has none."""
+        with translated():
+            document = await (
+                self._at.app_states.find_one({"_id": app_name})
+                if user_id is None
+                else self._at.user_states.find_one(
+                    {"_id": queries.user_state_id(app_name, user_id)}
+                )
+            )
+        return self._shared(document, app_name, user_id) if document else {}
+
+    async def _header(self, document: Document) -> SessionHeader:
+        key = SessionKey(**document["_id"])
+        owner = Owner.of_session(key)
+        initial = await self._initial(key, document)
+        return SessionHeader(
+            key,
+            decode_state(document["state"], owner, self._at.hooks),
+            update_time=document["update_time"],
+            create_time=document["create_time"],
+            details=Details.of(document),
+            initial=decode_state(initial, owner, self._at.hooks),
+        )
+
+    async def _initial(self, key: SessionKey, document: Document) -> Document:
+        """What it began with; if it is older than the record of that, what is known."""
+        if INITIAL in document:
+            fields: Document = document[INITIAL]
+            return fields
+        apart = await self._at.events.find_one({"_id": key.event_id(0)})
+        return await initial_state(self._at, key, Beginning(document, apart), [])
+
+    def _shared(
+        self, document: Document, app_name: str, user_id: str | None = None
+    ) -> Document:
+        owner = Owner.of_shared(app_name, user_id)
+        return decode_state(document["state"], owner, self._at.hooks)
+
+
+def _chosen(selection: Selection) -> Document:
+    where = queries.visible(platform_time.get_time())
+    if selection.since is not None:
+        where["update_time"] = {"$gte": selection.since}
+    if selection.apps:
+        where["_id.app_name"] = {"$in": sorted(selection.apps)}
+    if selection.users:
+        where["_id.user_id"] = {"$in": sorted(selection.users)}
+    return where

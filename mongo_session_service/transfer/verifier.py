@@ -1,0 +1,237 @@
+"""The proof: a source and a target compared, session by session.
+
+Both are compared in decoded form, by content hashes: what an agent would be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+
+from mongo_session_service.codec.bson_values import json_form
+from mongo_session_service.codec.documents import encode_append
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.records import SessionKey, session_key
+from mongo_session_service.model.wording import counted
+
+from .batches import digest, event_digest
+from .records import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Source,
+    named,
+)
+
+_ROUNDING: Final = 2e-6
+"""Seconds: databases keep microseconds, and events a little more."""
+
+
+class Readable(Protocol):
+    """A target: what was moved can be looked up in it."""
+
+    async def find(
+        self, key: SessionKey
+    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+        """One session and its events."""
+
+    async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
+        """The state of an app or user."""
+
+    def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+        """Which sessions there are."""
+
+
+@dataclass(slots=True)
+class Verified:
+    """What a verification found."""
+
+    sessions: int = 0
+    events: int = 0
+    states: int = 0
+    """Shared states that hold anything."""
+    differences: int = 0
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the target has all that the source has."""
+        return self.differences == 0
+
+
+class _Seen(NamedTuple):
+    """What is compared of one event."""
+
+    id: str
+    digest: bytes
+
+
+async def verify(
+    source: Source,
+    target: Readable,
+    selection: Selection = EVERYTHING,
+    *,
+    is_exact: bool = False,
+    on_difference: Callable[[Problem], None] = lambda _: None,
+    on_progress: Callable[[Verified], None] = lambda _: None,
+) -> Verified:
+    """Compare what is selected of an open source with an open target.
+
+    Args:
+        source: What there should be.
+        target: What there is.
+        selection: Which sessions to compare.
+        is_exact: Whether sessions that only the target has are differences too. It
+            takes about a hundred bytes of memory for each session.
+        on_difference: Told of each difference; never of a value.
+        on_progress: Told after each session.
+    """
+    verifier = _Verifier(target, on_difference, on_progress, is_exact=is_exact)
+    async with aclosing(source.read(selection)) as items:
+        async for item in items:
+            await verifier.take(item)
+    await verifier.end()
+    if is_exact:
+        async for key in target.keys(selection):
+            if hash(key) not in verifier.keys:
+                verifier.differ(named(key), "only the target has it")
+    return verifier.verified
+
+
+class _Verifier:
+    def __init__(
+        self,
+        target: Readable,
+        on_difference: Callable[[Problem], None],
+        on_progress: Callable[[Verified], None],
+        *,
+        is_exact: bool,
+    ) -> None:
+        self.verified = Verified()
+        self.keys: set[int] = set()
+        self._target = target
+        self._on_difference = on_difference
+        self._on_progress = on_progress
+        self._is_exact = is_exact
+        self._header: SessionHeader | None = None
+        self._events: list[_Seen] = []
+
+    def differ(self, where: str, reason: str) -> None:
+        """Report a difference."""
+        self.verified.differences += 1
+        self._on_difference(Problem(where, reason))
+
+    async def take(self, item: Item) -> None:
+        """Take in one item of the source."""
+        match item:
+            case Problem(where=where, reason=reason):
+                self.differ(where, f"the source cannot be read here: {reason}")
+            case Event() if self._header is not None:
+                self._events.append(_seen(self._header.key, item))
+            case SessionHeader():
+                await self.end()
+                if not item.has_expired(platform_time.get_time()):
+                    self._header = item
+            case SharedState():
+                await self.end()
+                # Some services keep a row for each user, with nothing in it.
+                self.verified.states += bool(item.state)
+                there = await self._target.find_shared(item.app_name, item.user_id)
+                for reason in _state_differences(item.state, there):
+                    self.differ(str(item), reason)
+
+    async def end(self) -> None:
+        """Compare the session that was read."""
+        header, self._header = self._header, None
+        if header is None:
+            return
+        events, self._events = self._events, []
+        self.verified.sessions += 1
+        self.verified.events += len(events)
+        try:
+            key = session_key(*header.key)
+        except InvalidInputError as error:
+            self.differ(named(header.key), str(error).rstrip("."))
+            return
+        if self._is_exact:
+            self.keys.add(hash(key))
+        found = await self._target.find(key)
+        if found is None:
+            self.differ(named(key), "the target does not have it")
+        else:
+            there = [
+                _seen(key, item) async for item in found[1] if isinstance(item, Event)
+            ]
+            for reason in [
+                *_header_differences(header, found[0]),
+                *_event_differences(events, there),
+            ]:
+                self.differ(named(key), reason)
+        self._on_progress(self.verified)
+
+
+def _seen(key: SessionKey, event: Event) -> _Seen:
+    try:
+        return _Seen(event.id, event_digest(encode_append(key, event, NO_HOOKS).event))
+    except InvalidInputError:
+        return _Seen(event.id, b"what cannot be stored")
+
+
+def _header_differences(here: SessionHeader, there: SessionHeader) -> list[str]:
+    reasons = _state_differences(here.state, there.state)
+    if here.initial is not None and there.initial is not None:
+        found = _state_differences(here.initial, there.initial)
+        reasons += [f"initial {difference}" for difference in found]
+    if _is_other(here.update_time, there.update_time):
+        reasons.append(f"updated at {here.update_time!r}, there {there.update_time!r}")
+    if None not in (here.details, there.details) and here.details != there.details:
+        reasons.append("title, labels or time to live are others")
+    if _is_other(here.create_time, there.create_time):
+        reasons.append(f"created at {here.create_time!r}, there {there.create_time!r}")
+    return reasons
+
+
+def _is_other(here: float | None, there: float | None) -> bool:
+    """Whether two times differ by more than databases round them, if both are known."""
+    if here is None or there is None:
+        return False
+    return abs(here - there) > _ROUNDING
+
+
+def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    return [
+        f"state key {key!r} {difference}"
+        for key in sorted(here.keys() | there.keys())
+        if (difference := _difference(here, there, key))
+    ]
+
+
+def _difference(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> str:
+    if key not in there:
+        return "is missing in the target"
+    if key not in here:
+        return "is only in the target"
+    one, other = ({"": json_form(each[key])} for each in (here, there))
+    return "" if digest(one) == digest(other) else "has another value"
+
+
+def _event_differences(here: list[_Seen], there: list[_Seen]) -> list[str]:
+    if here == there:
+        return []
+    reasons = []
+    if len(here) != len(there):
+        reasons.append(f"{counted(len(here), 'event')}, there {len(there)}")
+    for number, (one, other) in enumerate(zip(here, there, strict=False), start=1):
+        if one != other:
+            what = "another" if one.id != other.id else "other content"
+            reasons.append(f"event {number}, {one.id!r}: {what} in the target")
+            break
+    return reasons
