@@ -10,22 +10,22 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import canaries
 import pytest
-from dropping import drop, forget_soon
 from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
-from recording import recording
-from secured import Secured, secured
-from stores import Place, PostgreSql, postgresql_server
+from support import leak_detector
+from support.databases import drop, forget_soon
+from support.foreign_stores import Place, PostgreSql, postgresql_server
+from support.otel_recorder import recording
+from support.secured_mongod import Secured, secured
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.embedded.mongod import HOST, find_mongod
 from mongo_session_service.embedded.ports import free_ports
 
-pytest_plugins = ["in_time"]
+pytest_plugins = ["support.timeout_plugin"]
 
 # No example is a failure for the time it takes: that is the machine's.
 settings.register_profile(
@@ -38,18 +38,18 @@ settings.load_profile("untimed")
 
 def pytest_configure() -> None:
     """Search all that is emitted from here on."""
-    canaries.watch_everything()
+    leak_detector.watch_everything()
 
 
 def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
     """Search warnings, too."""
-    canaries.warned(warning_message)
+    leak_detector.warned(warning_message)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks() -> Iterator[None]:
     """What a test stores is in nothing that is logged, raised or traced."""
-    search = canaries.begin()
+    search = leak_detector.begin()
     yield
     assert search.leaks() == []
 
@@ -59,7 +59,7 @@ def _nothing_leaks_into_metrics() -> Iterator[None]:
     """No label of a metric holds a secret."""
     yield
     labels = repr(recording().labels())
-    assert not [each for each in canaries.SECRETS if each in labels]
+    assert not [each for each in leak_detector.SECRETS if each in labels]
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from google.adk.sessions import Session
-from live_pages import KEY
 from playwright.async_api import Browser, Page, async_playwright, expect
-from serving import serving
 from starlette.applications import Starlette
+from support.http_server import serving
+from support.live_pages import KEY
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import live_app

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from adk_tools import (
+from google.adk.cli import service_registry
+from google.adk.cli.fast_api import get_fast_api_app
+from pymongo import MongoClient
+from pymongo.uri_parser import parse_uri
+from support.adk_tools import (
     APP,
     PATIENCE,
     adk,
@@ -24,10 +28,6 @@ from adk_tools import (
     with_database,
     write_agents,
 )
-from google.adk.cli import service_registry
-from google.adk.cli.fast_api import get_fast_api_app
-from pymongo import MongoClient
-from pymongo.uri_parser import parse_uri
 
 from mongo_session_service import MongoSessionService
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adk_tools import adk, sessions_of, turn, with_database, write_agents
 from pymongo import MongoClient
+from support.adk_tools import adk, sessions_of, turn, with_database, write_agents
 
 
 def test_options_reach_the_service(

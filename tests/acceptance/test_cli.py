@@ -13,11 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from commands import ENVIRONMENT, PROGRAM, call, run
-from consuming import PATIENCE, append, create, take
 from google.adk.events import Event, EventActions
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
+from support.cli_runner import ENVIRONMENT, PROGRAM, call, run
+from support.consumers import PATIENCE, append, create, take
 
 from mongo_session_service import MongoSessionService
 

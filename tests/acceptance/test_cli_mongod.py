@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import run
-from consuming import append, create
+from support.cli_runner import run
+from support.consumers import append, create
 from test_cli import running
 
 from mongo_session_service import MongoSessionService

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from commands import call, run
-from filling import fill
+from support.cli_runner import call, run
+from support.sample_data import fill
 
 from mongo_session_service import MongoSessionService
 

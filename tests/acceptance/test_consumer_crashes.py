@@ -9,16 +9,16 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from consuming import PATIENCE, create
-from consuming_process import consume
 from google.adk.events import Event
 from google.adk.sessions import Session
 from pymongo import MongoClient
+from support.consumers import PATIENCE, create
+from support.consuming_process import consume
 
 from mongo_session_service import MongoSessionService
 
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["consuming_process"])
+FORKING.set_forkserver_preload(["support.consuming_process"])
 SESSIONS, EVENTS, KILLS = 10, 2000, 20
 CHANCE = random.Random(20)  # noqa: S311  not for secrets
 

@@ -22,7 +22,7 @@ from google.adk.models.cache_metadata import CacheMetadata
 from google.adk.tools.tool_confirmation import ToolConfirmation
 from google.genai import types
 from pydantic import BaseModel
-from scripted_model import start, stored
+from support.scripted_model import start, stored
 
 from mongo_session_service import MongoSessionService
 

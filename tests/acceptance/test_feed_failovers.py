@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from consuming import Told, told
 from google.adk.sessions import Session
 from pymongo import MongoClient
 from pymongo.read_concern import ReadConcern
-from watching import APP, IDS, USER, Follower, new_event, stored_state
+from support.consumers import Told, told
+from support.subscriptions import APP, IDS, USER, Follower, new_event, stored_state
 
 from mongo_session_service import Change, MongoSessionService, StorageUnavailableError
 from mongo_session_service.embedded import EmbeddedReplicaSet

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from commands import PATIENCE, call, start
-from filling import fill
-from forked import killed
 from google.adk.events import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from pymongo import MongoClient
+from support.cli_runner import PATIENCE, call, start
+from support.forked_processes import killed
+from support.sample_data import fill
 
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import jsonl

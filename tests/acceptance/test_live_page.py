@@ -9,10 +9,10 @@ import pytest
 from google.adk.events import Event
 from google.adk.sessions import Session
 from google.genai import types
-from live_pages import KEY, of, revisions, say
 from playwright.async_api import Page, expect
-from serving import serving
 from starlette.applications import Starlette
+from support.http_server import serving
+from support.live_pages import KEY, of, revisions, say
 
 from mongo_session_service import MongoSessionService
 

@@ -8,9 +8,9 @@ from typing import Any
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from google.genai import types
-from live_pages import of, revisions, say
 from playwright.async_api import Page, expect
 from pymongo import MongoClient
+from support.live_pages import of, revisions, say
 
 from mongo_session_service import MongoSessionService
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from clock import Clock
-from commands import call, on_a_terminal
 from google.adk.events import Event
+from support.cli_runner import call, on_a_terminal
+from support.fake_clock import Clock
 
 from mongo_session_service import MongoSessionService
 

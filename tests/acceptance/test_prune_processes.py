@@ -7,10 +7,10 @@ import multiprocessing
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 
-from clock import Clock
 from google.adk.events import Event
-from long_sessions import left_in, store_long_session
 from pymongo import MongoClient
+from support.fake_clock import Clock
+from support.long_sessions import left_in, store_long_session
 
 from mongo_session_service import MongoSessionService, Pruned
 from mongo_session_service.model.records import SessionKey

@@ -14,7 +14,7 @@ import pytest
 from google.adk.events import Event
 from google.genai import types
 from pymongo import MongoClient
-from sealing import CANARY, clear_text, cluster_time
+from support.encryption_hooks import CANARY, clear_text, cluster_time
 
 from mongo_session_service import MongoSessionService, Pruned
 

@@ -6,8 +6,8 @@ import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
-from calling import called, responded
 from google.adk.sessions import Session
+from support.function_calls import called, responded
 
 from mongo_session_service import MongoSessionService
 

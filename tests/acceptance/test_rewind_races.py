@@ -17,7 +17,7 @@ from google.adk.events import Event, EventActions
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from pymongo import MongoClient
-from scripted_model import (
+from support.scripted_model import (
     APP,
     ScriptedModel,
     ask,

@@ -11,7 +11,7 @@ from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.runners import Runner
 from google.adk.tools import ToolContext
 from google.adk.utils import instructions_utils
-from scripted_model import (
+from support.scripted_model import (
     APP,
     ScriptedModel,
     ask,

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from scripted_model import revisions, stored, texts_of
+from support.scripted_model import revisions, stored, texts_of
 
 from mongo_session_service import MongoSessionService
 
 # What is started once for all tests here is started by one worker.
 pytestmark = pytest.mark.xdist_group("resumed")
 
-SCRIPT = Path(__file__).with_name("paused_turns.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "paused_turns.py"
 
 BY_ADK = {
     "hint": (

@@ -11,7 +11,7 @@ from google.adk.sessions import Session
 from google.adk.tools import ToolContext
 from google.genai import types
 from pymongo import MongoClient
-from scripted_model import (
+from support.scripted_model import (
     APP,
     USER,
     ScriptedModel,

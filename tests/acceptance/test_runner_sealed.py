@@ -6,7 +6,8 @@ from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
 from google.adk.tools import ToolContext
 from pymongo import MongoClient
-from scripted_model import (
+from support.encryption_hooks import CANARY, SEALED, clear_text, cluster_time
+from support.scripted_model import (
     APP,
     ScriptedModel,
     ask,
@@ -17,7 +18,6 @@ from scripted_model import (
     start,
     stored,
 )
-from sealing import CANARY, SEALED, clear_text, cluster_time
 
 from mongo_session_service import MongoSessionService
 

@@ -14,7 +14,7 @@ from google.adk.runners import Runner
 from google.adk.tools import ToolContext
 from google.genai import types
 from pymongo import MongoClient
-from scripted_model import (
+from support.scripted_model import (
     APP,
     USER,
     ScriptedModel,

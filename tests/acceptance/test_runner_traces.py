@@ -5,8 +5,8 @@ from __future__ import annotations
 from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
 from opentelemetry import trace
-from recording import recording
-from scripted_model import APP, ScriptedModel, ask, start
+from support.otel_recorder import recording
+from support.scripted_model import APP, ScriptedModel, ask, start
 
 from mongo_session_service import MongoSessionService
 

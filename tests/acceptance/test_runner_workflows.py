@@ -11,7 +11,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.runners import Runner
 from google.adk.tools import ToolContext
 from pymongo import MongoClient
-from scripted_model import (
+from support.scripted_model import (
     APP,
     USER,
     ScriptedModel,

@@ -9,10 +9,16 @@ from contextlib import aclosing
 from typing import Any, Final
 
 import pytest
-from commands import call
-from filling import KEYS
 from google.adk.events import Event, EventActions
-from stores import Place, adk_mongodb, sql_postgresql, sql_sqlite, sqlite
+from support.cli_runner import call
+from support.foreign_stores import (
+    Place,
+    adk_mongodb,
+    sql_postgresql,
+    sql_sqlite,
+    sqlite,
+)
+from support.sample_data import KEYS
 
 from mongo_session_service.transfer import EVERYTHING, Selection
 from mongo_session_service.transfer.records import Item

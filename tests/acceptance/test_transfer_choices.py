@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from commands import call
-from moving import IDS, NAMED
 from pymongo import MongoClient
-from stores import Place, sqlite
+from support.cli_runner import call
+from support.foreign_stores import Place, sqlite
+from support.transfers import IDS, NAMED
 
 from mongo_session_service.model.wording import counted
 

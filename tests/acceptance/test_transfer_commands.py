@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ENVIRONMENT, PATIENCE, PROGRAM, call, on_a_terminal, run
-from filling import fill
 from pymongo import MongoClient
-from stores import (
+from support.cli_runner import ENVIRONMENT, PATIENCE, PROGRAM, call, on_a_terminal, run
+from support.foreign_stores import (
     Place,
     adk_extras,
     adk_mongodb_text_ids,
@@ -20,6 +19,7 @@ from stores import (
     sql_v0_postgresql,
     sqlite,
 )
+from support.sample_data import fill
 
 from mongo_session_service import MongoSessionService
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commands import call
 from google.adk.events import Event, EventActions
+from support.cli_runner import call
 
 from mongo_session_service import MongoSessionService
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from canaries import PASSWORD
-from commands import call
 from google.adk.events import Event
 from google.adk.integrations.mongodb import MongoDbSessionService
-from secured import Secured
+from support.cli_runner import call
+from support.leak_detector import PASSWORD
+from support.secured_mongod import Secured
 
 pytestmark = pytest.mark.xdist_group("secured")
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from backends import BACKENDS, OURS, Backend
 from google.adk.sessions import BaseSessionService
+from support.backends import BACKENDS, OURS, Backend
 
 from mongo_session_service import MongoSessionService
 

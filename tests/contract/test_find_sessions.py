@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from clock import Clock
 from google.adk.events import Event, EventActions
+from support.fake_clock import Clock
 
 from mongo_session_service import InvalidInputError, MongoSessionService
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from clock import Clock
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event, EventActions
+from support.fake_clock import Clock
 
 from mongo_session_service import InvalidInputError, MongoSessionService
 from mongo_session_service.sessions import spans

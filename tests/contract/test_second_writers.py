@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from backends import FOR_SECOND_WRITERS, Backend
 from google.adk.events import Event, EventActions
 from google.adk.sessions import BaseSessionService, Session
+from support.backends import FOR_SECOND_WRITERS, Backend
 
 KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
 

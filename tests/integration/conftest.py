@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
-from clock import Clock
-from faults import victim_uri
-from filling import fill
 from google.adk.sessions import InMemorySessionService
 from pymongo import MongoClient
-from resting import leaving_nothing
-from sealing import SEALED
+from support.encryption_hooks import SEALED
+from support.failpoints import victim_uri
+from support.fake_clock import Clock
+from support.resource_checks import leaving_nothing
+from support.sample_data import fill
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import stream

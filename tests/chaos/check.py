@@ -1,0 +1,20 @@
+"""The judge: what is wrong with a run, if anything."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from chaos.check_log import check_log
+from chaos.check_reads import check_reads
+from chaos.check_shared import check_shared
+from chaos.check_told import check_told
+from chaos.history import History
+
+MOST = 20
+"""Complaints of one kind."""
+
+
+def check(history: History) -> list[str]:
+    """Every way in which storage and readers contradict what clients were told."""
+    checks = (check_log, check_shared, check_reads, check_told)
+    return [complaint for each in checks for complaint in islice(each(history), MOST)]

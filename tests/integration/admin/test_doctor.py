@@ -1,0 +1,244 @@
+"""The doctor finds what is wrong with a real database, and leaves it as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import pytest
+from pymongo import MongoClient
+from support.cli_runner import call, on_a_terminal
+from support.consumers import append, create
+from support.failpoints import failing
+from support.leak_detector import PASSWORD
+from support.secured_mongod import Secured
+
+from mongo_session_service import MongoSessionService, StorageUnavailableError
+from mongo_session_service.admin import Finding, Status, doctor
+from mongo_session_service.driver.privileges import FEATURES, needs
+
+SECURED = pytest.mark.xdist_group("secured")
+
+
+@pytest.fixture
+async def filled(service: MongoSessionService) -> MongoSessionService:
+    """Five sessions of three events each."""
+    for name in "abcde":
+        await append(service, await create(service, name), 3)
+    return service
+
+
+@pytest.fixture
+async def fresh(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
+    """A service that has never been used."""
+    service = MongoSessionService(mongodb_uri, database=database)
+    yield service
+    await service.close()
+
+
+async def examined(service: MongoSessionService) -> dict[str, Finding]:
+    return {each.check: each async for each in doctor.examine(service)}
+
+
+def bad(findings: dict[str, Finding]) -> dict[str, Status]:
+    """What is not well, but for the test server's lack of access control."""
+    return {
+        name: each.status
+        for name, each in findings.items()
+        if each.status is not Status.OK and "nobody is logged in" not in each.says
+    }
+
+
+async def test_a_database_in_use_is_well(filled: MongoSessionService) -> None:
+    """Everything is looked at, and each is as it should be."""
+    findings = await examined(filled)
+
+    assert list(findings) == [check.name for check in doctor.CHECKS]
+    assert bad(findings) == {}
+    assert findings["events"].says == "each has its session, among 15 events"
+
+
+async def test_looking_creates_nothing(
+    fresh: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """A database that was never used is well, and stays as it was: not there."""
+    assert bad(await examined(fresh)) == {}
+    assert await fresh.ping() > 0
+    assert await fresh.consumers() == []
+
+    assert database not in admin.list_database_names()
+
+
+async def test_what_others_have_damaged_is_found(
+    filled: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Events without session, gaps and surplus in the log, and lost indexes."""
+    db = admin[database]
+    db.sessions.delete_one({"_id.session_id": "a"})
+    db.events.delete_one({"_id.session_id": "b", "_id.revision": 2})
+    db.events.delete_one({"_id.session_id": "c", "_id.revision": 3})
+    db.sessions.update_one({"_id.session_id": "d"}, {"$set": {"revision": 2}})
+    db.events.drop_index("event_id_once_per_session")
+
+    findings = await examined(filled)
+
+    assert bad(findings) == {
+        "indexes": Status.WARNING,
+        "events": Status.FAILED,
+        "sessions": Status.FAILED,
+    }
+    assert findings["events"].says.endswith(", among 13 events: app/user/a")
+    assert sorted(findings["sessions"].says.split(": ")[1].split(", ")) == [
+        f"app/user/{name}" for name in "bcd"
+    ]
+
+
+async def test_only_the_latest_of_a_long_log_are_counted(
+    filled: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gap in the latest events is found, an older one is not looked for."""
+    monkeypatch.setattr(doctor, "LATEST", 2)
+    admin[database].events.delete_one({"_id.session_id": "a", "_id.revision": 1})
+    assert bad(await examined(filled)) == {}
+
+    admin[database].events.delete_one({"_id.session_id": "b", "_id.revision": 2})
+    assert bad(await examined(filled)) == {"sessions": Status.FAILED}
+
+
+async def test_of_a_large_database_a_sample_is_examined(
+    filled: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond a number of documents some are drawn, which is said."""
+    monkeypatch.setattr(doctor, "EXAMINED", 4)
+    admin[database].sessions.delete_many({})
+
+    findings = await examined(filled)
+
+    assert bad(findings) == {"events": Status.FAILED}
+    assert "a sample of 400 of 15 events" in findings["events"].says
+
+
+@pytest.mark.parametrize(
+    ("ahead", "says"), [(5.0, "ahead of MongoDB's"), (-5.0, "behind MongoDB's")]
+)
+async def test_a_clock_that_is_wrong_is_found(
+    service: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+    ahead: float,
+    says: str,
+) -> None:
+    """How far this machine's clock is off is measured, and in which direction."""
+    clock = SimpleNamespace(
+        time=lambda: time.time() + ahead, perf_counter=time.perf_counter
+    )
+    monkeypatch.setattr(doctor, "time", clock)
+
+    findings = await examined(service)
+
+    assert bad(findings) == {"clock": Status.WARNING}
+    seconds, direction = re.findall(r"^([\d.]+) s (.*),", findings["clock"].says)[0]
+    assert direction == says
+    assert 4 < float(seconds) < 6
+
+
+async def test_newer_data_is_told(
+    filled: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Data that this release would refuse is looked at all the same."""
+    admin[database].metadata.update_one({"_id": "schema"}, {"$set": {"version": 99}})
+
+    assert bad(await examined(filled)) == {"schema version": Status.FAILED}
+
+
+@SECURED
+async def test_what_may_not_be_looked_at_is_unknown(server: Secured) -> None:
+    """Without a privilege the rest is examined; the one that lacks is named."""
+    server.grant(needs(["sessions"], "examined"))
+
+    service = MongoSessionService(server.uri(), database="examined")
+    findings = await examined(service)
+    await service.close()
+
+    assert bad(findings) == {
+        "privileges": Status.WARNING,
+        "oplog window": Status.UNKNOWN,
+    }
+    lacking = "'changeStream' on database 'examined'"
+    assert f"for changes: {lacking}" in findings["privileges"].says
+    assert "'local.oplog.rs'" in findings["oplog window"].says
+
+
+@SECURED
+async def test_with_all_privileges_all_is_well(server: Secured) -> None:
+    """What grants prints is enough for the doctor, too."""
+    server.grant(needs(FEATURES, "examined"))
+
+    async with MongoSessionService(server.uri(), database="examined") as service:
+        assert bad(await examined(service)) == {}
+
+
+async def test_an_outage_is_no_finding(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """A check that MongoDB stops answering raises, as ping() does."""
+    unavailable = pytest.raises(StorageUnavailableError)
+    with failing(admin, "connectionStatus", closeConnection=True), unavailable:
+        await examined(victim)
+    with failing(admin, "ping", closeConnection=True), unavailable:
+        await victim.ping()
+
+
+@SECURED
+def test_the_command_ends_with_what_it_found(
+    server: Secured, admin: MongoClient, mongodb_uri: str, database: str
+) -> None:
+    """It exits with 3 if something failed; read by people, in colours on a terminal.
+
+    Programs read it as JSON.
+    """
+    server.grant(needs(["changes"], "examined"))
+    uri = server.uri().replace("/?", "/examined?")
+
+    shown = call("doctor", uri)
+
+    assert shown.returncode == 3
+    failed = next(line for line in shown.stdout.splitlines() if "failed" in line)
+    assert "'insert' on collection 'examined.sessions'" in failed
+    assert "mongo-session-service grants" in shown.stdout
+    assert PASSWORD not in shown.stdout + shown.stderr
+    assert "\x1b" not in shown.stdout
+
+    code, coloured = on_a_terminal("doctor", uri, answer="")
+
+    assert code == 3
+    for status, colour in (("ok", 32), ("failed", 31), ("unknown", 36)):
+        assert f"\x1b[{colour}m{status} " in coloured
+    assert PASSWORD not in coloured
+
+    told = call("doctor", "--json", "--uri", mongodb_uri, "--database", database)
+
+    assert told.returncode == 0
+    findings = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [each["check"] for each in findings] == [c.name for c in doctor.CHECKS]
+    assert database not in admin.list_database_names()
+
+
+def test_looking_for_consumers_creates_nothing(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """A wrong database name leaves no trace, whatever is asked about consumers."""
+    where = ["--uri", mongodb_uri, "--database", database]
+
+    assert call("consumers", *where).returncode == 0
+    assert call("consumers", "dead-letters", "billing", *where).returncode == 1
+
+    assert database not in admin.list_database_names()

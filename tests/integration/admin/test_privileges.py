@@ -1,0 +1,241 @@
+"""A real server with access control: what each feature needs, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.session import Session
+from support.cli_runner import run
+from support.consumers import append, begun, create, take
+from support.databases import drop
+from support.sample_data import APPS, fill
+from support.secured_mongod import Secured
+from support.subscriptions import SESSION, new_event
+
+from mongo_session_service import Change, MongoSessionService, NotAuthorizedError
+from mongo_session_service.driver.privileges import FEATURES, Privilege, needs
+from mongo_session_service.schema.migrations import Migrator
+from mongo_session_service.transfer import (
+    Policies,
+    ServiceSource,
+    StoreSource,
+    export,
+    move,
+    verify,
+)
+
+pytestmark = pytest.mark.xdist_group("secured")
+
+PREFIX = "adk_"
+DATABASE = "secured"
+IMPLIED = Privilege("createCollection", DATABASE, f"{PREFIX}metadata")
+"""Who may insert into a collection may also create it."""
+BESIDES = {
+    "sessions": [],
+    "changes": ["sessions"],
+    "setup": [],
+    "import": ["sessions"],
+    "erase": ["sessions", "changes"],
+}
+"""What a feature's user is granted as well, because nobody has the feature alone."""
+
+
+@pytest.fixture
+async def clean(server: Secured) -> AsyncIterator[MongoSessionService]:
+    """An administrator's service on an empty database that is set up."""
+    drop(server.admin, DATABASE)
+    uri = server.uri("root")
+    async with MongoSessionService(
+        uri, database=DATABASE, collection_prefix=PREFIX
+    ) as service:
+        yield service
+
+
+def users_service(server: Secured) -> MongoSessionService:
+    return MongoSessionService(
+        server.uri(), database=DATABASE, collection_prefix=PREFIX
+    )
+
+
+async def use_sessions(service: MongoSessionService) -> None:
+    session = await service.create_session(**SESSION, state={"k": 1, "app:k": 1})
+    await service.append_event(session, new_event("x", k=2, app_k=2, user_k=2))
+    copy = Session.model_validate_json(session.model_dump_json())
+    await service.append_event(copy, new_event())
+    assert len((await service.list_sessions(app_name="app")).sessions) == 1
+    assert await service.get_user_state(app_name="app", user_id="user") == {"k": 2}
+    stored = await service.get_session(**SESSION)
+    assert stored is not None
+    assert len(stored.events) == 2
+    await service.update_session(**SESSION, title="t", labels={"a": "b"})
+    await service.fork_session(**SESSION, at_revision=1, new_session_id="fork")
+    page = await service.find_sessions(app_name="app", limit=1)
+    await service.find_sessions(
+        app_name="app", limit=1, page_token=page.next_page_token
+    )
+    assert len([each async for each in service.iter_events(**SESSION)]) == 2
+    await service.delete_session(**SESSION)
+    await service.prune()
+
+
+async def use_changes(service: MongoSessionService) -> None:
+    name = uuid.uuid4().hex
+    session = await create(service, name)
+    async with service.watch("app", "user", name) as changes:
+        await append(service, session)
+        assert [(await anext(changes)).kind for _ in range(2)] == [
+            "snapshot",
+            "appended",
+        ]
+
+    async def fail(_: Change) -> None:
+        raise RuntimeError
+
+    async with service.consumer(name, start="now") as consumer:
+        await begun(service)
+        await append(service, session, 2)
+        running = asyncio.create_task(consumer.run(fail, max_attempts=1))
+        buried = asyncio.create_task(letters(service, name, 2))
+        await asyncio.wait([running, buried], return_when="FIRST_COMPLETED")
+        buried.cancel()
+    await running
+    await service.consumer(name).replay_dead_letters(fail)
+    assert await service.consumer(name).replay_dead_letters(lambda _: None) == 2
+    async with service.consumer(name) as consumer:
+        await append(service, session)
+        await take(consumer, 1, commit=True)
+
+
+async def letters(service: MongoSessionService, name: str, count: int) -> None:
+    # No signal comes from the server.
+    while len([x async for x in service.consumer(name).dead_letters()]) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def use_setup(service: MongoSessionService) -> None:
+    await service.setup()
+    await Migrator(service).migrate()
+
+
+async def use_import(service: MongoSessionService) -> None:
+    old = InMemorySessionService()
+    await fill(old)
+    for policies in (Policies(), Policies(on_conflict="replace")):
+        async with ServiceSource(old, APPS) as source:
+            await move(source, service, policies=policies)
+        session = await old.get_session(app_name="bank", user_id="ada", session_id="s1")
+        await old.append_event(session, new_event())
+    async with ServiceSource(old, APPS) as source, StoreSource(service) as target:
+        await verify(source, target)
+        with tempfile.TemporaryDirectory() as folder:
+            await export(target, f"{folder}/sessions.jsonl")
+
+
+async def use_erase(service: MongoSessionService) -> None:
+    await service.create_session(**SESSION, state={"app:k": 1, "user:k": 1})
+    erased = await service.delete_user(app_name="app", user_id="user")
+    assert (erased.sessions, erased.user_states) == (1, 1)
+    assert (await service.delete_app(app_name="app")).app_states == 1
+
+
+USES: dict[str, Callable[[MongoSessionService], Awaitable[None]]] = {
+    "sessions": use_sessions,
+    "changes": use_changes,
+    "setup": use_setup,
+    "import": use_import,
+    "erase": use_erase,
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+async def test_a_feature_needs_no_more_than_is_granted_for_it(
+    server: Secured,
+    clean: MongoSessionService,
+    feature: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With its own privileges everything in a feature works, without a warning."""
+    if feature == "setup":
+        drop(server.admin, DATABASE)
+    server.grant(needs([*BESIDES[feature], feature], DATABASE, PREFIX))
+    service = users_service(server)
+
+    with caplog.at_level(logging.WARNING, "mongo_session_service"):
+        await USES[feature](service)
+
+    await service.close()
+    await clean.close()
+    kept = [each for each in caplog.messages if "dead letter" not in each]
+    assert kept == []
+
+
+@pytest.mark.parametrize(
+    ("feature", "privilege"),
+    [
+        pytest.param(feature, each, id=f"{feature}: {each.action} {each.collection}")
+        for feature in FEATURES
+        for each in needs([feature], DATABASE, PREFIX)
+        if each.database == DATABASE and each != IMPLIED
+    ],
+)
+async def test_what_is_missing_is_named(
+    server: Secured,
+    clean: MongoSessionService,
+    feature: str,
+    privilege: Privilege,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without any one of its privileges, a feature says which it is and what to do."""
+    if feature == "setup":
+        drop(server.admin, DATABASE)
+    granted = needs([*BESIDES[feature], feature], DATABASE, PREFIX)
+    server.grant(each for each in granted if each != privilege)
+    service = users_service(server)
+
+    said = ""
+    try:
+        await USES[feature](service)
+    except NotAuthorizedError as error:
+        said = str(error)
+    finally:
+        await service.close()
+        await clean.close()
+
+    said += caplog.text
+    assert str(privilege) in said
+    assert "mongo-session-service grants" in said
+
+
+async def test_the_oplog_is_measured_by_who_may_read_it(
+    server: Secured, clean: MongoSessionService
+) -> None:
+    """What is granted for changes suffices to tell how far the oplog reaches."""
+    server.grant(needs(["sessions", "changes"], DATABASE, PREFIX))
+
+    async with clean, users_service(server) as service, service.watch("app"):
+        async with asyncio.timeout(10):  # it is, soon after the stream was opened
+            while service.feed_stats().oplog_window_seconds is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+def test_what_the_command_prints_is_a_role(server: Secured) -> None:
+    """The server takes what ``grants --json`` prints; without a server to ask."""
+    options = ["--database", "cli", "--prefix", PREFIX, "--role", "printed", "--json"]
+    printed = run("grants", *options, "--for", "import")
+
+    server.admin.admin.command(json.loads(printed.stdout))
+
+    asked = {"role": "printed", "db": "admin"}
+    (made,) = server.admin.admin.command("rolesInfo", asked, showPrivileges=True)[
+        "roles"
+    ]
+    held = made["privileges"]
+    assert [each["resource"]["collection"] for each in held] == ["adk_imports"]
+    assert all(each.is_among(held) for each in needs(["import"], "cli", PREFIX))

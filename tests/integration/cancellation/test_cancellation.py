@@ -1,0 +1,157 @@
+"""A caller that is cancelled leaves nothing open and nothing in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pymongo
+import pytest
+from google.adk.events import Event, EventActions
+from pymongo import MongoClient
+from support.failpoints import failing, held, open_transactions
+from support.one_session import IDS, read
+
+from mongo_session_service import MongoSessionService
+
+BLOCKED = {"blockConnection": True, "blockTimeMS": 200}
+
+
+def new_event() -> Event:
+    delta = {"k": 1, "app:k": 1, "temp:k": 1}
+    return Event(author="x", actions=EventActions(state_delta=delta))
+
+
+@pytest.mark.parametrize("command", ["update", "insert", "commitTransaction"])
+@pytest.mark.parametrize("cancels", [1, 3])
+async def test_a_cancelled_append_is_finished_first(
+    victim: MongoSessionService, admin: MongoClient, command: str, cancels: int
+) -> None:
+    """Cancelled at any statement, the append ends, and the session shows it."""
+    session = await victim.create_session(**IDS)
+
+    with held(admin, command) as wait_until_held:
+        appending = asyncio.create_task(victim.append_event(session, new_event()))
+        await asyncio.to_thread(wait_until_held)
+        for _ in range(cancels):
+            appending.cancel()
+            await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await appending
+
+    assert open_transactions(admin) == 0
+    assert session.state == {"k": 1, "app:k": 1, "temp:k": 1}
+    session.state.pop("temp:k")
+    assert await read(victim) == session
+    await victim.append_event(session, new_event())
+    assert len((await read(victim)).events) == 2
+
+
+async def test_a_timeout_around_an_append_is_answered_truthfully(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """After a TimeoutError the session tells whether the event was stored: it was."""
+    session = await victim.create_session(**IDS)
+
+    with (
+        failing(admin, "commitTransaction", times=1, **BLOCKED),
+        pytest.raises(TimeoutError),
+    ):
+        async with asyncio.timeout(0.05):
+            await victim.append_event(session, new_event())
+
+    assert len(session.events) == 1
+    assert (await read(victim)).events == session.events
+
+
+async def test_a_cancelled_append_that_fails_changes_nothing(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """If the transaction fails after the cancellation, nothing is stored or shown."""
+    session = await victim.create_session(**IDS)
+    before = session.model_copy(deep=True)
+
+    with failing(admin, "commitTransaction", times=1, errorCode=2):
+        with held(admin, "insert") as wait_until_held:
+            appending = asyncio.create_task(victim.append_event(session, new_event()))
+            await asyncio.to_thread(wait_until_held)
+            appending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await appending
+
+    assert session == before == await read(victim)
+    assert open_transactions(admin) == 0
+
+
+async def test_those_who_wait_can_be_cancelled_alone(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """An append cancelled while it waits for its turn is not stored; others are."""
+    session = await victim.create_session(**IDS)
+    events = [Event(id=str(number), author="x") for number in range(3)]
+
+    with held(admin, "commitTransaction") as wait_until_held:
+        first, *others = [victim.append_event(session, event) for event in events]
+        first = asyncio.create_task(first)
+        await asyncio.to_thread(wait_until_held)
+        second, third = map(asyncio.create_task, others)
+        await asyncio.sleep(0)
+        second.cancel()
+    await asyncio.gather(first, third)
+
+    assert second.cancelled()
+    assert [event.id for event in (await read(victim)).events] == ["0", "2"]
+
+
+@pytest.mark.parametrize("command", ["insert", "update", "commitTransaction"])
+async def test_a_cancelled_create_is_whole_or_absent(
+    victim: MongoSessionService, admin: MongoClient, command: str
+) -> None:
+    """A session whose creation was cancelled has all of its state."""
+    state = {"k": 1, "app:k": 1, "user:k": 1}
+
+    with held(admin, command) as wait_until_held:
+        creating = asyncio.create_task(victim.create_session(**IDS, state=state))
+        await asyncio.to_thread(wait_until_held)
+        creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+
+    assert open_transactions(admin) == 0
+    assert (await read(victim)).state == state
+
+
+@pytest.mark.parametrize("command", ["update", "insert", "delete", "commitTransaction"])
+async def test_a_drivers_deadline_cuts_no_transaction_off(
+    victim: MongoSessionService, admin: MongoClient, command: str
+) -> None:
+    """Under pymongo.timeout() a transaction is finished, and nothing stays open."""
+    session = await victim.create_session(**IDS)
+
+    with failing(admin, command, times=1, **BLOCKED), pymongo.timeout(0.1):
+        await victim.append_event(session, new_event())
+    assert open_transactions(admin) == 0
+    assert len((await read(victim)).events) == 1
+
+    with failing(admin, command, times=1, **BLOCKED), pymongo.timeout(0.1):
+        await victim.delete_session(**IDS)
+    assert open_transactions(admin) == 0
+    assert await victim.get_session(**IDS) is None
+
+
+@pytest.mark.parametrize("command", ["update", "commitTransaction"])
+async def test_closing_finishes_what_is_under_way(
+    victim: MongoSessionService, admin: MongoClient, command: str
+) -> None:
+    """A service that is closed amid an append leaves it stored, and nothing open."""
+    session = await victim.create_session(**IDS)
+
+    with held(admin, command) as wait_until_held:
+        appending = asyncio.create_task(victim.append_event(session, new_event()))
+        await asyncio.to_thread(wait_until_held)
+        closing = asyncio.create_task(victim.close())
+        await asyncio.sleep(0)
+    await closing
+
+    assert open_transactions(admin) == 0
+    await appending
+    assert len((await read(victim)).events) == 1

@@ -1,0 +1,175 @@
+"""Cancelled at any point where it waits, no call leaves anything open or half done."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+from collections.abc import AsyncIterator
+
+import pytest
+from pymongo import AsyncMongoClient, MongoClient
+from support.cancel_points import cancelled_at
+from support.cancellation.calls import ANYWHERE, CONSUMERS, FOLLOWERS, READS, WRITES
+from support.cancellation.world import Case, World
+from support.failpoints import open_transactions, victim_uri
+from support.resource_checks import (
+    PATIENCE,
+    cursors,
+    others_tasks,
+    returned,
+    tasks_over,
+)
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.consumers import lease
+from mongo_session_service.driver import connection, snapshots
+from mongo_session_service.sessions import deletion, event_log, fork, spans
+
+pytestmark = pytest.mark.filterwarnings(
+    # PyMongo leaves a socket to the garbage collector if it is cancelled connecting.
+    r"ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
+
+ATTEMPTS = 3
+"""Of a cursor to be left, where a server may begin a read that is given up already."""
+
+at_every_point = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+
+
+@pytest.fixture
+async def world(
+    mongodb_uri: str, database: str, request: pytest.FixtureRequest
+) -> AsyncIterator[World]:
+    """A service whose client, feed and all else are in the test's own event loop.
+
+    It reads where it is told to, by default of the primary.
+    """
+    preference = getattr(request, "param", "primary")
+    uri = f"{victim_uri(mongodb_uri)}&readPreference={preference}"
+    async with (
+        AsyncMongoClient(uri) as client,
+        MongoSessionService(client=client, database=database) as service,
+    ):
+        rebasing = MongoSessionService(
+            client=client, database=database, on_conflict="rebase"
+        )
+        yield World(service, rebasing, client)
+        await service.close()
+        await returned(client)
+    gc.collect()  # so that the sockets of the warning go here
+
+
+async def cancel_at_every_point(
+    world: World, admin: MongoClient, case: Case, *, late: bool
+) -> None:
+    """Have a call cancelled wherever it waits, and check what there is afterwards."""
+    strays: set[int] = set()
+    for point in itertools.count(1):
+        for _ in range(ATTEMPTS):
+            was_cancelled = await cancel(world, admin, case, point, late=late)
+            left = cursors(admin, world.database) - strays
+            if not left:
+                break
+            strays |= left
+        assert not left, point
+        if not was_cancelled:
+            break
+    assert point > case.least
+
+
+async def cancel(
+    world: World, admin: MongoClient, case: Case, point: int, *, late: bool
+) -> bool:
+    """Have a call cancelled at one point; whether it got that far."""
+    call, check = await case.prepare(world)
+    before = others_tasks()
+    was_cancelled = await cancelled_at(call, point, late=late)
+    await tasks_over(before)
+    assert open_transactions(admin) == 0
+    is_fed = world.service.feed_stats().is_running
+    await returned(world.client, but=1 if is_fed else 0)
+    async with asyncio.timeout(PATIENCE):
+        await check()
+    await tasks_over(before)
+    return was_cancelled
+
+
+@at_every_point
+async def test_a_write_cancelled_at_every_point(
+    world: World,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+    *,
+    late: bool,
+) -> None:
+    """It is done or not done, which can be told, and what comes next works."""
+    # So that few events take several steps.
+    monkeypatch.setattr(fork, "STEP", 1)
+    monkeypatch.setattr(deletion, "STEP", 1)
+    for case in WRITES:
+        with subtests.test(case.what, how=case.prepare.__name__):
+            await cancel_at_every_point(world, admin, case, late=late)
+
+
+@at_every_point
+async def test_a_read_cancelled_at_every_point(
+    world: World,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+    *,
+    late: bool,
+) -> None:
+    """No cursor is left on the server, however many replies the read would take."""
+    # As if the documents were so large that a reply has no more than two.
+    for module in (connection, snapshots):
+        monkeypatch.setattr(module, "ONE_BATCH", 2)
+    for module in (spans, event_log):
+        monkeypatch.setattr(module, "PAGE", 2)
+    for case in READS:
+        with subtests.test(case.what, how=case.prepare.__name__):
+            await cancel_at_every_point(world, admin, case, late=late)
+
+
+@pytest.mark.parametrize("world", ["nearest"], indirect=True)
+async def test_a_read_of_any_member_cancelled_at_every_point(
+    world: World,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+) -> None:
+    """It leaves no cursor where it read, which need not be the primary."""
+    monkeypatch.setattr(connection, "ONE_BATCH", 2)
+    for case in ANYWHERE:
+        with subtests.test(case.what):
+            await cancel_at_every_point(world, admin, case, late=True)
+
+
+@at_every_point
+async def test_following_cancelled_at_every_point(
+    world: World, admin: MongoClient, subtests: pytest.Subtests, *, late: bool
+) -> None:
+    """Who goes on is told all that is left, once."""
+    async with world.service.watch("nobody"):
+        for case in FOLLOWERS:
+            with subtests.test(case.what, how=case.prepare.__name__):
+                await cancel_at_every_point(world, admin, case, late=late)
+
+
+@at_every_point
+async def test_consuming_cancelled_at_every_point(
+    world: World,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+    *,
+    late: bool,
+) -> None:
+    """What was committed is not told again, all else is, and the name is free."""
+    # Who is cancelled lets go of it: whoever waited for its end would wait too long.
+    monkeypatch.setattr(lease, "LEASE", 3 * PATIENCE)
+    for case in CONSUMERS:
+        with subtests.test(case.what, how=case.prepare.__name__):
+            await cancel_at_every_point(world, admin, case, late=late)

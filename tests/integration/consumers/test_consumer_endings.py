@@ -1,0 +1,280 @@
+"""Consumers that are closed, and dead letters, that are out of the ordinary."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from pymongo import MongoClient, UpdateOne
+from pymongo.errors import DuplicateKeyError
+from support.consumers import APP, PATIENCE, USER, append, begun, create, take, told
+from support.failpoints import failing, is_at
+from support.subscriptions import SESSION, change_streams, until
+
+from mongo_session_service import Change, LeaseLostError, MongoSessionService
+from mongo_session_service.consumers import attempts, lease
+
+
+async def test_closing_the_service_lets_a_handler_finish(
+    service: MongoSessionService,
+) -> None:
+    """The change at hand is committed, the run ends, and the name is free at once."""
+    await append(service, await create(service))
+    consumer = service.consumer("c")
+    started = asyncio.Event()
+
+    async def handler(_: Change) -> None:
+        started.set()
+        await asyncio.sleep(0.3)
+
+    running = asyncio.create_task(consumer.run(handler))
+    await started.wait()
+    await service.close()
+
+    assert running.done() or await running is None
+    [status] = await service.consumers()
+    assert not status.is_active
+    session = await service.get_session(app_name=APP, user_id=USER, session_id="s")
+    assert session is not None
+    await append(service, session)
+    async with service.consumer("c") as other:
+        assert told(await take(other, 1)) == [("s", 2)]
+
+
+async def test_who_waits_for_a_name_can_be_closed(service: MongoSessionService) -> None:
+    """A consumer that stands by ends when it, or the service, is closed."""
+    await create(service)
+    holder, first, second = (service.consumer("c") for _ in range(3))
+    holding = asyncio.create_task(anext(holder))
+    await begun(service)
+    waiting = [asyncio.create_task(each.run(print)) for each in (first, second)]
+    await asyncio.sleep(0.2)
+
+    async with asyncio.timeout(PATIENCE):
+        await first.close()
+        await waiting[0]
+        assert not waiting[1].done()
+        await service.close()
+        await waiting[1]
+        with pytest.raises(StopAsyncIteration):
+            await holding
+
+
+async def test_a_handler_that_goes_on_in_an_aborted_transaction_is_given_up(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Whoever passes over an error of the server's gets a dead letter, not a loop."""
+    admin[database].bills.insert_one({"_id": 1})
+    await append(service, await create(service))
+    consumer = service.consumer("c", app_name=APP)
+
+    async def handler(change: Change, txn: Any) -> None:
+        if change.revision == 2:
+            await consumer.close()
+            return
+        with contextlib.suppress(DuplicateKeyError):
+            await txn.client[database].bills.insert_one({"_id": 1}, session=txn)
+
+    running = asyncio.create_task(
+        consumer.run(handler, max_attempts=1, transactional=True)
+    )
+    await until(lambda: admin[database].dead_letters.count_documents({}))
+    session = await service.get_session(app_name=APP, user_id=USER, session_id="s")
+    assert session is not None
+    await append(service, session)
+    async with asyncio.timeout(PATIENCE):
+        await running
+
+
+async def bury(service: MongoSessionService, error: Exception, last: int) -> None:
+    """Have all changes up to a revision become dead letters."""
+    consumer = service.consumer("c")
+
+    async def handler(change: Change) -> None:
+        if change.revision == last:
+            await consumer.close()
+        raise error
+
+    async with asyncio.timeout(PATIENCE):
+        await consumer.run(handler, max_attempts=1)
+
+
+async def test_two_who_replay_a_dead_letter_do_it_once(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """With transactions, the second finds it gone and leaves nothing behind."""
+    await append(service, await create(service))
+    await bury(service, ValueError(), last=1)
+    meeting = asyncio.Barrier(2)
+
+    async def replay() -> int:
+        calls = 0
+
+        async def handler(_: Change, txn: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                await meeting.wait()
+            await txn.client[database].bills.insert_one({}, session=txn)
+
+        consumer = service.consumer("c")
+        return await consumer.replay_dead_letters(handler, transactional=True)
+
+    handled = await asyncio.gather(replay(), replay())
+
+    assert sorted(handled) == [0, 1]
+    assert admin[database].bills.count_documents({}) == 1
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [ValueError("\ud800"), WordlessError()])
+async def test_any_error_can_be_kept_with_a_dead_letter(
+    error: Exception, service: MongoSessionService
+) -> None:
+    """One whose text is no UTF-8, or that has none, does not stop the run."""
+    await append(service, await create(service))
+    await bury(service, error, last=1)
+
+    [letter] = [each async for each in service.consumer("c").dead_letters()]
+    assert letter.error.startswith(type(error).__name__)
+
+
+async def test_dead_letters_of_different_changes_are_all_kept(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Of state set in one millisecond, and of a session's name that is used again."""
+    session = await create(service)
+    consumer = service.consumer("c")
+
+    def handler(_: Change) -> None:
+        raise ValueError
+
+    running = asyncio.create_task(consumer.run(handler, max_attempts=1))
+    await begun(service)
+    updates = [
+        UpdateOne({"_id": APP}, {"$set": {f"state.k{number}": 1}}, upsert=True)
+        for number in range(20)
+    ]
+    admin[database].app_states.bulk_write(updates)
+    for _ in range(2):
+        await append(service, session)
+        await service.delete_session(**SESSION)
+        session = await create(service)
+
+    letters = admin[database].dead_letters
+    # Two of each: appended, deleted, created.
+    await until(lambda: letters.count_documents({"_id.kind": "created"}) == 2)
+    assert letters.count_documents({"_id.kind": "state"}) == 20
+    assert letters.count_documents({"_id.kind": "appended"}) == 2
+    await consumer.close()
+    await running
+
+
+async def test_a_replay_after_a_drop_is_of_the_new_log(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """What was committed since is not called lost by the next reader."""
+    session = await create(service)
+    await append(service, session)
+    async with service.consumer("c", on_history_lost="replay") as consumer:
+        await take(consumer, 1, commit=True)
+        reading = asyncio.create_task(take(consumer, 1))
+        await until(lambda: change_streams(admin, database))  # the replay is over
+        admin[database].events.drop()
+        await append(service, session)
+        await reading
+        await consumer.commit()
+    await append(service, session)
+    async with service.consumer("c") as consumer:
+        assert told(await take(consumer, 1)) == [("s", 3)]
+
+
+async def test_a_replay_passes_over_what_others_wrote(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A strange document in the log does not stop its consumers."""
+    await append(service, await create(service))
+    admin[database].events.insert_many(
+        [{"_id": {"x": 1}}, {"_id": {**SESSION, "revision": "x"}, "event": {}}]
+    )
+    async with service.consumer("c") as consumer:
+        assert told(await take(consumer, 1)) == [("s", 1)]
+
+
+async def test_consumers_may_be_made_while_the_service_closes(
+    service: MongoSessionService,
+) -> None:
+    """Closing goes on to its end, whoever comes meanwhile."""
+    await create(service)
+    consumers = [service.consumer(f"c{number}") for number in range(3)]
+    reading = [asyncio.create_task(anext(each)) for each in consumers]
+    await asyncio.sleep(0.5)
+
+    async def make() -> None:
+        for number in range(50):
+            consumers.append(service.consumer(f"d{number}"))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(service.close(), make())
+    await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def test_a_commit_after_closing_is_not_ignored(
+    service: MongoSessionService,
+) -> None:
+    """Whose change is delivered again elsewhere is told so."""
+    await append(service, await create(service))
+    consumer = service.consumer("c")
+    await take(consumer, 1)
+    await consumer.close()
+
+    with pytest.raises(LeaseLostError, match="closed"):
+        await consumer.commit()
+
+
+async def test_closing_waits_for_no_further_attempt(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that keeps failing is not called again; the next reader is told."""
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(attempts, "_LONGEST_PAUSE", 60.0)
+    await append(service, await create(service))
+    failed = asyncio.Event()
+
+    def handler(_: Change) -> None:
+        failed.set()
+        raise ValueError
+
+    running = asyncio.create_task(service.consumer("c").run(handler))
+    await failed.wait()
+    async with asyncio.timeout(PATIENCE):
+        await service.close()
+        await running
+
+    async with service.consumer("c") as other:
+        assert told(await take(other, 1)) == [("s", 1)]
+        assert [each async for each in other.dead_letters()] == []
+
+
+async def test_closing_waits_for_no_server_that_does_not_answer(
+    victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was about to take the name gives up as soon as it might have expired."""
+    monkeypatch.setattr(lease, "LEASE", 0.5)
+    await create(victim)
+    silent = {"blockConnection": True, "blockTimeMS": 2_000}
+    with failing(admin, "findAndModify", **silent) as hit:
+        consumer = victim.consumer("c")
+        reading = asyncio.create_task(anext(consumer))
+        await asyncio.to_thread(hit)
+        async with asyncio.timeout(PATIENCE):
+            await consumer.close()
+            assert is_at(admin, "findAndModify")
+            with pytest.raises(StopAsyncIteration):
+                await reading

@@ -1,0 +1,251 @@
+"""Handlers that fail, are repeated, and are given up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Collection
+from typing import Any
+
+import bson
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+from support.consumers import PATIENCE, append, begun, create
+from support.failpoints import failing
+
+from mongo_session_service import Change, Consumer, MongoSessionService, StorageError
+from mongo_session_service.consumers import attempts
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.0)
+
+
+class Handler:
+    """Keeps what it was called with; fails on some; closes its consumer at the end."""
+
+    def __init__(
+        self, consumer: Consumer, last: int, fails_on: Collection[int] = ()
+    ) -> None:
+        self.calls: list[int | None] = []
+        self._consumer = consumer
+        self._last = last
+        self._fails_on = fails_on
+
+    async def handle(self, change: Change) -> None:
+        """Do what a consumer's handler does."""
+        self.calls.append(change.revision)
+        if change.revision == self._last:
+            await self._consumer.close()
+        if change.revision in self._fails_on:
+            raise ValueError(f"cannot do {change.revision}")
+
+
+async def run(consumer: Consumer, handler: Any, **options: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await consumer.run(handler, **options)
+
+
+async def test_every_change_is_handled_and_committed(
+    service: MongoSessionService,
+) -> None:
+    """A run handles each change once, and the next goes on after the last of them."""
+    session = await create(service)
+    await append(service, session, 3)
+    consumer = service.consumer("c")
+    first = Handler(consumer, last=3)
+    await run(consumer, first.handle)
+    await append(service, session, 2)
+    second = Handler(consumer, last=5)
+    await run(consumer, second.handle)
+
+    assert first.calls == [1, 2, 3]
+    assert second.calls == [4, 5]
+
+
+async def test_a_handler_need_not_be_a_coroutine(
+    service: MongoSessionService,
+) -> None:
+    """A plain function is called as well."""
+    await append(service, await create(service), 2)
+    consumer = service.consumer("c")
+    calls: list[int | None] = []
+
+    def handler(change: Change) -> None:
+        calls.append(change.revision)
+        if len(calls) == 2:
+            running.cancel()
+
+    running = asyncio.create_task(consumer.run(handler))
+    await asyncio.wait([running], timeout=PATIENCE)
+
+    assert calls == [1, 2]
+
+
+async def test_what_fails_for_good_becomes_a_dead_letter(
+    service: MongoSessionService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After max_attempts a change is kept with its error, and the next one handled."""
+    session = await create(service)
+    await append(service, session, 3)
+    consumer = service.consumer("c")
+    handler = Handler(consumer, last=3, fails_on={2})
+    with caplog.at_level(logging.WARNING):
+        await run(consumer, handler.handle, max_attempts=4)
+
+    assert handler.calls == [1, 2, 2, 2, 2, 3]
+    [letter] = [each async for each in consumer.dead_letters()]
+    assert letter.change.event == session.events[1]
+    assert letter.error == "ValueError: cannot do 2"
+    assert letter.attempts == 4
+    assert "cannot do" not in caplog.text
+    assert (await service.consumers())[0].dead_letters == 1
+
+
+async def test_dead_letters_can_be_tried_again(service: MongoSessionService) -> None:
+    """Those that are handled now are gone; the others stay, with their new error."""
+    await append(service, await create(service), 3)
+    consumer = service.consumer("c")
+    await run(
+        consumer, Handler(consumer, last=3, fails_on={1, 2, 3}).handle, max_attempts=1
+    )
+    again = Handler(consumer, last=0, fails_on={2})
+
+    assert await consumer.replay_dead_letters(again.handle) == 2
+
+    assert sorted(again.calls) == [1, 2, 3]
+    [letter] = [each async for each in consumer.dead_letters()]
+    assert (letter.change.revision, letter.attempts) == (2, 2)
+
+
+async def test_every_kind_of_change_can_become_a_dead_letter(
+    service: MongoSessionService,
+) -> None:
+    """A dead letter gives back the very change that was delivered."""
+    consumer = service.consumer("c")
+    seen: list[Change] = []
+
+    def handler(change: Change) -> None:
+        seen.append(change)
+        if len(seen) == 5:
+            running.cancel()
+        raise ValueError
+
+    running = asyncio.create_task(consumer.run(handler, max_attempts=1))
+    await begun(service)
+    session = await service.create_session(
+        app_name="app", user_id="user", state={"app:x$.y": {"a": 2**70}, "user:z": 1}
+    )
+    await append(service, session)
+    await service.delete_session(app_name="app", user_id="user", session_id=session.id)
+    await asyncio.wait([running], timeout=PATIENCE)
+    buried = [each.change async for each in consumer.dead_letters()]
+
+    assert [each.kind for each in seen] == [
+        "created",
+        "state",
+        "state",
+        "appended",
+        "deleted",
+    ]
+    assert buried == seen[: len(buried)]
+    assert len(buried) >= 4
+
+
+async def test_a_write_and_the_checkpoint_are_one_transaction(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """What a handler writes with its txn is there exactly once, whatever fails."""
+    await append(service, await create(service), 20)
+    bills = admin[database].bills
+    calls = 0
+
+    async def handler(change: Change, txn: Any) -> None:
+        nonlocal calls
+        calls += 1
+        bill = {"_id": calls, "revision": change.revision}
+        await txn.client[database].bills.insert_one(bill, session=txn)
+        if calls % 3 == 0:
+            raise ValueError
+        if calls % 7 == 0:
+            running.cancel()
+            await asyncio.sleep(0)
+        if change.revision == 20:
+            await consumer.close()
+
+    while True:
+        consumer = service.consumer("c")
+        running = asyncio.create_task(consumer.run(handler, transactional=True))
+        await asyncio.wait([running], timeout=PATIENCE)
+        if not running.cancelled():
+            running.result()
+            break
+
+    assert calls > 20
+    assert [each["revision"] for each in bills.find().sort("_id")] == list(range(1, 21))
+
+
+async def test_a_commit_of_unknown_outcome_is_not_repeated(
+    victim: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Connections lost at commit neither lose a handler's write nor double it."""
+    await append(victim, await create(victim), 6)
+    bills = admin[database].bills
+
+    async def handler(change: Change, txn: Any) -> None:
+        bill = {"revision": change.revision}
+        await txn.client[database].bills.insert_one(bill, session=txn)
+        if change.revision == 6:
+            await consumer.close()
+
+    consumer = victim.consumer("c")
+    with failing(admin, "commitTransaction", times=3, closeConnection=True):
+        await run(consumer, handler, transactional=True)
+
+    assert [each["revision"] for each in bills.find()] == list(range(1, 7))
+
+
+async def test_drivers_errors_of_a_handler_are_its_own(
+    service: MongoSessionService,
+) -> None:
+    """A handler that fails with a driver's error is repeated and given up as others."""
+    await append(service, await create(service), 2)
+    consumer, calls = service.consumer("c"), itertools.count(1)
+
+    async def handler(_: Change) -> None:
+        if next(calls) == 4:
+            await consumer.close()
+        raise PyMongoError
+
+    await run(consumer, handler, max_attempts=2)
+
+    assert len([each async for each in consumer.dead_letters()]) == 2
+
+
+async def test_what_is_too_large_for_a_dead_letter_is_named_in_one(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """A run goes on after a change that leaves no room for the error beside it."""
+    session = await create(service)
+    consumer = service.consumer("c", start="now")
+    handler = Handler(consumer, last=1, fails_on=[0])
+    running = asyncio.ensure_future(run(consumer, handler.handle, max_attempts=1))
+    await begun(service)
+    id_ = {"app_name": "app", "user_id": "user", "session_id": "large"}
+    large = {"_id": id_, "revision": 0, "create_time": 1.0, "update_time": 1.0}
+    room = 16 * 1024**2 - len(bson.encode({**large, "state": {"x": ""}}))
+    large["state"] = {"x": "x" * room}
+    await asyncio.to_thread(admin[database].sessions.insert_one, large)
+    await append(service, session)
+    await running
+
+    (letter,) = [each async for each in consumer.dead_letters()]
+    assert letter.id.items() >= {"kind": "created", **id_}.items()
+    with pytest.raises(StorageError, match="read session 'large' itself"):
+        _ = letter.change
+    assert await consumer.replay_dead_letters(handler.handle) == 0
+    assert [each.attempts async for each in consumer.dead_letters()] == [2]
+    assert handler.calls == [0, 1]

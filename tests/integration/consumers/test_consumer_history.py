@@ -1,0 +1,217 @@
+"""Replays, and what becomes of history that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from google.adk.sessions import Session
+from pymongo import MongoClient
+from support.consumers import APP, PATIENCE, USER, append, begun, create, take, told
+from support.failpoints import failing
+
+from mongo_session_service import HistoryLostError, MongoSessionService
+from mongo_session_service.consumers import coordinator, fetcher
+
+
+async def be_away(service: MongoSessionService) -> Session:
+    """Have a session of which consumer "c" has committed 4 of 5 events, all live."""
+    session = await create(service)
+    async with service.consumer("c", start="now") as consumer:
+        reading = asyncio.create_task(take(consumer, 4, commit=True))
+        await begun(service)
+        await append(service, session, 4)
+        await reading
+    await append(service, session)
+    return session
+
+
+async def test_lost_history_is_an_error(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """A consumer that missed changes says so, and stays where it was."""
+    await be_away(victim)
+
+    async with victim.consumer("c") as consumer:
+        with (
+            failing(admin, "aggregate", times=1, errorCode=286),
+            pytest.raises(HistoryLostError),
+        ):
+            await take(consumer, 1)
+    async with victim.consumer("c") as consumer:
+        assert told(await take(consumer, 1)) == [("s", 5)]
+
+
+async def test_lost_history_can_be_replayed(
+    victim: MongoSessionService, admin: MongoClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The whole log is told again, and what follows, with a warning."""
+    session = await be_away(victim)
+
+    async with victim.consumer("c", on_history_lost="replay") as consumer:
+        with failing(admin, "aggregate", times=1, errorCode=286):
+            changes = await take(consumer, 5)
+        await append(victim, session)
+        changes += await take(consumer, 1)
+
+    assert told(changes) == [("s", number) for number in range(1, 7)]
+    assert "on_history_lost: replay" in caplog.text
+
+
+async def test_lost_history_can_be_skipped(
+    victim: MongoSessionService, admin: MongoClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What happens from now on is told, with a warning."""
+    session = await be_away(victim)
+
+    async with victim.consumer("c", on_history_lost="skip") as consumer:
+        with failing(admin, "aggregate", times=1, errorCode=286) as wait_until_hit:
+            reading = asyncio.create_task(take(consumer, 1))
+            await asyncio.to_thread(wait_until_hit)
+        while not reading.done():
+            await append(victim, session)
+        [(_, revision)] = told(await reading)
+
+    assert revision is not None
+    assert revision > 5
+    assert "on_history_lost: skip" in caplog.text
+
+
+async def test_a_dropped_log_is_history_lost(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A collection that is dropped under a reader is reported."""
+    await append(service, await create(service))
+    async with service.consumer("c") as consumer:
+        await take(consumer, 1, commit=True)
+        reading = asyncio.create_task(take(consumer, 1))
+        admin[database].events.drop()
+        with pytest.raises(HistoryLostError, match="events"):
+            await reading
+
+
+async def test_a_dropped_database_is_history_lost(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A database that is dropped under a reader is reported, or its lost lease is."""
+    await append(service, await create(service))
+    async with service.consumer("c") as consumer:
+        await take(consumer, 1, commit=True)
+        reading = asyncio.create_task(take(consumer, 1))
+        admin.drop_database(database)
+        with pytest.raises(Exception, match="dropped|taken over"):
+            await reading
+
+
+async def test_a_checkpoint_belongs_to_one_log(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A collection of the same name that is another one is not read on in."""
+    session = await create(service)
+    await append(service, session)
+    async with service.consumer("c") as consumer:
+        await take(consumer, 1, commit=True)
+    admin[database].events.rename("old")
+    admin[database].events.insert_many(admin[database].old.find())
+
+    with pytest.raises(HistoryLostError, match="not the one"):
+        await anext(service.consumer("c"))
+    async with service.consumer("c", on_history_lost="replay") as consumer:
+        assert told(await take(consumer, 1)) == [("s", 1)]
+
+
+@pytest.mark.parametrize("fresh", [-1, 60])
+async def test_a_replay_meets_the_stream_without_gap_or_repetition(
+    fresh: int, service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While sessions grow anywhere in the log, each event is told exactly once."""
+    monkeypatch.setattr(fetcher, "_PAGE", 7)
+    monkeypatch.setattr(fetcher, "_FRESH", fresh)
+    sessions = [await create(service, name) for name in ("a", "ä", "b", "Z", "z")]
+    for session in sessions:
+        await append(service, session, 10)
+
+    async def write() -> None:
+        order = random.Random(5)  # noqa: S311  not for secrets
+        for _ in range(100):
+            await append(service, order.choice(sessions))
+
+    writing = asyncio.create_task(write())
+    changes: list[tuple[str, int | None]] = []
+    async with asyncio.timeout(PATIENCE):
+        while len(changes) < 150:
+            # Readers come and go, and each commits what it has got.
+            async with service.consumer("c") as consumer:
+                for _ in range(20):
+                    changes += told(await take(consumer, 1, commit=True))
+                    if len(changes) == 150:
+                        break
+    await writing
+
+    assert sorted(changes) == sorted(
+        (session.id, number)
+        for session in sessions
+        for number in range(1, len(session.events) + 1)
+    )
+    for session in sessions:
+        own = [revision for name, revision in changes if name == session.id]
+        assert own == sorted(own)
+
+
+async def test_a_session_made_anew_amid_its_replay_is_told_in_order(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one is told as it was at first; then its end, and the new one."""
+    monkeypatch.setattr(fetcher, "_PAGE", 2)
+    await append(service, await create(service, "a"), 3)
+    await append(service, await create(service, "b"))
+    async with service.consumer("c") as consumer:
+        changes = await take(consumer, 1, commit=True)
+        await service.delete_session(app_name=APP, user_id=USER, session_id="a")
+        await append(service, await create(service, "a"), 5)
+        monkeypatch.setattr(fetcher, "_FRESH", -1)
+        changes += await take(consumer, 3 + 2 + 5, commit=True)
+
+    assert [(each.kind, each.session_id, each.revision) for each in changes] == [
+        *(("appended", "a", number) for number in (1, 2, 3)),
+        ("appended", "b", 1),
+        ("deleted", "a", None),
+        ("created", "a", 0),
+        *(("appended", "a", number) for number in (1, 2, 3, 4, 5)),
+    ]
+
+
+async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
+    victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When MongoDB has forgotten the time a replay reads at, it takes a later one."""
+    monkeypatch.setattr(fetcher, "_PAGE", 2)
+    session = await create(victim)
+    await append(victim, session, 4)
+    async with victim.consumer("c", app_name=APP) as consumer:
+        await take(consumer, 2, commit=True)
+        await append(victim, session)
+        with failing(admin, "aggregate", times=1, errorCode=239):
+            changes = await take(consumer, 3)
+
+    assert told(changes) == [("s", 3), ("s", 4), ("s", 5)]
+    assert {each.user_id for each in changes} == {USER}
+
+
+async def test_the_end_of_a_replay_is_saved(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has handled the whole log is not said to be replaying it any more."""
+    monkeypatch.setattr(coordinator, "IDLE_SAVE", 3600.0)
+    await append(service, await create(service), 2)
+    async with service.consumer("c") as consumer:
+        await take(consumer, 2, commit=True)
+        reading = asyncio.create_task(anext(consumer))
+
+        async with asyncio.timeout(PATIENCE):
+            while (await service.consumers())[0].is_replaying:
+                assert not reading.done()
+
+        reading.cancel()
+        await asyncio.wait([reading])

@@ -1,0 +1,153 @@
+"""One reader has a consumer's name at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from support.consumers import append, create, take, told
+from support.failpoints import failing
+
+from mongo_session_service import Change, Consumer, LeaseLostError, MongoSessionService
+
+
+def expire(admin: MongoClient, database: str) -> None:
+    """Make the lease look as if its reader had stalled."""
+    long_ago = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    admin[database].leases.update_one({"_id": "c"}, {"$set": {"expires_at": long_ago}})
+
+
+async def overtaken(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> tuple[Consumer, Consumer]:
+    """A consumer that has read two events, and another that took its name since."""
+    await append(service, await create(service), 5)
+    first, second = service.consumer("c"), service.consumer("c")
+    await take(first, 2)
+    expire(admin, database)
+    assert told(await take(second, 1)) == [("s", 1)]
+    return first, second
+
+
+async def test_a_second_reader_waits_for_the_first(
+    service: MongoSessionService,
+) -> None:
+    """Two never read at once; the second goes on at once where the first let go."""
+    await append(service, await create(service), 3)
+    async with service.consumer("c") as first:
+        await take(first, 1, commit=True)
+        second = service.consumer("c")
+        waiting = asyncio.create_task(take(second, 1))
+        await take(first, 1, commit=True)
+        assert not waiting.done()
+    assert told(await waiting) == [("s", 3)]
+    await second.close()
+
+
+async def test_who_was_overtaken_can_commit_nothing(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A stalled reader's commit is refused, and the new one's position stays."""
+    first, second = await overtaken(service, admin, database)
+
+    with pytest.raises(LeaseLostError):
+        await first.commit()
+    await second.commit()
+    await second.close()
+    await first.close()
+
+    async with service.consumer("c") as third:
+        assert told(await take(third, 1)) == [("s", 2)]
+
+
+async def test_who_was_overtaken_is_told_so(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A stalled reader that goes on reading gets an error, not more changes."""
+    first, second = await overtaken(service, admin, database)
+
+    with pytest.raises(LeaseLostError):
+        await take(first, 5)
+
+    await first.close()
+    await second.close()
+
+
+async def test_who_was_overtaken_can_finish_no_transaction(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """What a stalled reader's handler has written in its transaction is undone."""
+    await append(service, await create(service), 2)
+    is_handling, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(_: Change, txn: Any) -> None:
+        await txn.client[database].bills.insert_one({"by": "first"}, session=txn)
+        is_handling.set()
+        await may_go_on.wait()
+
+    first = service.consumer("c")
+    running = asyncio.create_task(first.run(handler, transactional=True))
+    await is_handling.wait()
+    expire(admin, database)
+    async with service.consumer("c") as second:
+        await take(second, 1, commit=True)
+        may_go_on.set()
+        with pytest.raises(LeaseLostError):
+            await running
+
+    assert admin[database].bills.count_documents({}) == 0
+
+
+async def test_an_abandoned_lease_expires(
+    service: MongoSessionService,
+) -> None:
+    """A reader that was let go of without closing it does not block the next."""
+    await append(service, await create(service), 2)
+    await take(service.consumer("c"), 1, commit=True)  # and nobody holds it any more
+
+    async with service.consumer("c") as second:
+        assert told(await take(second, 1)) == [("s", 2)]
+
+
+async def test_closing_the_service_lets_go(mongodb_uri: str, database: str) -> None:
+    """A service's consumers release their names when it is closed."""
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        await append(service, await create(service), 2)
+        consumer = service.consumer("c")
+        await take(consumer, 1, commit=True)
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        assert not (await service.consumers())[0].is_active
+        async with service.consumer("c") as second:
+            assert told(await take(second, 1)) == [("s", 2)]
+
+
+async def test_the_epoch_rises_with_every_reader(
+    service: MongoSessionService,
+) -> None:
+    """Each reader of a name has a higher epoch than the one before."""
+    await append(service, await create(service))
+    for epoch in (1, 2, 3):
+        async with service.consumer("c") as consumer:
+            await take(consumer, 1)
+            assert (await service.consumers())[0].epoch == epoch
+
+
+async def test_a_commit_that_comes_late_takes_nothing_back(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """A commit that is overtaken by a later one does not undo it."""
+    await append(victim, await create(victim), 3)
+    async with victim.consumer("c") as consumer:
+        await take(consumer, 1)
+        slow = {"blockConnection": True, "blockTimeMS": 1500}
+        with failing(admin, "findAndModify", times=1, **slow) as wait_until_hit:
+            late = asyncio.create_task(consumer.commit())
+            await asyncio.to_thread(wait_until_hit)
+            await take(consumer, 1, commit=True)
+            assert not late.done()
+            await late
+    async with victim.consumer("c") as again:
+        assert told(await take(again, 1)) == [("s", 3)]

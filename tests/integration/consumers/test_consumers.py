@@ -1,0 +1,293 @@
+"""A consumer goes on where its name has committed, whoever reads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.adk.events import Event, EventActions
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient, MongoClient
+from support.consumers import APP, PATIENCE, USER, append, create, take, told
+
+from mongo_session_service import (
+    ConfigurationError,
+    InvalidInputError,
+    MongoSessionService,
+)
+from mongo_session_service.consumers import coordinator
+
+
+async def test_a_new_name_begins_with_the_log(service: MongoSessionService) -> None:
+    """Every event ever appended is told first, then what happens from now on."""
+    for name in ("one", "two"):
+        await append(service, await create(service, name), 2)
+
+    async with service.consumer("c") as consumer:
+        replayed = await take(consumer, 4)
+        three = await create(service, "three")
+        await append(service, three)
+        live = await take(consumer, 2)
+
+    assert told(replayed) == [("one", 1), ("one", 2), ("two", 1), ("two", 2)]
+    assert [(each.kind, each.session_id) for each in live] == [
+        ("created", "three"),
+        ("appended", "three"),
+    ]
+    assert live[1].event == three.events[0]
+    assert live[1].state_delta == {"n": 0}
+
+
+async def test_a_new_name_may_begin_now(service: MongoSessionService) -> None:
+    """What was appended before it began is not told."""
+    session = await create(service)
+    await append(service, session, 2)
+
+    async with service.consumer("c", start="now") as consumer:
+        await append(service, session)
+
+        assert told(await take(consumer, 1)) == [("s", 3)]
+
+
+async def test_what_was_committed_is_not_told_again(
+    service: MongoSessionService,
+) -> None:
+    """Another reader of the name gets what follows the last commit, be it replayed."""
+    session = await create(service)
+    await append(service, session, 5)
+
+    for first in (1, 3):
+        async with service.consumer("c") as consumer:
+            assert told(await take(consumer, 2, commit=True)) == [
+                ("s", first),
+                ("s", first + 1),
+            ]
+            assert told(await take(consumer, 1)) == [("s", first + 2)]
+
+
+async def test_live_changes_are_told_again_until_committed(
+    service: MongoSessionService,
+) -> None:
+    """After the replay, too, a reader begins after the last commit."""
+    session = await create(service)
+    async with service.consumer("c") as consumer:
+        reading = asyncio.create_task(take(consumer, 1, commit=True))
+        await append(service, session, 5)
+        await reading
+        assert told(await take(consumer, 2)) == [("s", 2), ("s", 3)]
+    async with service.consumer("c") as consumer:
+        await take(consumer, 2)
+        await consumer.commit()
+        assert told(await take(consumer, 1)) == [("s", 4)]
+    async with service.consumer("c") as consumer:
+        assert told(await take(consumer, 2)) == [("s", 4), ("s", 5)]
+
+
+async def test_names_do_not_share_anything(service: MongoSessionService) -> None:
+    """What one consumer commits does not concern another."""
+    await append(service, await create(service), 2)
+
+    async with service.consumer("a") as one, service.consumer("b") as other:
+        await take(one, 2, commit=True)
+
+        assert told(await take(other, 2)) == [("s", 1), ("s", 2)]
+
+
+async def test_a_consumer_may_be_of_one_app(service: MongoSessionService) -> None:
+    """It gets the log and the changes of its app only."""
+    await append(service, await create(service), 2)
+    for app_name in ("ap", "app ", "aqq"):
+        other = await service.create_session(app_name=app_name, user_id=USER)
+        await append(service, other)
+
+    async with service.consumer("c", app_name=APP) as consumer:
+        changes = await take(consumer, 2)
+        for app_name in ("ap", "aqq", APP):
+            await service.create_session(
+                app_name=app_name, user_id=USER, session_id="new", state={"app:x": 1}
+            )
+        changes += await take(consumer, 2)
+
+    assert {each.app_name for each in changes} == {APP}
+    assert [each.kind for each in changes[2:]] == ["created", "state"]
+
+
+async def test_an_apps_checkpoint_is_no_other_apps(
+    service: MongoSessionService,
+) -> None:
+    """A name that was begun for one app is refused for another, and for all."""
+    await append(service, await create(service))
+    async with service.consumer("c", app_name=APP) as consumer:
+        await take(consumer, 1, commit=True)
+
+    for app_name in (None, "other"):
+        with pytest.raises(ConfigurationError, match="'app'"):
+            await anext(service.consumer("c", app_name=app_name))
+
+
+async def test_deletions_are_told(service: MongoSessionService) -> None:
+    """A consumer learns that a session is gone."""
+    session = await create(service)
+    await append(service, session)
+    async with service.consumer("c") as consumer:
+        await take(consumer, 1)
+        await service.delete_session(app_name=APP, user_id=USER, session_id="s")
+
+        [gone] = await take(consumer, 1)
+
+    assert (gone.kind, gone.session_id) == ("deleted", "s")
+
+
+async def test_a_cancelled_reader_loses_nothing(service: MongoSessionService) -> None:
+    """Reading with deadlines shorter than any answer tells the same, once each."""
+    session = await create(service)
+    writing = asyncio.create_task(append(service, session, 100))
+    changes = []
+
+    async with service.consumer("c") as consumer, asyncio.timeout(PATIENCE):
+        while len(told(changes)) < 100:
+            try:
+                async with asyncio.timeout(0.001):
+                    changes.append(await anext(consumer))
+            except TimeoutError:
+                pass
+    await writing
+
+    assert told(changes) == [("s", number) for number in range(1, 101)]
+
+
+async def test_a_silent_streams_token_is_saved(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While nothing happens, the checkpoint follows what happens elsewhere."""
+    monkeypatch.setattr(coordinator, "IDLE_SAVE", 0.0)
+    checkpoints = admin[database].checkpoints
+    async with service.consumer("c") as consumer:
+        reading = asyncio.create_task(anext(consumer))
+        tokens = set()
+        async with asyncio.timeout(PATIENCE):
+            while len(tokens) < 3:
+                admin[database].unrelated.insert_one({})
+                checkpoint = checkpoints.find_one({"_id": "c"})
+                if checkpoint and checkpoint["position"]:
+                    tokens.add(str(checkpoint["position"]["token"]))
+                await asyncio.sleep(0.05)
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def test_uncommitted_changes_are_not_passed_over_in_silence(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No token is saved that lies behind a change which waits for its commit."""
+    monkeypatch.setattr(coordinator, "IDLE_SAVE", 0.0)
+    session = await create(service)
+    async with service.consumer("c") as consumer:
+        await append(service, session)
+        await take(consumer, 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.5):
+                await anext(consumer)
+    async with service.consumer("c") as consumer:
+        assert told(await take(consumer, 1)) == [("s", 1)]
+
+
+@pytest.mark.parametrize("client_type", [AsyncMongoClient, AsyncIOMotorClient])
+async def test_a_borrowed_client_will_do(
+    client_type: Any, mongodb_uri: str, database: str
+) -> None:
+    """Consumers work on the caller's client, of either driver."""
+    client: Any = client_type(mongodb_uri)
+    service = MongoSessionService(client=client, database=database)
+    session = await create(service)
+    await append(service, session, 2)
+    async with service.consumer("c") as consumer:
+        await take(consumer, 2, commit=True)
+        await append(service, session, 2)
+
+        assert told(await take(consumer, 2)) == [("s", 3), ("s", 4)]
+    await service.close()
+    closing = client.close()
+    if closing is not None:
+        await closing
+
+
+async def test_status_tells_how_consumers_are_doing(
+    service: MongoSessionService,
+) -> None:
+    """Every consumer is listed with its reader, its lag and its dead letters."""
+    await append(service, await create(service), 2)
+    idle = service.consumer("idle")
+    await take(idle, 1, commit=True)
+    await idle.close()
+    async with service.consumer("busy", app_name=APP) as busy:
+        await take(busy, 1, commit=True)
+
+        one, other = await service.consumers()
+        ages = service.feed_stats().checkpoint_ages
+
+    assert (one.name, one.app_name, one.is_active) == ("busy", APP, True)
+    assert (other.name, other.app_name, other.is_active) == ("idle", None, False)
+    assert one.owner is not None
+    assert other.owner is None
+    assert (one.is_replaying, one.epoch, one.dead_letters) == (True, 1, 0)
+    assert one.lag_seconds is not None
+    assert 0 <= one.lag_seconds < PATIENCE
+    assert one.checkpoint_age_seconds is not None
+    assert 0 <= one.checkpoint_age_seconds < PATIENCE
+    assert list(ages) == ["busy"]
+
+
+async def test_wrong_arguments_are_refused(service: MongoSessionService) -> None:
+    """What names no consumer is refused before anything is stored."""
+    wrong: list[dict[str, Any]] = [
+        {"name": ""},
+        {"name": 1},
+        {"name": "c", "app_name": ""},
+        {"name": "c", "start": "yesterday"},
+        {"name": "c", "on_history_lost": "ignore"},
+    ]
+    for arguments in wrong:
+        with pytest.raises(InvalidInputError):
+            service.consumer(arguments.pop("name"), **arguments)
+    with pytest.raises(InvalidInputError):
+        await service.consumer("c").run(print, max_attempts=0)
+
+    assert await service.consumers() == []
+
+
+async def test_consumers_need_transactions(mongodb_uri: str, database: str) -> None:
+    """A service without transactions says why it has no consumers."""
+    async with MongoSessionService(
+        mongodb_uri, database=database, transactions=False
+    ) as service:
+        with pytest.raises(ConfigurationError, match="transactions"):
+            await anext(service.consumer("c"))
+
+
+async def test_a_consumer_goes_on_within_a_transaction(
+    service: MongoSessionService,
+) -> None:
+    """No state is told again that its events have told, wherever it goes on."""
+    sessions = [await create(service, str(number)) for number in range(3)]
+    async with service.consumer("c", start="now"):
+        pass
+    event = EventActions(state_delta={"app:k": 1, "user:k": 1, "k": 1})
+    await asyncio.gather(
+        *(
+            service.append_event(each, Event(author="x", actions=event))
+            for each in sessions
+        )
+    )
+    for number in range(3):
+        async with service.consumer("c", start="now") as consumer:
+            (change,) = await take(consumer, 1, commit=True)
+            assert (change.kind, change.session_id) == ("appended", str(number))
+
+    await append(service, sessions[0])
+    async with service.consumer("c") as consumer:
+        assert told(await take(consumer, 1)) == [("0", 2)]

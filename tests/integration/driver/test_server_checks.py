@@ -1,0 +1,266 @@
+"""Servers that cannot keep the promises, and what the service says of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+from google.adk.events import Event
+from mongomock_motor import AsyncMongoMockClient
+from pymongo import MongoClient
+from support.failpoints import failing, victim_uri
+
+from mongo_session_service import (
+    ConfigurationError,
+    MongoSessionService,
+    SchemaVersionError,
+    StorageError,
+    StorageUnavailableError,
+)
+from mongo_session_service.admin import Status, doctor
+from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES, check_server
+from mongo_session_service.schema.migrations import Migrator
+
+IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
+
+
+async def test_a_standalone_server_is_refused_with_the_remedy(
+    standalone_uri: str,
+) -> None:
+    """Without a replica set nothing is stored; transactions=False is the way around."""
+    with pytest.raises(ConfigurationError, match=r"--replSet.*transactions=False"):
+        await MongoSessionService(standalone_uri).create_session(**IDS)
+
+    async with MongoSessionService(standalone_uri, transactions=False) as service:
+        assert (await service.list_sessions(app_name="app")).sessions == []
+        session = await service.create_session(**IDS, state={"app:k": 1})
+        await service.append_event(session, Event(author="x"))
+        assert await service.get_session(**IDS) == session
+
+
+@pytest.mark.parametrize("transactions", [True, False])
+async def test_a_standalone_server_is_examined_to_the_end(
+    standalone_uri: str, *, transactions: bool
+) -> None:
+    """What it lacks is a finding, and that it has no consumers is said."""
+    service = MongoSessionService(standalone_uri, transactions=transactions)
+
+    findings = {each.check: each async for each in doctor.examine(service)}
+    with pytest.raises(ConfigurationError, match="no history.*replica set"):
+        await service.consumers()
+    await service.close()
+
+    assert list(findings) == [check.name for check in doctor.CHECKS]
+    assert "no oplog" in findings["oplog window"].says
+    assert transactions is ("--replSet" in findings["transactions"].says)
+    failed = {name for name, each in findings.items() if each.status is Status.FAILED}
+    without = {"replica set", "oplog window"}
+    assert failed == without | ({"transactions"} if transactions else set())
+
+
+async def test_mongomock_has_no_consumers() -> None:
+    """Nothing could tell a consumer in mongomock of changes."""
+    client = AsyncMongoMockClient()
+    async with MongoSessionService(client=client, transactions=False) as service:
+        with pytest.raises(ConfigurationError, match="no history.*replica set"):
+            await service.consumers()
+
+
+@pytest.mark.parametrize(
+    ("hello", "transactions", "says"),
+    [
+        ({"maxWireVersion": 9, "setName": "rs0"}, True, "MongoDB 5.0"),
+        ({"maxWireVersion": 9}, False, "MongoDB 5.0"),
+        ({"maxWireVersion": 17}, True, "standalone"),
+        ({"maxWireVersion": 17, "isreplicaset": True}, True, "initiate"),
+        ({"maxWireVersion": 17}, False, None),
+        ({"maxWireVersion": 13, "setName": "rs0"}, True, None),
+        ({"maxWireVersion": 25, "msg": "isdbgrid"}, True, None),
+    ],
+)
+def test_servers_are_judged_by_what_they_say(
+    hello: dict[str, Any], says: str | None, *, transactions: bool
+) -> None:
+    """A server too old, or without transactions where they are needed, is refused."""
+    if says is None:
+        check_server(hello, transactions=transactions)
+    else:
+        with pytest.raises(ConfigurationError, match=says):
+            check_server(hello, transactions=transactions)
+
+
+async def test_without_privilege_to_create_indexes_it_works_with_one_warning(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A user who may only read and write is served, and told what is missing, once."""
+    service = MongoSessionService(victim_uri(mongodb_uri), database=database)
+
+    with (
+        caplog.at_level(logging.WARNING),
+        failing(admin, "create", "createIndexes", errorCode=13),
+    ):
+        session = await service.create_session(**IDS)
+        await service.append_event(session, Event(author="x"))
+
+        await service.append_event(session, session.events[0].model_copy(deep=True))
+
+    assert len(session.events) == 1
+    assert await service.get_session(**IDS) == session
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "setup()" in caplog.text
+
+
+async def test_data_that_allows_for_no_index_is_served_with_a_warning(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Events stored twice by some other means stop neither setup() nor appends."""
+    for revision in (1, 2):
+        id_ = {**IDS, "revision": revision}
+        event = Event(id="twice", author="x").model_dump(exclude_none=True)
+        admin[database].events.insert_one({"_id": id_, "event": event})
+
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        session = await service.create_session(app_name="app", user_id="user")
+        await service.append_event(session, Event(author="x"))
+
+    assert "holds an event twice" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("collection", "name", "key", "missing", "why"),
+    [
+        ("sessions", "mine", "expire_time", "expire_time", "same keys"),
+        ("sessions", "expire_time", "update_time", "expire_time", "that name"),
+        ("events", EVENT_ONCE.name, "event.author", EVENT_ONCE.name, "that name"),
+    ],
+)
+async def test_an_index_of_the_users_own_stops_no_other(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    caplog: pytest.LogCaptureFixture,
+    collection: str,
+    name: str,
+    key: str,
+    missing: str,
+    why: str,
+) -> None:
+    """All else is created, by setup() or migrate(), and what is not is named."""
+    for prefix in ("", "moved_"):
+        admin[database][f"{prefix}{collection}"].create_index(
+            key, name=name, sparse=True
+        )
+    service = MongoSessionService(mongodb_uri, database=database)
+    moved = MongoSessionService(
+        mongodb_uri, database=database, collection_prefix="moved_"
+    )
+
+    await service.setup()
+    status = await Migrator(moved).migrate()
+    session = await service.create_session(**IDS)
+    await service.append_event(session, Event(id="e", author="x"))
+    same = Event(id="e", author="x", timestamp=session.events[0].timestamp)
+    await service.append_event(session, same)
+
+    assert len(session.events) == 1
+    await service.close()
+    await moved.close()
+    assert status.pending == ()
+    for prefix, said in zip(("", "moved_"), caplog.messages, strict=True):
+        absent = [
+            index.name
+            for index in INDEXES
+            if not index.is_like(
+                admin[database][f"{prefix}{index.collection}"].index_information()
+            )
+        ]
+        assert absent == [missing]
+        assert f"index {missing!r} of '{prefix}{collection}' (another index" in said
+        assert why in said
+        assert "lacks the privilege" not in said
+    found = {each["_id"] for each in admin[database].metadata.find()}
+    assert found == {"schema", "page_tokens"}
+
+
+async def test_newer_data_is_refused(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """Data of a later release is not touched by one that does not know its layout."""
+    admin[database].metadata.insert_one({"_id": "schema", "version": 99})
+    service = MongoSessionService(mongodb_uri, database=database)
+
+    with pytest.raises(SchemaVersionError, match=r"99.*Upgrade"):
+        await service.create_session(**IDS)
+
+    await service.close()
+    assert admin[database].list_collection_names() == ["metadata"]
+
+
+async def test_setup_may_be_repeated(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """setup() is idempotent, and leaves exactly the documented indexes."""
+    await service.setup()
+
+    indexes = {
+        name: set(admin[database][name].index_information())
+        for name in admin[database].list_collection_names()
+    }
+    assert indexes == {
+        "sessions": {
+            "_id_",
+            "expire_time",
+            "by_user",
+            "by_app",
+            "by_title",
+            "by_label",
+        },
+        "events": {"_id_", "event_id_once_per_session"},
+        "app_states": {"_id_"},
+        "user_states": {"_id_"},
+        "checkpoints": {"_id_"},
+        "leases": {"_id_"},
+        "dead_letters": {"_id_"},
+        "metadata": {"_id_"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [(13, "privilege"), (18, "user name"), (2, "code 2")]
+)
+async def test_a_refusal_names_its_reason_and_no_values(
+    victim: MongoSessionService, admin: MongoClient, code: int, says: str
+) -> None:
+    """The server's text, which may quote documents, is neither shown nor chained."""
+    with (
+        failing(admin, "insert", errorCode=code),
+        pytest.raises(StorageError) as caught,
+    ):
+        await victim.create_session(**IDS, state={"secret": "hunter2"})
+
+    assert says in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    assert not re.search("hunter2|failCommand", str(caught.value))
+
+
+async def test_wrong_credentials_are_called_so_every_time(mongodb_uri: str) -> None:
+    """A refused password is no outage, in the first call and in later ones."""
+    uri = mongodb_uri.replace("mongodb://", "mongodb://ada:hunter2@")
+    service = MongoSessionService(f"{uri}&serverSelectionTimeoutMS=500")
+
+    for _ in range(3):
+        with pytest.raises(StorageError, match="user name or password") as caught:
+            await service.create_session(**IDS)
+
+        assert not isinstance(caught.value, StorageUnavailableError)
+        assert "hunter2" not in repr(caught.value)
+    await service.close()

@@ -1,0 +1,97 @@
+"""A change stream that is far behind, and one whose server has gone quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import closing, suppress
+
+import pytest
+from bson.timestamp import Timestamp
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import MongoClient
+from support.failpoints import failing
+from support.subscriptions import SESSION, change_streams, new_event
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.changes import decoder, stream
+from mongo_session_service.changes.stream import Stream
+from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.connection import Connection
+
+SILENCE = 0.4
+
+
+@pytest.fixture
+async def connection(
+    victim: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> Connection:
+    """Of a service with a session, for streams that soon take a server for dead."""
+    monkeypatch.setattr(stream, "_SILENCE", SILENCE)
+    monkeypatch.setattr(stream, "AWAIT_MS", 50)
+    await victim.create_session(**SESSION)
+    async with victim._opened() as opened:  # noqa: SLF001  below what is public
+        return opened.connection
+
+
+def opened_at(connection: Connection, at: Timestamp) -> Stream:
+    names = decoder.Names.of(connection)
+    return Stream(connection, names, decoder.pipeline(names), at)
+
+
+async def test_a_long_search_in_the_oplog_is_waited_for(
+    connection: Connection, admin: MongoClient
+) -> None:
+    """A server that takes long to find an old point is not asked again and again."""
+    changes = opened_at(connection, await snapshots.now(connection))
+    blocked = {"blockConnection": True, "blockTimeMS": 1000}
+    with failing(admin, "aggregate", "getMore", times=1, **blocked):
+        start = time.monotonic()
+        change = await changes.next()
+        assert time.monotonic() - start > 2 * SILENCE
+    assert change is not None
+    assert change["operationType"] == "insert"
+    assert changes.reopened == 0
+    await changes.close()
+
+
+async def test_a_silent_server_is_given_up(
+    victim: MongoSessionService, connection: Connection, admin: MongoClient
+) -> None:
+    """Once a stream has caught up, a reply that does not come is not waited for."""
+    changes = opened_at(connection, await snapshots.now(connection))
+    while await changes.next() is not None:
+        pass
+    before = changes.reopened
+    blocked = {"blockConnection": True, "blockTimeMS": 3000}
+    with failing(admin, "getMore", times=1, **blocked) as hit:
+        reading = asyncio.create_task(changes.next())
+        await asyncio.to_thread(hit)
+        session = await victim.get_session(**SESSION)
+        assert session is not None
+        await victim.append_event(session, new_event())
+        async with asyncio.timeout(2.7):
+            while (change := await reading) is None:
+                reading = asyncio.create_task(changes.next())
+    assert change["ns"]["coll"] == "events"
+    assert changes.reopened > before
+    await changes.close()
+
+
+async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
+    mongodb_uri: str, database: str, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Motor opens it in a thread, which goes on when its caller is cancelled."""
+    monkeypatch.setattr(stream, "AWAIT_MS", 50)
+    with closing(AsyncIOMotorClient(mongodb_uri)) as client:
+        service = MongoSessionService(client=client, database=database)
+        await service.create_session(**SESSION)
+        async with service._opened() as opened:  # noqa: SLF001  below what is public
+            now = await snapshots.now(opened.connection)
+        for milliseconds in range(10):
+            changes = opened_at(opened.connection, now)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(milliseconds / 1000):
+                    await changes.next()
+            await changes.close()
+            assert change_streams(admin, database) == set()

@@ -1,0 +1,201 @@
+"""Backlogs, endings and documents that are out of the ordinary."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from typing import Any
+
+import pytest
+from google.adk.sessions import Session
+from pymongo import AsyncMongoClient, MongoClient
+from support.consumers import APP, PATIENCE, append, create, take, told
+from support.failpoints import failing, victim_uri
+from support.subscriptions import SESSION, Follower, new_event
+
+from mongo_session_service import HistoryLostError, MongoSessionService
+from mongo_session_service.backend import Clients
+from mongo_session_service.feed import reader
+from mongo_session_service.feed.feed import THREAD_NAME as FEED_THREAD
+
+
+@pytest.mark.parametrize("is_borrowed", [False, True])
+async def test_a_backlog_is_no_slow_reader(
+    is_borrowed: bool,  # noqa: FBT001  a parameter of the test
+    mongodb_uri: str,
+    database: str,
+    service: MongoSessionService,
+    admin: MongoClient,
+) -> None:
+    """Thousands of changes after an outage are read by whoever reads at once."""
+    uri = victim_uri(mongodb_uri)
+    client: Any = AsyncMongoClient(uri) if is_borrowed else None
+    victim = MongoSessionService(
+        None if is_borrowed else uri, client=client, database=database
+    )
+    sessions = [await create(service, f"s{number}") for number in range(300)]
+    async with Follower(victim.watch(APP)) as follower:
+        with failing(admin, "getMore", "aggregate", errorCode=91):
+            await asyncio.gather(*(append(service, each, 15) for each in sessions))
+        await follower.until(lambda: len(follower.told) == 4500)
+    await victim.close()
+    if client is not None:
+        await client.close()
+
+
+async def test_closing_the_service_ends_who_is_catching_up(
+    service: MongoSessionService,
+) -> None:
+    """A subscription amid a long history ends, and opens no new stream."""
+    await append(service, await create(service), 300)
+    async with service.watch(**SESSION, after_revision=0) as changes:
+        await anext(changes)
+        await service.close()
+        async with asyncio.timeout(PATIENCE):
+            async for _ in changes:
+                pass
+    assert not service.feed_stats().is_running
+
+
+STRANGE: list[tuple[str, dict[str, Any]]] = [
+    ("app_states", {"_id": "x", "state": 5}),
+    (
+        "sessions",
+        {
+            "_id": {**SESSION, "session_id": "x"},
+            "state": {},
+            "revision": "x",
+            "create_time": "x",
+        },
+    ),
+    (
+        "sessions",
+        {
+            "_id": {"app_name": 5, "user_id": 6, "session_id": 7},
+            "state": {},
+            "revision": 0,
+            "create_time": 1.0,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("collection", "document"), STRANGE)
+async def test_what_others_wrote_does_not_end_the_feed(
+    collection: str,
+    document: dict[str, Any],
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """Documents with the right fields and the wrong types are passed over."""
+    session = await service.create_session(**SESSION)
+    async with Follower(service.watch()) as follower:
+        admin[database][collection].insert_one(document)
+        await service.append_event(session, new_event())
+        await follower.until(lambda: follower.kinds == ["appended"])
+
+
+async def test_each_reader_of_a_failed_feed_has_an_error_of_its_own(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """An exception that all raise would collect the tracebacks of all."""
+    await service.create_session(**SESSION)
+    followers = [Follower(service.watch(**SESSION)) for _ in range(20)]
+    for each in followers:
+        await each.__aenter__()
+    admin[database].sessions.drop()
+    errors = [await each.ended() for each in followers]
+
+    assert len({id(each) for each in errors}) == len(errors)
+    assert all(isinstance(each, HistoryLostError) for each in errors)
+    depths = [len(traceback.extract_tb(each.__traceback__)) for each in errors if each]
+    assert max(depths) < 10
+
+
+async def test_a_collection_that_is_replaced_is_reported(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Renaming another onto it, as $out does, is dropping it."""
+    await service.create_session(**SESSION)
+    async with Follower(service.watch()) as follower:
+        admin[database].other.insert_one({})
+        admin[database].other.rename("events", dropTarget=True)
+        assert isinstance(await follower.ended(), HistoryLostError)
+
+
+async def test_what_an_event_sets_to_nan_is_told_once(
+    service: MongoSessionService,
+) -> None:
+    """A number that equals not even itself is known from the event all the same."""
+    session: Session = await service.create_session(**SESSION)
+    async with Follower(service.watch(**SESSION)) as follower:
+        await service.append_event(session, new_event(app_n=float("nan")))
+        await service.append_event(session, new_event())
+        await follower.reached(2)
+    assert follower.kinds == ["snapshot", "appended", "appended"]
+
+
+async def test_a_feed_that_cannot_start_leaves_nobody_waiting(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a thread to be had it fails, and the next subscriber starts anew."""
+    await service.create_session(**SESSION)
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="thread"):
+            await service.watch(APP).__aenter__()
+    async with asyncio.timeout(PATIENCE), service.watch(APP):
+        pass
+
+
+async def test_closing_waits_for_every_thread_of_the_feed(
+    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is still letting go of its connection is waited for as well."""
+    is_closing, may_close = threading.Event(), threading.Event()
+    close = Clients.close_here
+
+    async def close_late(clients: Clients) -> None:
+        is_closing.set()
+        await asyncio.to_thread(may_close.wait, PATIENCE)
+        await close(clients)
+
+    monkeypatch.setattr(reader, "LINGER", 0)
+    monkeypatch.setattr(Clients, "close_here", close_late)
+    service = MongoSessionService(mongodb_uri, database=database)
+    async with service.watch(APP):
+        pass
+    assert await asyncio.to_thread(is_closing.wait, PATIENCE)
+    async with service.watch(APP):
+        closing = asyncio.create_task(service.close())
+        done, _ = await asyncio.wait([closing], timeout=0.1)
+        may_close.set()
+        await closing
+    assert not done
+    assert FEED_THREAD not in [each.name for each in threading.enumerate()]
+
+
+async def test_a_subscription_closed_before_it_is_open_has_ended(
+    service: MongoSessionService,
+) -> None:
+    """It tells nothing, and nobody waits for it."""
+    await service.create_session(**SESSION)
+    subscription = service.watch(APP)
+    subscription.close()
+    async with asyncio.timeout(PATIENCE), subscription as changes:
+        assert [each async for each in changes] == []
+
+
+async def test_from_now_on_is_not_what_was_before(service: MongoSessionService) -> None:
+    """An event that was committed last before a consumer began is not told to it."""
+    session = await create(service)
+    await append(service, session)
+    async with service.consumer("c", start="now") as consumer:
+        await append(service, session)
+        assert told(await take(consumer, 1)) == [("s", 2)]

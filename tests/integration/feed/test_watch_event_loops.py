@@ -1,0 +1,163 @@
+"""One feed for all event loops, threads and clients of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient, MongoClient
+from support.subscriptions import (
+    APP,
+    ID,
+    IDS,
+    PATIENCE,
+    SESSION,
+    USER,
+    Follower,
+    change_streams,
+    new_event,
+    stored_state,
+    until,
+)
+
+from mongo_session_service import MongoSessionService
+
+LOOPS = 5
+
+
+@pytest.fixture
+def shared(mongodb_uri: str, database: str) -> MongoSessionService:
+    """A service that no loop has used yet, and that nobody closes."""
+    return MongoSessionService(mongodb_uri, database=database)
+
+
+async def wait_for_streams(admin: MongoClient, database: str, count: int) -> None:
+    """Return once the server has exactly so many change streams of this database."""
+    await until(lambda: len(change_streams(admin, database)) == count)
+
+
+def test_loops_share_one_stream(
+    shared: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Subscribers in many threads' loops get everything from one server cursor."""
+    ready = threading.Barrier(LOOPS + 1)
+    told: list[list[int]] = []
+
+    async def follow() -> None:
+        async with (
+            Follower(shared.watch(APP, USER, ID)) as follower,
+            Follower(shared.watch(APP)) as broad,
+        ):
+            await asyncio.to_thread(ready.wait, PATIENCE)
+            await follower.reached(20)
+            await broad.until(lambda: len(broad.told) == 20)
+            assert follower.revisions == broad.revisions
+            told.append(follower.revisions["app/user/s"])
+            await asyncio.to_thread(ready.wait, PATIENCE)
+
+    async def main() -> None:
+        session = await shared.create_session(**SESSION)
+        threads = [
+            threading.Thread(target=asyncio.run, args=[follow()]) for _ in range(LOOPS)
+        ]
+        for thread in threads:
+            thread.start()
+        await asyncio.to_thread(ready.wait, PATIENCE)
+        for _ in range(20):
+            await shared.append_event(session, new_event())
+        await wait_for_streams(admin, database, 1)
+        assert shared.feed_stats().subscriptions == 2 * LOOPS
+        await asyncio.to_thread(ready.wait, PATIENCE)
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        await shared.close()
+        await wait_for_streams(admin, database, 0)
+
+    asyncio.run(main())
+
+    assert told == [list(range(1, 21))] * LOOPS
+
+
+def test_loops_that_die_harm_nobody(shared: MongoSessionService) -> None:
+    """Subscriptions left open in a loop that is gone are let go, and others go on."""
+    abandoned: list[Any] = []
+
+    async def open_some() -> None:
+        await shared.create_session(**IDS, session_id=f"other{len(abandoned)}")
+        for scope in ((), (APP,), (APP, USER, ID)) * 3:
+            subscription = shared.watch(*scope)
+            await subscription.__aenter__()
+            abandoned.append(subscription)
+
+    async def main() -> None:
+        session = await shared.create_session(**SESSION)
+        async with Follower(shared.watch(APP, USER, ID)) as follower:
+            await asyncio.to_thread(asyncio.run, open_some())
+            for number in range(20):
+                await shared.append_event(session, new_event(app_n=number))
+            await follower.reached(20)
+            async with Follower(shared.watch()) as broad:
+                await shared.append_event(session, new_event())
+                await broad.until(lambda: broad.told)
+            await follower.reached(21)  # told after the other, maybe
+            assert follower.revisions == {"app/user/s": list(range(1, 21 + 1))}
+            assert shared.feed_stats().drops == 0
+            async with asyncio.timeout(PATIENCE):
+                while shared.feed_stats().subscriptions > 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # the feed looks for them every second
+        async with asyncio.timeout(5):
+            await shared.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
+async def test_borrowed_clients(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    make: Callable[[str], Any],
+) -> None:
+    """With a borrowed client the feed runs in its loop, and ends with the service."""
+    client = make(mongodb_uri)
+    service = MongoSessionService(client=client, database=database)
+    for _ in range(2):
+        session = await service.create_session(**SESSION)
+        async with (
+            Follower(service.watch(APP, USER, ID)) as follower,
+            Follower(service.watch()) as broad,
+        ):
+            for number in range(5):
+                await service.append_event(session, new_event(app_n=number))
+            await follower.reached(5)
+            assert follower.state == await stored_state(service)
+            async with Follower(service.watch(APP, USER, ID, after_revision=2)) as late:
+                await late.until(lambda each=late: len(each.told) == 4)
+            await wait_for_streams(admin, database, 1)
+            await service.delete_session(**SESSION)
+            assert await follower.ended() is None
+            await broad.until(lambda each=broad: "deleted" in each.kinds)
+            async with asyncio.timeout(5):
+                await service.close()
+            assert await broad.ended() is None
+        await wait_for_streams(admin, database, 0)
+    closing = client.close()
+    if make is AsyncMongoClient:
+        await closing
+
+
+async def test_a_pickled_service_can_watch(service: MongoSessionService) -> None:
+    """A copy sent elsewhere has a feed of its own, whatever the original's does."""
+    session = await service.create_session(**SESSION)
+    async with Follower(service.watch(APP, USER, ID)) as follower:
+        copy = pickle.loads(pickle.dumps(service))
+        assert not copy.feed_stats().is_running
+        async with copy, Follower(copy.watch(APP, USER, ID)) as other:
+            await service.append_event(session, new_event())
+            await other.reached(1)
+            await follower.reached(1)

@@ -1,0 +1,245 @@
+"""A subscription to one session: where it begins, what it tells, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from support.subscriptions import (
+    APP,
+    ID,
+    IDS,
+    PATIENCE,
+    SESSION,
+    USER,
+    Follower,
+    new_event,
+    stored_state,
+)
+
+from mongo_session_service import InvalidInputError, MongoSessionService
+from mongo_session_service.feed.view import PAGE
+
+
+async def test_snapshot_then_every_change(service: MongoSessionService) -> None:
+    """It begins with the whole merged state, and tells one change per append."""
+    await service.create_session(**IDS, session_id="other", state={"user:u": 1})
+    session = await service.create_session(**SESSION, state={"own": 1, "app:a": 1})
+    await service.append_event(session, new_event(before=True))
+
+    async with Follower(service.watch(APP, USER, ID)) as follower:
+        events = [new_event(own=2, app_a=2, user_u=2, temp="no"), new_event()]
+        events[0].actions.state_delta["temp:t"] = 1
+        for event in events:
+            await service.append_event(session, event)
+        await follower.reached(3)
+        assert follower.state == await stored_state(service)
+
+    snapshot, first, second = follower.told
+    assert snapshot.kind == "snapshot"
+    assert snapshot.revision == 1
+    assert snapshot.event is None
+    assert snapshot.state == {"own": 1, "before": True, "app:a": 1, "user:u": 1}
+    assert first.kind == second.kind == "appended"
+    assert (first.revision, second.revision) == (2, 3)
+    assert (first.event, second.event) == tuple(events)
+    assert first.state is None
+    assert first.state_delta == {"own": 2, "app:a": 2, "user:u": 2, "temp": "no"}
+    assert first.time == events[0].timestamp
+    assert first.session_key == (APP, USER, ID)
+    assert second.state_delta == {}
+
+
+async def test_state_is_told_when_others_change_it(
+    service: MongoSessionService,
+) -> None:
+    """App and user state set elsewhere is told; what one cannot see is not."""
+    session = await service.create_session(**SESSION)
+    same_user = await service.create_session(**IDS, session_id="2")
+    same_app = await service.create_session(app_name=APP, user_id="other")
+    stranger = await service.create_session(app_name="other", user_id=USER)
+
+    async with Follower(service.watch(APP, USER, ID)) as follower:
+        await service.append_event(stranger, new_event(app_x=0, user_x=0, x=0))
+        await service.append_event(same_app, new_event(app_x=1, user_x=0, x=0))
+        await service.append_event(same_user, new_event(app_x=2, user_x=3, x=0))
+        await service.create_session(
+            app_name=APP, user_id="new", state={"app:x": 4, "user:x": 0}
+        )
+        await service.append_event(session, new_event(app_x=5, user_x=6))
+        await follower.reached(1)
+
+    told = [(each.kind, each.user_id, each.state_delta) for each in follower.told[1:]]
+    assert told == [
+        ("state", None, {"app:x": 1}),
+        ("state", USER, {"user:x": 3}),
+        ("state", None, {"app:x": 2}),
+        ("state", None, {"app:x": 4}),
+        ("appended", USER, {"app:x": 5, "user:x": 6}),
+    ]
+    assert all(change.session_id is None for change in follower.told[1:5])
+    assert all(change.revision is None for change in follower.told[1:5])
+
+
+async def test_deleted_ends_it(service: MongoSessionService) -> None:
+    """A deleted session is told as such, and then there is no more."""
+    session = await service.create_session(**SESSION)
+    async with Follower(service.watch(APP, USER, ID)) as follower:
+        await service.append_event(session, new_event())
+        await service.delete_session(**SESSION)
+        again = await service.create_session(**SESSION)
+        await service.append_event(again, new_event())
+
+        assert await follower.ended() is None
+
+    assert follower.summary == [("snapshot", 0), ("appended", 1), ("deleted", None)]
+    with pytest.raises(StopAsyncIteration):
+        await anext(follower.subscription)
+
+
+async def test_after_a_revision_it_replays(service: MongoSessionService) -> None:
+    """after_revision begins with the events after it, then shared state as it is."""
+    session = await service.create_session(**SESSION, state={"user:u": 0})
+    events = [new_event(n=number, app_a=number) for number in range(1, 6)]
+    for event in events:
+        await service.append_event(session, event)
+
+    async with Follower(service.watch(APP, USER, ID, after_revision=2)) as follower:
+        await follower.until(lambda: len(follower.told) == 5)
+        await service.append_event(session, new_event(n=6))
+        await follower.reached(6)
+
+    assert follower.summary == [
+        *(("appended", revision) for revision in (3, 4, 5)),
+        ("state", None),
+        ("state", None),
+        ("appended", 6),
+    ]
+    assert [change.event for change in follower.told[:3]] == events[2:]
+    assert follower.state == await stored_state(service)
+
+
+async def test_after_its_last_revision_it_waits(service: MongoSessionService) -> None:
+    """Nothing is replayed to who has seen everything."""
+    session = await service.create_session(**SESSION)
+    await service.append_event(session, new_event())
+
+    async with Follower(service.watch(APP, USER, ID, after_revision=1)) as follower:
+        await service.append_event(session, new_event())
+        await follower.reached(2)
+
+    assert follower.summary == [("appended", 2)]
+
+
+async def test_replay_of_many_pages_while_writers_go_on(
+    service: MongoSessionService,
+) -> None:
+    """However far behind, every revision comes once and in order, then live ones."""
+    stored, more = 2 * PAGE + 10, 60
+    session = await service.create_session(**SESSION)
+    for start in range(0, stored, 128):
+        await asyncio.gather(
+            *(
+                service.append_event(session, new_event(n=number, app_n=number))
+                for number in range(start, min(start + 128, stored))
+            )
+        )
+    other = await service.create_session(**IDS, session_id="other")
+
+    async def go_on() -> None:
+        for number in range(more):
+            await service.append_event(session, new_event(n=-number))
+            await service.append_event(other, new_event(app_n=-number))
+
+    writer = asyncio.create_task(go_on())
+    async with Follower(service.watch(APP, USER, ID, after_revision=0)) as follower:
+        await writer
+        await follower.reached(stored + more)
+        last = await stored_state(service)
+        await follower.until(lambda: follower.state == last)
+
+    assert follower.revisions == {"app/user/s": list(range(1, stored + more + 1))}
+
+
+async def test_replay_of_more_than_a_reply_holds(service: MongoSessionService) -> None:
+    """Large events are replayed too, though no reply of the server holds them all."""
+    session = await service.create_session(**SESSION, state={"big": "x" * 6_000_000})
+    for number in range(4):
+        await service.append_event(session, new_event(text=str(number) * 9_000_000))
+
+    async with Follower(service.watch(APP, USER, ID, after_revision=0)) as follower:
+        await follower.reached(4)
+
+    assert follower.revisions == {"app/user/s": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("revision", [1, 2**63 - 1])
+async def test_a_revision_from_the_future_is_refused(
+    service: MongoSessionService, revision: int
+) -> None:
+    """A client cannot have seen what is not there: it is told what to do."""
+    await service.create_session(**SESSION)
+
+    with pytest.raises(InvalidInputError, match="at revision 0"):
+        async with service.watch(APP, USER, ID, after_revision=revision):
+            pass
+
+
+@pytest.mark.parametrize("after_revision", [None, 0, 7])
+async def test_a_session_that_is_not_stored(
+    service: MongoSessionService, after_revision: int | None
+) -> None:
+    """Opening raises ADK's own error, and leaves nothing behind."""
+    with pytest.raises(SessionNotFoundError):
+        async with service.watch(APP, USER, ID, after_revision=after_revision):
+            pass
+
+    # One that is let in is counted after the other has been let out.
+    async with service.watch(APP):
+        assert service.feed_stats().subscriptions == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"session_id": ID}, "app_name"),
+        ({"app_name": APP, "session_id": ID}, "user_id"),
+        ({"user_id": USER}, "app_name"),
+        ({"app_name": ""}, "app_name"),
+        ({"app_name": APP, "user_id": 5}, "user_id"),
+        ({"app_name": APP, "user_id": USER, "session_id": " "}, "session_id"),
+        ({"app_name": APP, "after_revision": 1}, "session_id"),
+        ({**SESSION, "after_revision": -1}, "after_revision"),
+        ({**SESSION, "after_revision": "1"}, "after_revision"),
+        ({**SESSION, "after_revision": True}, "after_revision"),
+        ({**SESSION, "after_revision": 2**63}, "after_revision"),
+    ],
+)
+def test_arguments_that_name_nothing(arguments: dict[str, Any], named: str) -> None:
+    """They are refused at once, by the argument's name."""
+    service = MongoSessionService("mongodb://127.0.0.1/")
+
+    with pytest.raises(InvalidInputError, match=named):
+        service.watch(**arguments)
+
+
+async def test_session_ids_are_stripped(service: MongoSessionService) -> None:
+    """An id with spaces around it names the session that create_session made."""
+    await service.create_session(**IDS, session_id="  s ")
+
+    async with asyncio.timeout(PATIENCE), service.watch(APP, USER, " s  ") as changes:
+        assert (await anext(changes)).session_id == "s"
+
+
+async def test_a_subscription_is_opened_once_and_first(
+    service: MongoSessionService,
+) -> None:
+    """Reading before opening, and opening twice, are mistakes that are named."""
+    subscription = service.watch(APP)
+    with pytest.raises(RuntimeError, match="async with"):
+        await anext(subscription)
+    async with subscription:
+        with pytest.raises(RuntimeError, match="once"):
+            await subscription.__aenter__()

@@ -1,0 +1,114 @@
+"""What the live page is served with, and the list of sessions it offers."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+import httpx
+import pytest
+from google.adk.sessions import Session
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from support.http_server import serving
+from support.subscriptions import SESSION, new_event
+
+from mongo_session_service import ConfigurationError, MongoSessionService
+from mongo_session_service.http import live_app, live_page_route
+
+PAGE = (
+    files("mongo_session_service.http").joinpath("static/live.html").read_text("utf-8")
+)
+
+
+async def answer(app: Any, path: str, **headers: str) -> httpx.Response:
+    async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
+        return await http.get(f"{url}{path}", headers=headers)
+
+
+async def session(service: MongoSessionService, session_id: str) -> Session:
+    return await service.create_session(**{**SESSION, "session_id": session_id})
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup() -> None:
+    """The page loads nothing, and never reads text as markup or as a program."""
+    assert not re.findall(r"(?:src|href)=.https?:|@import|url\(", PAGE)
+    assert not re.findall(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|Function\(|"
+        r" on\w+=",
+        PAGE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "shown"),
+    [
+        ("/live", "/changes", "./changes"),
+        ("/", "/changes", "./changes"),
+        ("/debug/live", "/changes", "./../changes"),
+        ("/live/", "/api/changes", "./../api/changes"),
+    ],
+)
+async def test_the_page_finds_its_changes_behind_any_prefix(
+    path: str, changes: str, shown: str
+) -> None:
+    """Where the changes are is told from where the page is."""
+    route = live_page_route(path, changes=changes)
+    app = Starlette(routes=[Mount("/some/prefix", routes=[route])])
+
+    response = await answer(app, f"/some/prefix{path}")
+
+    assert f'<meta name="changes-url" content="{shown}">' in response.text
+    assert '<meta name="sessions-url" content="">' in response.text
+
+
+async def test_the_browser_is_told_to_run_nothing_else() -> None:
+    """The page's policy allows its own script and style, and its own server."""
+    response = await answer(Starlette(routes=[live_page_route()]), "/live")
+
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "connect-src 'self'" in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_latest_sessions_come_first_if_they_may_be_read(
+    service: MongoSessionService,
+) -> None:
+    """The list is in the order of updates, and holds what authorize allows."""
+    first = await session(service, "first")
+    for session_id in ("hidden", "second"):
+        await session(service, session_id)
+    await service.append_event(first, new_event(hidden=1))
+    app = live_app(service, authorize=lambda _, key: key.session_id != "hidden")
+
+    response = await answer(app, "/sessions")
+
+    shown = response.json()["sessions"]
+    assert [each["key"]["session_id"] for each in shown] == ["first", "second"]
+    assert shown[0] == {
+        "key": {**SESSION, "session_id": "first"},
+        "revision": 1,
+        "update_time": first.last_update_time,
+    }
+    assert response.headers["cache-control"] == "no-store"
+
+
+async def test_the_local_app_answers_to_no_foreign_name(
+    service: MongoSessionService,
+) -> None:
+    """A page elsewhere cannot read along by having a name of its own point here."""
+    app = live_app(service, authorize=lambda *_: True)
+
+    for path in ("/", "/sessions", "/changes"):
+        response = await answer(app, path, Host="attacker.example")
+
+        assert response.status_code == 400, path
+
+
+async def test_the_local_app_needs_authorize_too(service: MongoSessionService) -> None:
+    """Forgetting who may read is refused here as well."""
+    with pytest.raises(ConfigurationError, match="authorize"):
+        live_app(service)

@@ -1,0 +1,224 @@
+"""How a stream of changes over HTTP ends, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import httpx
+import pytest
+from google.adk.events import Event
+from google.adk.sessions import Session
+from google.genai import types
+from pymongo import MongoClient
+from starlette.applications import Starlette
+from support.failpoints import failing
+from support.http_server import PATIENCE, Client, serving, until
+from support.subscriptions import SESSION, new_event
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.feed import subscription
+from mongo_session_service.http import changes_route, sse
+
+
+def app_of(service: MongoSessionService, heartbeat: float = 15) -> Starlette:
+    route = changes_route(service, authorize=lambda *_: True, heartbeat=heartbeat)
+    return Starlette(routes=[route])
+
+
+@pytest.fixture
+async def session(service: MongoSessionService) -> Session:
+    """A session without events."""
+    return await service.create_session(**SESSION)
+
+
+def unread(url: str) -> socket.socket:
+    """A client that asks for changes and reads none."""
+    address = urlsplit(url)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((address.hostname, address.port))
+    asked = (
+        f"GET /changes?{urlencode(SESSION)} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
+    )
+    client.sendall(asked.encode())
+    return client
+
+
+async def flood(service: MongoSessionService, session: Session, until_: Any) -> int:
+    """Append large events until a condition holds; gives how many it took."""
+    part = types.Part(text="x" * 500_000)
+    while not until_():
+        event = Event(author="x", content=types.ModelContent(part))
+        await service.append_event(session, event)
+        assert len(session.events) < 200
+    return len(session.events)
+
+
+@pytest.mark.usefixtures("session")
+async def test_a_deleted_session_ends_the_stream_for_good(
+    service: MongoSessionService,
+) -> None:
+    """The stream ends after deleted; who comes back is refused, and so stays away."""
+    async with serving(app_of(service)) as url:
+        async with Client(f"{url}/changes") as client:
+            await client.next()
+            await service.delete_session(**SESSION)
+            told = await client.rest()
+        async with Client(f"{url}/changes", {"Last-Event-ID": "0"}) as client:
+            assert client.response.status_code == 404
+
+    assert [each.kind for each in told] == ["deleted"]
+
+
+@pytest.mark.usefixtures("session")
+async def test_a_silent_stream_has_heartbeats(
+    service: MongoSessionService,
+) -> None:
+    """A comment comes at once and again and again, which no client takes for more."""
+    async with (
+        serving(app_of(service, heartbeat=0.05)) as url,
+        Client(f"{url}/changes") as client,
+    ):
+        while len(client.comments) < 4:
+            await client.line()
+
+    assert set(client.comments) == {": heartbeat 0.05"}
+
+
+@pytest.mark.parametrize("query", [{}, {"history": "all"}], ids=str)
+@pytest.mark.usefixtures("session")
+async def test_a_client_that_leaves_frees_its_subscription(
+    service: MongoSessionService, query: dict[str, str]
+) -> None:
+    """A closed connection leaves nothing behind, even if nothing happens next."""
+    async with serving(app_of(service)) as url:
+        async with Client(f"{url}/changes", **query) as client:
+            await client.next()
+            await until(lambda: service.feed_stats().subscriptions == 1)
+        await until(lambda: service.feed_stats().subscriptions == 0)
+
+
+@pytest.mark.usefixtures("session")
+async def test_a_head_request_leaves_nothing_open(
+    service: MongoSessionService,
+) -> None:
+    """HEAD gets the headers of a stream, and subscribes to nothing."""
+    async with serving(app_of(service)) as url, httpx.AsyncClient() as http:
+        response = await http.head(f"{url}/changes", params=SESSION)
+
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async with asyncio.timeout(PATIENCE):
+            while service.feed_stats().subscriptions:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # the feed's thread lets it go
+
+
+async def test_a_slow_client_is_ended_and_comes_back(
+    service: MongoSessionService, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a slow client did not get is there when it comes back; others go on."""
+    monkeypatch.setattr(subscription, "CAPACITY", 8)
+    async with serving(app_of(service)) as url:
+        slow = Client(f"{url}/changes")
+        async with slow, Client(f"{url}/changes") as quick:
+            await slow.next()
+            await quick.next()
+            appended = 0
+            while not service.feed_stats().drops:
+                text = types.Part(text="x" * 1_000_000)
+                event = Event(author="x", content=types.ModelContent(text))
+                await service.append_event(session, event)
+                appended += 1
+                assert (await quick.next()).id == str(appended)
+                assert appended < 60
+            *read, trouble = await slow.rest()
+        last = len(read)
+        async with Client(f"{url}/changes", {"Last-Event-ID": str(last)}) as client:
+            read += await client.take(appended - last)
+
+    assert trouble.kind == "trouble"
+    assert trouble.data == {"reason": "This client read too slowly."}
+    assert [each.id for each in read] == [str(n + 1) for n in range(appended)]
+
+
+async def test_a_client_that_never_reads_is_cut_off(
+    service: MongoSessionService, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that takes nothing for too long loses its subscription."""
+    monkeypatch.setattr(sse, "SEND_PATIENCE", 0.3)
+    async with serving(app_of(service)) as url:
+        with closing(unread(url)):
+            await until(lambda: service.feed_stats().subscriptions == 1)
+            await flood(
+                service, session, lambda: service.feed_stats().subscriptions == 0
+            )
+
+    assert service.feed_stats().drops == 0
+
+
+@pytest.mark.usefixtures("session")
+async def test_a_stream_that_cannot_go_on_says_so(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Trouble is told in words that hold nothing stored, with a time to come back."""
+    async with serving(app_of(service)) as url, Client(f"{url}/changes") as client:
+        await client.next()
+        admin[database].events.insert_one(
+            {"_id": {**SESSION, "revision": 1}, "event": {"author": ["secret"]}}
+        )
+        told = await client.rest()
+
+    assert [each.summary for each in told] == [("trouble", None)]
+    assert told[0].data == {"reason": "Sessions cannot be read; see the server's log."}
+    assert client.retry == 60_000
+
+
+@pytest.mark.usefixtures("session")
+async def test_a_closed_service_ends_its_streams(
+    service: MongoSessionService,
+) -> None:
+    """A service that closes lets its clients go, who may come back."""
+    async with serving(app_of(service)) as url, Client(f"{url}/changes") as client:
+        await client.next()
+        await service.close()
+
+        assert await client.rest() == []
+
+
+async def test_mongodb_away_is_told_with_a_time_to_come_back() -> None:
+    """While MongoDB cannot be reached the answer is 503, and names no host."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    uri = f"mongodb://user:secret@127.0.0.1:{port}/?serverSelectionTimeoutMS=100"
+    service = MongoSessionService(uri)
+
+    async with (
+        serving(app_of(service)) as url,
+        httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http,
+    ):
+        response = await http.get(f"{url}/changes", params=SESSION)
+    await service.close()
+
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "10"
+    assert response.json() == {"detail": "MongoDB is unavailable."}
+
+
+async def test_nobody_waits_long_for_mongodb(
+    victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is slow to answer is 503 in time, and nothing stays open."""
+    monkeypatch.setattr(sse, "OPENING_PATIENCE", 0.3)
+    session = await victim.create_session(**SESSION)
+    await victim.append_event(session, new_event(a=1))
+    stuck = {"blockConnection": True, "blockTimeMS": 1_500}
+
+    async with serving(app_of(victim)) as url, httpx.AsyncClient() as http:
+        with failing(admin, "aggregate", **stuck):
+            response = await http.get(f"{url}/changes", params=SESSION)
+        await until(lambda: victim.feed_stats().subscriptions == 0)
+
+    assert response.status_code == 503

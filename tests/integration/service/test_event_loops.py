@@ -1,0 +1,251 @@
+"""One service, used from any event loop, thread and process."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from google.adk.errors import StaleSessionError
+from google.adk.events import Event, EventActions
+from pymongo import MongoClient
+from support.failpoints import connections, victim_uri
+
+from mongo_session_service import MongoSessionService
+
+IDS = {"app_name": "app", "user_id": "user"}
+THREADS = 10
+
+
+@pytest.fixture
+def shared(mongodb_uri: str, database: str) -> MongoSessionService:
+    """A service that no loop has used yet, and that nobody closes."""
+    return MongoSessionService(victim_uri(mongodb_uri), database=database)
+
+
+async def use(service: MongoSessionService, session_id: str) -> None:
+    session = await service.create_session(**IDS, session_id=session_id)
+    await service.append_event(session, Event(author="x"))
+    assert await service.get_session(**IDS, session_id=session_id) == session
+
+
+def in_threads(work: Callable[[int], Any]) -> list[Any]:
+    """The results of ``work`` in ten threads that start at the same moment."""
+    barrier = threading.Barrier(THREADS)
+
+    def start(number: int) -> Any:
+        barrier.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(start, range(THREADS)))
+
+
+def wait_until_disconnected(admin: MongoClient) -> None:
+    """Return once the server has seen the last connection go."""
+    deadline = time.monotonic() + 10
+    while connections(admin):
+        assert time.monotonic() < deadline, "connections were leaked"
+
+
+def test_five_loops_in_a_row(shared: MongoSessionService, admin: MongoClient) -> None:
+    """A service outlives its loops, and every client is closed with its loop."""
+    for number in range(5):
+        asyncio.run(use(shared, f"s{number}"))
+        wait_until_disconnected(admin)
+
+
+def test_a_service_nobody_closes_is_closed_with_its_loop(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """A service made and let go within asyncio.run leaves no client open."""
+
+    async def main() -> None:
+        await use(MongoSessionService(victim_uri(mongodb_uri), database=database), "s")
+
+    asyncio.run(main())
+
+    wait_until_disconnected(admin)
+
+
+def test_ten_loops_at_once_on_different_sessions(
+    shared: MongoSessionService, admin: MongoClient
+) -> None:
+    """Ten threads with a loop each do not get into each other's way."""
+    in_threads(lambda number: asyncio.run(use(shared, f"s{number}")))
+
+    wait_until_disconnected(admin)
+    listed = asyncio.run(shared.list_sessions(app_name="app")).sessions
+    assert len(listed) == THREADS
+
+
+def test_ten_loops_at_once_on_one_session(
+    shared: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Ten writers of one session: each append is stored once or refused as stale."""
+
+    async def insist(number: int) -> int:
+        refusals = 0
+        while True:
+            session = await shared.get_session(**IDS, session_id="s")
+            assert session is not None
+            delta = {f"k{number}": number, f"app:k{number}": number, "last": number}
+            event = Event(author=str(number), actions=EventActions(state_delta=delta))
+            try:
+                await shared.append_event(session, event)
+            except StaleSessionError:
+                refusals += 1
+            else:
+                return refusals
+
+    asyncio.run(shared.create_session(**IDS, session_id="s"))
+    in_threads(lambda number: asyncio.run(insist(number)))
+
+    session = asyncio.run(shared.get_session(**IDS, session_id="s"))
+    assert session is not None
+    assert sorted(int(event.author) for event in session.events) == list(range(THREADS))
+    assert session.state == {
+        **{f"k{number}": number for number in range(THREADS)},
+        **{f"app:k{number}": number for number in range(THREADS)},
+        "last": int(session.events[-1].author),
+    }
+    revisions = [each["_id"]["revision"] for each in admin[database].events.find()]
+    assert sorted(revisions) == list(range(1, THREADS + 1))
+
+
+def test_a_closed_service_leaves_no_task_behind(
+    shared: MongoSessionService, admin: MongoClient
+) -> None:
+    """close() ends the clients and their background tasks, and may be repeated."""
+
+    async def main() -> set[asyncio.Task[Any]]:
+        async with shared:
+            await use(shared, "s")
+        await shared.close()
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(main()) == set()
+    wait_until_disconnected(admin)
+    asyncio.run(use(shared, "again"))
+
+
+def test_close_reaches_clients_of_other_running_loops(
+    shared: MongoSessionService, admin: MongoClient
+) -> None:
+    """A service closed in one loop has no client left in another that still runs."""
+    ready, done = threading.Event(), threading.Event()
+
+    async def other() -> None:
+        await use(shared, "other")
+        ready.set()
+        await asyncio.to_thread(done.wait)
+
+    async def main() -> None:
+        await use(shared, "here")
+        await shared.close()
+        wait_until_disconnected(admin)
+
+    thread = threading.Thread(target=asyncio.run, args=[other()])
+    thread.start()
+    ready.wait()
+    asyncio.run(main())
+    done.set()
+    thread.join()
+
+
+def test_a_pickled_service_works(shared: MongoSessionService) -> None:
+    """A service built from a URI can be sent to another process."""
+    asyncio.run(use(shared, "s1"))
+
+    copy = pickle.loads(pickle.dumps(shared))
+
+    assert asyncio.run(copy.get_session(**IDS, session_id="s1")) == asyncio.run(
+        shared.get_session(**IDS, session_id="s1")
+    )
+
+
+PROGRAM = """
+import asyncio, os, sys
+from google.adk.events import Event
+from mongo_session_service import MongoSessionService
+
+service = MongoSessionService(sys.argv[1], database=sys.argv[2])
+
+async def use(session_id):
+    session = await service.create_session(
+        app_name="app", user_id="user", session_id=session_id
+    )
+    await service.append_event(session, Event(author="x"))
+"""
+
+FORKS = """
+asyncio.run(use("before"))
+child = os.fork()
+asyncio.run(use("parent" if child else "child"))
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+ABANDONS_ITS_LOOP = """
+loop = asyncio.new_event_loop()
+loop.run_until_complete(use("before"))
+loop.close()
+asyncio.run(use("after"))
+"""
+
+
+CLOSES_WHILE_ANOTHER_LOOP_ENDS = """
+import threading
+
+async def list_them(ready):
+    await service.list_sessions(app_name="app")
+    ready.set()
+
+async def close(ready):
+    await asyncio.to_thread(ready.wait)
+    async with asyncio.timeout(10):
+        await service.close()
+
+asyncio.run(service.setup())
+for _ in range(20):
+    ready = threading.Event()
+    thread = threading.Thread(target=asyncio.run, args=[list_them(ready)])
+    thread.start()
+    asyncio.run(close(ready))
+    thread.join()
+asyncio.run(use("after"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        (FORKS, ["before", "child", "parent"]),
+        (ABANDONS_ITS_LOOP, ["after", "before"]),
+        (CLOSES_WHILE_ANOTHER_LOOP_ENDS, ["after"]),
+    ],
+    ids=["fork", "abandoned-loop", "closed-meanwhile"],
+)
+def test_processes_go_on_after_a_fork_or_a_lost_loop(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    ending: str,
+    expected: list[str],
+) -> None:
+    """A service survives a fork, a lost loop, and loops that end as it is closed."""
+    command = [sys.executable, "-c", PROGRAM + ending, mongodb_uri, database]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    stored = admin[database].events.distinct("_id.session_id")
+    assert sorted(stored) == expected

@@ -1,0 +1,148 @@
+"""Long logs, read page by page: what that costs, and what it leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.events import Event
+from google.genai import types
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.monitoring import CommandListener
+from support.long_sessions import store_long_session
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions.spans import PAGE, Span, events_of_user
+
+KEY = SessionKey("app", "ada", "s")
+
+
+class Reads(CommandListener):
+    """Counts the commands that read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def started(self, event: Any) -> None:
+        """Count it."""
+        self.count += event.command_name in {"find", "aggregate", "getMore"}
+
+    def succeeded(self, event: Any) -> None:
+        """Of no interest."""
+
+    def failed(self, event: Any) -> None:
+        """Of no interest."""
+
+
+def cursors(admin: MongoClient, database: str) -> list[Any]:
+    """What reads the server has open for a database."""
+    stages = [{"$currentOp": {"allUsers": True, "idleCursors": True}}]
+    return [
+        each
+        for each in admin.admin.aggregate(stages)
+        if each.get("ns", "").startswith(database) and each.get("cursor")
+    ]
+
+
+async def test_a_long_log_is_read_whole_and_leaves_nothing(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Thousands of events come in order; who stops early leaves no cursor open."""
+    await store_long_session(service, admin, database, KEY, 3000)
+
+    told = [each async for each in service.iter_events(**KEY.id)]
+
+    assert [revision for revision, _ in told] == list(range(1, 3001))
+    assert {event.id for _, event in told} == {f"e{n}" for n in range(1, 3001)}
+    for reading in (
+        service.iter_events(**KEY.id, newest_first=True),
+        service.iter_user_events(app_name="app", user_id="ada"),
+    ):
+        await anext(reading)
+        assert cursors(admin, database) == []
+        await reading.aclose()
+
+
+async def test_large_events_come_in_smaller_pages(
+    service: MongoSessionService,
+) -> None:
+    """A page is never larger than a reply of MongoDB may be."""
+    session = await service.create_session(**KEY.id)
+    part = types.Part(text="x" * 7_000_000)
+    for _ in range(5):
+        event = Event(author="x", content=types.ModelContent(part))
+        await service.append_event(session, event)
+
+    told = [revision async for revision, _ in service.iter_events(**KEY.id)]
+    users = service.iter_user_events(app_name="app", user_id="ada")
+
+    assert told == [1, 2, 3, 4, 5]
+    assert [each.revision async for each in users] == told
+
+
+async def test_reads_grow_with_events_not_with_sessions(
+    mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """All events of two hundred sessions take as many reads as they fill pages."""
+    listener = Reads()
+    async with AsyncMongoClient(mongodb_uri, event_listeners=[listener]) as client:
+        service = MongoSessionService(client=client, database=database)
+        await service.setup()
+        template = {"state": {}, "revision": 2, "create_time": 1.0, "update_time": 1.0}
+        keys = [KEY._replace(session_id=f"s{number:03}") for number in range(200)]
+        admin[database].sessions.insert_many(
+            [{"_id": key.id, **template} for key in keys]
+        )
+        event = {"id": "e", "author": "x", "invocation_id": "i", "timestamp": 1.0}
+        admin[database].events.insert_many(
+            [
+                {
+                    "_id": key.event_id(revision),
+                    "event": {**event, "id": str(revision), "actions": {}},
+                }
+                for key in keys
+                for revision in (1, 2)
+            ]
+        )
+        listener.count = 0
+
+        told = [
+            each
+            async for each in service.iter_user_events(app_name="app", user_id="ada")
+        ]
+
+    assert [(each.session_id, each.revision) for each in told] == [
+        (key.session_id, revision) for key in keys for revision in (1, 2)
+    ]
+    assert listener.count == 2 * (1 + 400 // PAGE)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_a_page_is_a_range_of_the_index(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    *,
+    newest_first: bool,
+) -> None:
+    """No event is looked at that is not told, wherever a page begins."""
+    for name in ("r", "s", "t"):
+        key = KEY._replace(session_id=name)
+        await store_long_session(service, admin, database, key, 300)
+    span = Span(100, 200, newest_first, 50)
+    after = KEY.event_id(290)
+    for where, order in (
+        (span.filter(KEY), span.order),
+        (events_of_user("app", "ada", after), 1),
+    ):
+        stages = [{"$match": where}, {"$sort": {"_id": order}}, {"$limit": 50}]
+        command = {"aggregate": "events", "pipeline": stages, "cursor": {}}
+
+        plan = admin[database].command(
+            {"explain": command, "verbosity": "executionStats"}
+        )
+
+        assert plan["executionStats"]["nReturned"] == 50
+        assert plan["executionStats"]["totalKeysExamined"] <= 51
+        assert plan["executionStats"]["totalDocsExamined"] == 50

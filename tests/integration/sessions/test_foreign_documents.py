@@ -1,0 +1,223 @@
+"""What other tools wrote into the collections stops nobody, and is quoted nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.database import Database
+from support.consumers import begun
+from support.subscriptions import APP, ID, PATIENCE, SESSION, USER, Follower, new_event
+
+from mongo_session_service import MongoSessionService, StorageError
+
+BANG = "hunter2"
+FOREIGN = {"app_name": "z", "user_id": "z", "session_id": "z"}
+UNREADABLE: list[Any] = [{"%json": 5}, {"%json": BANG}, {"%json": b"\xff"}]
+STAMPED = {"id": "e", "timestamp": 1.0}
+SESSION_LIKE = {"revision": 0, "create_time": 1.0, "update_time": 1.0}
+
+Write = Callable[[Database[Any]], object]
+
+
+def _with_a_bad_delta(stored: Database[Any]) -> None:
+    event = {"id": "1", "actions": {"state_delta": [BANG]}}
+    with stored.client.start_session() as txn, txn.start_transaction():
+        document = {"_id": {**FOREIGN, "revision": 1}, "event": event}
+        stored.events.insert_one(document, session=txn)
+
+
+def _shared(value: Any) -> Write:
+    def write(stored: Database[Any]) -> None:
+        stored.app_states.insert_one({"_id": "z", "state": {"a": value}})
+        stored.app_states.update_one({"_id": "z"}, {"$set": {"state.b": value}})
+
+    return write
+
+
+def _numbered(stored: Database[Any]) -> None:
+    id_ = {"app_name": 5, "user_id": BANG}
+    stored.user_states.insert_one({"_id": id_, "state": {"a": 1}})
+
+
+WRITES: list[Write] = [_numbered, _with_a_bad_delta, *map(_shared, UNREADABLE)]
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_nobody_is_stopped_by_what_concerns_them_not(
+    service: MongoSessionService, database: str, admin: MongoClient, write: Write
+) -> None:
+    """One session's followers are told what comes next, whatever is beside it."""
+    session = await service.create_session(**SESSION)
+    async with (
+        Follower(service.watch(APP, USER, ID)) as follower,
+        Follower(service.watch()),
+    ):
+        write(admin[database])
+        await service.append_event(session, new_event(n=1))
+        await follower.reached(1)
+
+
+@pytest.mark.parametrize("write", [_numbered, *map(_shared, UNREADABLE)])
+async def test_state_nobody_can_read_is_passed_over(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    write: Write,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who watches everything, and who consumes it, go on; a warning names no value."""
+    session = await service.create_session(**SESSION)
+    async with (
+        Follower(service.watch()) as everything,
+        service.consumer("c", start="now") as consumer,
+        asyncio.timeout(PATIENCE),
+    ):
+        first = asyncio.ensure_future(anext(consumer))
+        await begun(service)
+        await service.append_event(session, new_event(n=1))
+        assert (await first).kind == "appended"
+        caplog.set_level(logging.WARNING)
+        write(admin[database])
+        await service.append_event(session, new_event(n=2))
+        await everything.until(lambda: len(everything.told) == 2)
+        assert (await anext(consumer)).revision == 2
+
+    assert everything.kinds == ["appended"] * 2
+    assert BANG not in caplog.text
+    assert ("app_states" in caplog.text) is (write is not _numbered)
+
+
+@pytest.mark.parametrize("bad", UNREADABLE)
+async def test_a_session_nobody_can_read_is_told_as_such(
+    service: MongoSessionService, database: str, admin: MongoClient, bad: Any
+) -> None:
+    """An error that names the session ends who is due it, and nobody else."""
+    own = await service.create_session(**SESSION)
+    async with (
+        Follower(service.watch("z")) as reader,
+        Follower(service.watch(APP)) as neighbour,
+    ):
+        document = {"_id": FOREIGN, "state": {"a": bad}, **SESSION_LIKE}
+        admin[database].sessions.insert_one(document)
+        error = await reader.ended()
+        await service.append_event(own, new_event())
+        await neighbour.until(lambda: neighbour.told)
+
+    assert isinstance(error, StorageError)
+    assert "session 'z'" in str(error)
+    assert BANG not in str(error)
+
+
+Read = Callable[[MongoSessionService], Awaitable[object]]
+
+
+async def _events_of(service: MongoSessionService) -> None:
+    async for _ in service.iter_events(**SESSION):
+        pass
+
+
+async def _watched(service: MongoSessionService) -> None:
+    async with service.watch(APP, USER, ID) as changes:
+        await anext(changes)
+
+
+READS: dict[str, Read] = {
+    "get_session": lambda service: service.get_session(**SESSION),
+    "list_sessions": lambda service: service.list_sessions(app_name=APP),
+    "find_sessions": lambda service: service.find_sessions(
+        app_name=APP, with_state=True
+    ),
+    "watch": _watched,
+}
+
+
+def _set_session(**fields: Any) -> Write:
+    return lambda stored: stored.sessions.update_one({"_id": SESSION}, {"$set": fields})
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize(
+    "write",
+    [
+        *(_set_session(**{"state.a": bad}) for bad in UNREADABLE),
+        _set_session(state=[BANG]),
+        _set_session(update_time=BANG),
+        lambda stored: stored.sessions.update_one({}, {"$unset": {"create_time": 1}}),
+        lambda stored: stored.app_states.insert_one({"_id": APP, "state": [BANG]}),
+        lambda stored: stored.app_states.insert_one({"_id": APP}),
+        lambda stored: stored.user_states.insert_one(
+            {
+                "_id": {"app_name": APP, "user_id": USER},
+                "state": {"a": {"%json": BANG}},
+            }
+        ),
+    ],
+)
+async def test_reads_name_what_they_cannot_read(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    write: Write,
+    name: str,
+) -> None:
+    """A read fails with an error of this package that says of what, but no value."""
+    await service.create_session(**SESSION)
+    write(admin[database])
+
+    with pytest.raises(StorageError) as caught:
+        await READS[name](service)
+
+    assert re.search(f"session '{ID}'|Session '{ID}'|app '{APP}'", str(caught.value))
+    assert BANG not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        BANG,
+        {**STAMPED, "author": BANG, "actions": [BANG]},
+        {**STAMPED, "author": BANG, "actions": {"state_delta": {"%json": BANG}}},
+        {**STAMPED, "author": "x", "actions": {"state_delta": [BANG]}},
+        {**STAMPED, "author": "x", "finish_reason": {"a": BANG}},
+        {**STAMPED, "author": "x", "custom_metadata": {"a": {"%json": BANG}}},
+    ],
+)
+async def test_events_that_are_none_are_named(
+    service: MongoSessionService, database: str, admin: MongoClient, event: Any
+) -> None:
+    """An event that cannot be read is named by its session and revision."""
+    await service.create_session(**SESSION)
+    document = {"_id": {**SESSION, "revision": 1}, "event": event, "wrapped": True}
+    admin[database].events.insert_one(document)
+    admin[database].sessions.update_one({"_id": SESSION}, {"$set": {"revision": 1}})
+
+    reads = (
+        READS["get_session"],
+        _events_of,
+        lambda service: service.get_session_at(**SESSION, revision=1),
+        lambda service: service.fork_session(**SESSION, new_session_id="new"),
+    )
+    for read in reads:
+        with pytest.raises(
+            StorageError, match="session '(s|new)' at revision 1"
+        ) as caught:
+            await read(service)
+        assert BANG not in str(caught.value)
+
+
+async def test_people_of_numbers_are_no_users(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """A session whose user is no text is an error to who lists its app, and named."""
+    id_ = {**SESSION, "user_id": 5}
+    admin[database].sessions.insert_one({"_id": id_, "state": {}, **SESSION_LIKE})
+
+    for read in (READS["list_sessions"], READS["find_sessions"]):
+        with pytest.raises(StorageError, match="ession"):
+            await read(service)

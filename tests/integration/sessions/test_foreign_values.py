@@ -1,0 +1,96 @@
+"""Values of other tools that JSON, or Python, has no place for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from bson import Decimal128, ObjectId
+from bson.datetime_ms import DatetimeMS
+from bson.raw_bson import RawBSONDocument
+from google.adk.events import Event
+from pymongo import MongoClient
+from starlette.applications import Starlette
+from support.http_server import Client, serving
+from support.subscriptions import APP, ID, SESSION, USER, Follower, new_event
+
+from mongo_session_service import MongoSessionService, StorageError
+from mongo_session_service.http import changes_route
+from mongo_session_service.http.live_page import latest_sessions
+
+VALUES = [DatetimeMS(2**60), ObjectId(), Decimal128("1"), b"\xff"]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+async def test_values_of_other_kinds_are_told_as_they_are(
+    service: MongoSessionService, database: str, admin: MongoClient, value: Any
+) -> None:
+    """Readers and followers get them; who wants JSON is told why there is none."""
+    session = await service.create_session(**SESSION)
+    async with (
+        Follower(service.watch(APP, USER, ID)) as follower,
+        Follower(service.watch()) as everything,
+    ):
+        admin[database].app_states.insert_one({"_id": APP, "state": {"v": value}})
+        await service.append_event(session, new_event())
+        await follower.reached(1)
+        await everything.until(lambda: len(everything.told) == 2)
+
+    assert follower.state == {"app:v": value}
+    with pytest.raises(StorageError, match=APP):
+        _ = everything.told[0].json_text
+    found = await service.get_session(**SESSION)
+    assert found is not None
+    assert found.state == {"app:v": value}
+
+
+@pytest.mark.parametrize("query", [{}, {"history": "all"}])
+async def test_a_stream_of_what_is_no_json_ends_with_trouble(
+    service: MongoSessionService, database: str, admin: MongoClient, query: Any
+) -> None:
+    """A browser is told that there is trouble, and no more."""
+    session = await service.create_session(**SESSION)
+    await service.append_event(session, Event(author="x"))
+    admin[database].app_states.insert_one({"_id": APP, "state": {"v": ObjectId()}})
+    route = changes_route(service, authorize=lambda *_: True)
+
+    async with (
+        serving(Starlette(routes=[route])) as url,
+        Client(f"{url}/changes", **query) as client,
+    ):
+        told = await client.rest()
+
+    assert [each.summary for each in told] == [("trouble", None)]
+
+
+async def test_text_that_is_none_stops_nobody(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Of text that is no UTF-8, which MongoDB takes, the rest is told."""
+    session = await service.create_session(**SESSION)
+    text = b"a\xffb\0"
+    raw = b"\2v\0" + len(text).to_bytes(4, "little") + text
+    state = RawBSONDocument((len(raw) + 5).to_bytes(4, "little") + raw + b"\0")
+    async with Follower(service.watch(APP, USER, ID)) as follower:
+        admin[database].app_states.insert_one({"_id": APP, "state": state})
+        await service.append_event(session, new_event())
+        await follower.reached(1)
+
+    assert follower.state == {"app:v": "a\N{REPLACEMENT CHARACTER}b"}
+
+
+async def test_the_list_of_sessions_shows_ours(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Sessions whose ids or times are none leave the list as it is."""
+    await service.create_session(**SESSION)
+    admin[database].sessions.insert_many(
+        [
+            {"_id": {**SESSION, "app_name": ObjectId()}, "revision": 0},
+            {"_id": {**SESSION, "user_id": "z"}, "revision": 0, "update_time": None},
+        ]
+    )
+
+    (shown,) = json.loads(json.dumps(await latest_sessions(service)))
+    assert shown["key"] == SESSION

@@ -1,0 +1,224 @@
+"""Second writers: what they have missed is brought in, and nothing is torn apart."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.adk.errors import StaleSessionError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event, EventActions
+from google.adk.sessions import Session
+from pymongo import AsyncMongoClient, MongoClient
+from support.command_log import CommandsSent
+from support.failpoints import failing
+from support.function_calls import called, responded
+from support.one_session import IDS, authors, read
+from support.subscriptions import new_event
+
+from mongo_session_service import ConfigurationError, MongoSessionService, StorageError
+
+
+async def test_what_was_missed_is_brought_in(second: MongoSessionService) -> None:
+    """A late event comes after all others; its session shows them, and state, too."""
+    theirs = await second.create_session(**IDS, state={"k": 0, "user:k": 0})
+    mine = await read(second)
+    mine.state["temp:draft"] = "kept"
+    for number in range(3):
+        await second.append_event(theirs, new_event("them", k=number, app_k=number))
+    other = await second.create_session(app_name="app", user_id="user")
+    await second.append_event(other, new_event("other", user_k="elsewhere"))
+    event = new_event("me", mine=True, **{"temp:seen": 1})
+
+    assert await second.append_event(mine, event) is event
+
+    stored = await read(second)
+    assert authors(stored) == ["them", "them", "them", "me"]
+    assert stored.events == mine.events
+    assert stored.last_update_time == mine.last_update_time
+    expected = {"k": 2, "app:k": 2, "user:k": "elsewhere", "mine": True}
+    assert stored.state == expected
+    assert mine.state == {**expected, "temp:draft": "kept", "temp:seen": 1}
+    await second.append_event(mine, new_event("me"))
+    assert (await read(second)).events == mine.events
+
+
+async def test_the_last_writer_of_a_key_wins(second: MongoSessionService) -> None:
+    """A delta that was made for older state is stored as it is, key by key."""
+    theirs = await second.create_session(**IDS)
+    mine = await read(second)
+    await second.append_event(theirs, new_event(both="theirs", only_theirs=1))
+
+    await second.append_event(mine, new_event(both="mine"))
+
+    assert mine.state == (await read(second)).state
+    assert mine.state == {"both": "mine", "only_theirs": 1}
+
+
+async def test_writers_of_one_session_object(second: MongoSessionService) -> None:
+    """Tasks that share a session, and a stranger, lose and repeat nothing."""
+    shared = await second.create_session(**IDS)
+    strangers = [await read(second) for _ in range(3)]
+
+    await asyncio.gather(
+        *(second.append_event(shared, new_event(f"s{n}")) for n in range(20)),
+        *(
+            second.append_event(stranger, new_event(f"t{n}.{turn}"))
+            for n, stranger in enumerate(strangers)
+            for turn in range(5)
+        ),
+    )
+
+    stored = await read(second)
+    assert len(set(authors(stored))) == len(stored.events) == 35
+    for session in (shared, *strangers):
+        assert session.events == stored.events[: len(session.events)]
+    await second.append_event(shared, new_event("last"))
+    assert shared.events == (await read(second)).events
+
+
+async def test_a_response_comes_right_after_its_call(
+    second: MongoSessionService,
+) -> None:
+    """Who is late waits for the response to a call, of which he knows or not."""
+    running = await second.create_session(**IDS)
+    late = await read(second)
+    await second.append_event(running, called("a"))
+    early = await read(second)
+
+    waiting = asyncio.gather(
+        *(
+            second.append_event(session, Event(author=name, invocation_id=name))
+            for session, name in ((late, "late"), (early, "early"))
+        )
+    )
+    for _ in range(2):
+        await read(second)
+    assert authors(await read(second)) == ["agent"]
+    await second.append_event(running, responded("a"))
+    await waiting
+
+    stored = await read(second)
+    assert authors(stored)[:2] == ["agent", "agent"]
+    assert sorted(authors(stored)[2:]) == ["early", "late"]
+
+
+async def test_long_running_calls_hold_nobody_up(second: MongoSessionService) -> None:
+    """The response to a long-running call may come later, twice, and from others."""
+    running = await second.create_session(**IDS)
+    webhook = await read(second)
+    await second.append_event(running, called("a", long_running=True))
+    await second.append_event(running, responded("a"))
+
+    await second.append_event(webhook, responded("a"))
+    await second.append_event(running, responded("a"))
+
+    assert (await read(second)).events == running.events
+
+
+async def test_of_two_runs_of_a_turn_one_goes_on(second: MongoSessionService) -> None:
+    """A response given by another run, or its calls, are not given a second time."""
+    first = await second.create_session(**IDS)
+    await second.append_event(first, called("a"))
+    resumed = await read(second)
+    await second.append_event(first, responded("a"))
+
+    with pytest.raises(StaleSessionError, match="Another run"):
+        await second.append_event(resumed, responded("a"))
+
+    resumed = await read(second)
+    await second.append_event(first, called("b"))
+    await second.append_event(first, responded("b"))
+    with pytest.raises(StaleSessionError, match="Another run"):
+        await second.append_event(resumed, called("c"))
+    assert (await read(second)).events == first.events
+
+
+async def test_only_the_same_session_is_gone_on_with(
+    second: MongoSessionService,
+) -> None:
+    """A deleted session is not found, and one made anew is another."""
+    await second.create_session(**IDS)
+    old = await read(second)
+    await second.delete_session(**IDS)
+    with pytest.raises(SessionNotFoundError):
+        await second.append_event(old, new_event())
+    await second.create_session(**IDS)
+
+    with pytest.raises(StaleSessionError):
+        await second.append_event(old, new_event())
+
+    assert (await read(second)).events == old.events == []
+
+
+async def test_a_rewind_is_not_rebased(second: MongoSessionService) -> None:
+    """A rewind that was computed from an older log is refused."""
+    theirs = await second.create_session(**IDS)
+    mine = await read(second)
+    await second.append_event(theirs, new_event())
+    rewind = EventActions(rewind_before_invocation_id="i")
+
+    with pytest.raises(StaleSessionError):
+        await second.append_event(mine, Event(author="user", actions=rewind))
+
+    assert len((await read(second)).events) == 1
+
+
+async def test_sessions_from_json_are_brought_up_to_date(
+    second: MongoSessionService,
+) -> None:
+    """One that ends with an event of the log goes on; one that tells nothing cannot."""
+    theirs = await second.create_session(**IDS)
+    empty = Session.model_validate_json(theirs.model_dump_json())
+    await second.append_event(theirs, new_event("first"))
+    mine = Session.model_validate_json(theirs.model_dump_json())
+    await second.append_event(theirs, new_event("second", k=1))
+
+    await second.append_event(mine, new_event("me"))
+    with pytest.raises(StaleSessionError):
+        await second.append_event(empty, new_event())
+
+    assert mine.events == (await read(second)).events
+    assert authors(mine) == ["first", "second", "me"]
+
+
+@pytest.mark.parametrize("command", ["update", "insert", "commitTransaction"])
+async def test_a_failed_rebase_changes_nothing(
+    second: MongoSessionService, admin: MongoClient[Any], command: str
+) -> None:
+    """When a late append fails, its session has not moved either, and can try again."""
+    theirs = await second.create_session(**IDS)
+    mine = await read(second)
+    await second.append_event(theirs, new_event("them", k=1))
+    before = mine.model_copy(deep=True)
+
+    with failing(admin, command, errorCode=2), pytest.raises(StorageError):
+        await second.append_event(mine, new_event())
+
+    assert mine == before
+    await second.append_event(mine, new_event("me"))
+    assert authors(mine) == ["them", "me"]
+
+
+async def test_who_is_not_late_pays_nothing(mongodb_uri: str, database: str) -> None:
+    """An append without conflict sends what it would send without the policy."""
+    sent = CommandsSent()
+    async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
+        for policy in ("raise", "rebase"):
+            service = MongoSessionService(
+                client=client,
+                database=database,
+                on_conflict=policy,  # type: ignore[arg-type]
+            )
+            session = await service.create_session(app_name="app", user_id="user")
+            sent.names.clear()
+            await service.append_event(session, called("a"))
+            await service.append_event(session, responded("a"))
+            assert sent.names == ["update", "insert", "commitTransaction"] * 2
+
+
+async def test_an_unknown_policy_is_refused(mongodb_uri: str) -> None:
+    """What to do about conflicts is spelt as documented, or refused."""
+    with pytest.raises(ConfigurationError, match="'rebase'"):
+        MongoSessionService(mongodb_uri, on_conflict="merge")  # type: ignore[arg-type]

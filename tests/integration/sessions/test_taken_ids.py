@@ -1,0 +1,111 @@
+"""Ids that sessions are to have while others are being removed from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.events import Event
+from pymongo import MongoClient
+from support.long_sessions import event, left_in
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import deletion
+from mongo_session_service.sessions.deletion import Step
+
+KEY = SessionKey("app", "user", "s")
+REMNANT = {"_id": KEY.id, "expire_time": 0.0, "steps": 0}
+
+
+@pytest.mark.parametrize("make", ["create", "fork"])
+async def test_an_id_that_somebody_else_has_freed_is_free(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    make: str,
+) -> None:
+    """Whoever meets a remnant that is removed at that moment goes on all the same."""
+    other = KEY._replace(session_id="other")
+    await service.create_session(**other.id)
+    admin[database].sessions.insert_one({**REMNANT})
+    remove_some = deletion.remove_some
+
+    async def late(connection: Connection, wanted: dict[str, Any]) -> Step:
+        monkeypatch.setattr(deletion, "remove_some", remove_some)
+        await service.prune()
+        return await remove_some(connection, wanted)
+
+    monkeypatch.setattr(deletion, "remove_some", late)
+    if make == "create":
+        await service.create_session(**KEY.id)
+    else:
+        await service.fork_session(**other.id, new_session_id=KEY.session_id)
+
+    assert await service.get_session(**KEY.id) is not None
+
+
+async def test_events_without_session_are_not_those_of_a_new_one(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that is made while its user is erased is erased whole, or not."""
+    admin[database].events.insert_one(event(KEY, 1))
+    orphans = deletion._orphans  # noqa: SLF001  where it is to be overtaken
+
+    async def late(*arguments: Any) -> list[dict[str, Any]]:
+        monkeypatch.setattr(deletion, "_orphans", orphans)
+        found = await orphans(*arguments)
+        await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
+        session = await service.create_session(**KEY.id)
+        await service.append_event(session, Event(author="new"))
+        return found
+
+    monkeypatch.setattr(deletion, "_orphans", late)
+    await service.delete_user(app_name=KEY.app_name, user_id=KEY.user_id)
+
+    assert await service.get_session(**KEY.id) is not None
+    assert left_in(admin, database) == {"sessions": 1, "events": 1}
+
+
+async def test_an_index_of_others_may_refuse_a_session(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """What is refused for another reason than its id is not tried for ever."""
+    admin[database].sessions.create_index("state.email", unique=True)
+    await service.create_session(app_name="app", user_id="other")
+
+    with pytest.raises(AlreadyExistsError):
+        await service.create_session(**KEY.id)
+
+
+async def test_who_comes_late_without_transactions_removes_nothing(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A delete that meets a new session where there was a remnant leaves it alone."""
+    shorten = deletion._shorten  # noqa: SLF001  where it is to be overtaken
+    async with MongoSessionService(
+        mongodb_uri, database=database, transactions=False
+    ) as service:
+        admin[database].sessions.insert_one({**REMNANT})
+        admin[database].events.insert_one(event(KEY, 1))
+
+        async def late(*arguments: Any) -> Step:
+            monkeypatch.setattr(deletion, "_shorten", shorten)
+            session = await service.create_session(**KEY.id)
+            await service.append_event(session, Event(author="new"))
+            return await shorten(*arguments)
+
+        monkeypatch.setattr(deletion, "_shorten", late)
+        await service.delete_session(**KEY.id)
+
+        assert await service.get_session(**KEY.id) is not None
+    assert left_in(admin, database) == {"sessions": 1, "events": 1}

@@ -1,0 +1,204 @@
+"""When nobody knows whether a write was done: it is said, and trying again is safe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.events import Event
+from google.adk.sessions import Session
+from pymongo import MongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import ConfigurationError as DriverConfigurationError
+from pymongo.write_concern import WriteConcern
+from support.failpoints import VICTIM, failing, open_transactions, victim_uri
+from support.long_sessions import event as stored_event
+from support.one_session import IDS, read
+
+from mongo_session_service import MongoSessionService, UnknownOutcomeError
+from mongo_session_service.driver import transactions
+from mongo_session_service.embedded import EmbeddedReplicaSet
+from mongo_session_service.model.records import SessionKey
+
+UNREPLICATED = {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
+UNSATISFIABLE = {"writeConcernError": {"code": 100, "errmsg": "not enough members"}}
+SILENT = {"blockConnection": True, "blockTimeMS": 1000}
+
+
+@pytest.mark.parametrize("how", [UNREPLICATED, {"closeConnection": True}])
+async def test_a_create_without_answer_says_so(
+    victim: MongoSessionService, admin: MongoClient, how: dict[str, Any]
+) -> None:
+    """A session that may have been stored is not said to be refused."""
+    with failing(admin, "insert", **how), pytest.raises(UnknownOutcomeError):
+        await victim.create_session(**IDS)
+
+    if "writeConcernError" in how:
+        with pytest.raises(AlreadyExistsError):
+            await victim.create_session(**IDS)
+    else:
+        await victim.create_session(**IDS)
+
+
+async def test_a_create_that_cannot_be_read_back_says_so(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """A session that is stored is not said to be refused, whatever fails then."""
+    with (
+        failing(admin, "aggregate", errorCode=2),
+        pytest.raises(UnknownOutcomeError, match="stored, but"),
+    ):
+        await victim.create_session(**IDS)
+
+    assert (await read(victim)).events == []
+
+
+async def test_a_commit_that_may_be_lost_says_so(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """An event that is stored, but perhaps on no majority, is recognised later."""
+    session = await victim.create_session(**IDS)
+    event = Event(author="x")
+
+    with (
+        failing(admin, "commitTransaction", **UNSATISFIABLE),
+        pytest.raises(UnknownOutcomeError),
+    ):
+        await victim.append_event(session, event)
+    assert session.events == []
+    await victim.append_event(session, event)
+
+    assert session.events == [event]
+    assert (await read(victim)).events == [event]
+
+
+async def test_a_commit_tried_again_on_a_starting_member_says_so(
+    victim: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first commit may have come, though the driver says what is configured."""
+    commit = AsyncClientSession.commit_transaction
+
+    async def committed(driver_session: AsyncClientSession) -> None:
+        await commit(driver_session)
+        # PyMongo has no other way to say that a member has only just been started.
+        message = "Sessions are not supported by this MongoDB deployment"
+        raise DriverConfigurationError(message)
+
+    session = await victim.create_session(**IDS)
+    event = Event(author="x")
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncClientSession, "commit_transaction", committed)
+        with pytest.raises(UnknownOutcomeError):
+            await victim.append_event(session, event)
+    await victim.append_event(session, event)
+
+    assert session.events == (await read(victim)).events == [event]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_a_session_from_json_is_shown_what_was_stored(
+    victim: MongoSessionService, admin: MongoClient, before: int
+) -> None:
+    """It has no marker, and shows an event that is recognised all the same."""
+    session = await victim.create_session(**IDS)
+    for _ in range(before):
+        await victim.append_event(session, Event(author="x"))
+    rebuilt = Session.model_validate_json(session.model_dump_json())
+    event = Event(author="y")
+
+    with (
+        failing(admin, "commitTransaction", **UNSATISFIABLE),
+        pytest.raises(UnknownOutcomeError),
+    ):
+        await victim.append_event(rebuilt, event)
+    for _ in range(2):
+        await victim.append_event(rebuilt, event)
+
+    assert rebuilt.events == (await read(victim)).events == [*session.events, event]
+    await victim.append_event(rebuilt, Event(author="z"))
+    assert rebuilt.events == (await read(victim)).events
+
+
+@pytest.mark.parametrize("command", ["update", "commitTransaction"])
+@pytest.mark.parametrize("limited_by", ["us", "the URI"])
+async def test_a_write_is_given_up_in_time(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    limited_by: str,
+) -> None:
+    """A server that does not answer is not waited for for ever; nothing stays open."""
+    uri = victim_uri(mongodb_uri)
+    if limited_by == "us":
+        monkeypatch.setattr(transactions, "PATIENCE", 0.3)
+    else:
+        uri += "&timeoutMS=300"
+    async with MongoSessionService(mongodb_uri, database=database) as calm:
+        session = await calm.create_session(**IDS)
+    async with MongoSessionService(uri, database=database) as hasty:
+        with (
+            failing(admin, command, **SILENT),
+            pytest.raises(Exception, match=r"unknown|unavailable") as caught,
+        ):
+            await hasty.append_event(session, Event(author="x"))
+        is_unknown = isinstance(caught.value, UnknownOutcomeError)
+        assert is_unknown == (command == "commitTransaction")
+        assert open_transactions(admin) == 0
+        await hasty.append_event(session, Event(author="x"))
+        assert len((await read(hasty)).events) == 1
+
+
+@pytest.mark.xdist_group("heavy")
+async def test_what_no_majority_has_is_not_said_to_be_stored() -> None:
+    """An event found on a primary that is cut off may be lost: it is waited for.
+
+    No fork has what was lost with it.
+    """
+    async with EmbeddedReplicaSet(members=3) as replica_set:
+        uri = f"{replica_set.uri}&heartbeatFrequencyMS=500&appName={VICTIM}"
+        async with (
+            MongoSessionService(uri) as first,
+            MongoSessionService(uri) as second,
+        ):
+            session = await first.create_session(**IDS)
+            copy, event = session.model_copy(deep=True), Event(author="x")
+            lost = SessionKey("app", "user", "lost")
+            await first.create_session(**lost.id)
+            primary = await asyncio.to_thread(lambda: replica_set.primary)
+            others = [pid for n, pid in enumerate(replica_set.pids) if n != primary]
+            for pid in others:
+                os.kill(pid or 0, signal.SIGSTOP)
+            # It is stored on the primary, which waits for a second member to have it.
+            one = asyncio.create_task(first.append_event(session, event))
+            with MongoClient(replica_set.uri) as admin:
+                events = admin.adk.events
+                async with asyncio.timeout(10):
+                    # No signal comes from the server.
+                    while not await asyncio.to_thread(  # noqa: ASYNC110
+                        events.count_documents, {}
+                    ):
+                        await asyncio.sleep(0.01)
+                alone = admin.get_database("adk", write_concern=WriteConcern(1))
+                alone.events.insert_one(stored_event(lost, 1))
+                append = {"$set": {"revision": 1, "state.n": 1}}
+                alone.sessions.update_one({"_id": lost.id}, append)
+            forking = asyncio.create_task(second.fork_session(**lost.id))
+            other = asyncio.create_task(second.append_event(copy, event))
+            done, _ = await asyncio.wait([other], timeout=0.5)
+            assert not done, "acknowledged what only one member has"
+            await asyncio.to_thread(replica_set.stop_member, primary, kill=True)
+            for pid in others:
+                os.kill(pid or 0, signal.SIGCONT)
+            # What was lost with the primary is stored again, by whoever is first.
+            async with asyncio.timeout(60):
+                await asyncio.gather(one, other)
+                fork = await forking
+            assert (await read(first)).events == [event]
+            (found,) = (await first.find_sessions(app_name="app", limit=1)).sessions
+            assert (found.id, found.revision, found.state) == (fork.id, 0, {})

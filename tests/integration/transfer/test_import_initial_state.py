@@ -1,0 +1,291 @@
+"""What a session began with, on its way out and in again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.events import Event, EventActions
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from pymongo import MongoClient
+from support.sample_data import fill
+from support.transfers import (
+    IDS,
+    REPLACE,
+    compared,
+    differences,
+    exported,
+    imported,
+    moved,
+    say,
+)
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.errors import ConflictError
+from mongo_session_service.transfer import StoreSource, move
+
+LARGE = "x" * 10_000
+"""Enough for an initial state to have a document of its own."""
+CITY = "Turin"
+BEGINNINGS: dict[str, dict[str, Any]] = {
+    "small": {"kept": 1, "k": CITY},
+    "large": {"kept": LARGE, "k": CITY},
+    "empty": {},
+    "odd": {"kept": float("nan"), "k": 2**70, "a.b": "\ud83d", "": {"$set": 1}},
+    "older": {"kept": 1, "k": CITY},
+    "older_and_large": {"kept": LARGE, "k": CITY},
+}
+"""By session id."""
+REVISION_0 = {"_id.revision": 0}
+
+
+def ids(session_id: str) -> dict[str, str]:
+    return {**IDS, "session_id": session_id}
+
+
+async def turn(service: Any, session_id: str, name: str, **delta: Any) -> None:
+    session = await service.get_session(**ids(session_id))
+    actions = EventActions(state_delta=delta)
+    event = Event(author="agent", invocation_id=name, actions=actions)
+    await service.append_event(session, event)
+
+
+@pytest.fixture
+async def filled(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> MongoSessionService:
+    """Sessions of every beginning; two are from before it was recorded."""
+    for session_id, state in BEGINNINGS.items():
+        await service.create_session(**ids(session_id), state=state)
+        await turn(service, session_id, "first", k="Lisbon", new=1)
+        await turn(service, session_id, "second", kept=2)
+    older = {"_id.session_id": {"$regex": "^older"}}
+    stored = admin[database]
+    stored.sessions.update_many(older, {"$unset": {"initial_state": ""}})
+    stored.events.delete_many({**older, **REVISION_0})
+    return service
+
+
+@pytest.fixture
+async def copy(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
+    """Another store, in collections beside those of the first."""
+    prefix = {"database": database, "collection_prefix": "copy_"}
+    async with MongoSessionService(mongodb_uri, **prefix) as copy:
+        yield copy
+
+
+@pytest.fixture(params=[1000, 1])
+def whole_and_in_parts(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Has so many events written together."""
+    module = "mongo_session_service.transfer.batches"
+    monkeypatch.setattr(f"{module}.MAX_EVENTS", request.param)
+
+
+async def beginning(service: MongoSessionService, session_id: str) -> dict[str, Any]:
+    past = await service.get_session_at(**ids(session_id), revision=0)
+    assert past is not None
+    return past.state
+
+
+@pytest.mark.usefixtures("whole_and_in_parts")
+async def test_a_beginning_goes_out_and_in_without_loss(
+    filled: MongoSessionService,
+    copy: MongoSessionService,
+    tmp_path: Path,
+) -> None:
+    """The copy's export has the same bytes, and its sessions the same past.
+
+    So do those that are from before it was recorded, and those that come in parts.
+    """
+    first = await exported(filled, tmp_path / "first.jsonl")
+    result = await imported(tmp_path / "first.jsonl", copy)
+    again = await imported(tmp_path / "first.jsonl", copy)
+
+    assert (result.new, again.unchanged) == (len(BEGINNINGS), len(BEGINNINGS))
+    assert await exported(copy, tmp_path / "second.jsonl") == first
+    assert await compared(filled, copy) == []
+    for session_id in BEGINNINGS:
+        was, there = [
+            sorted((await beginning(each, session_id)).items())
+            for each in (filled, copy)
+        ]
+        assert repr(there) == repr(was)
+
+
+@pytest.mark.parametrize("session_id", ["small", "large"])
+async def test_forks_and_rewinds_of_an_import_see_the_beginning(
+    filled: MongoSessionService,
+    copy: MongoSessionService,
+    tmp_path: Path,
+    session_id: str,
+) -> None:
+    """What events have set since is there again, as in the session that was moved."""
+    await exported(filled, tmp_path / "x.jsonl")
+    await imported(tmp_path / "x.jsonl", copy)
+    runner = Runner(
+        agent=LlmAgent(name="agent"), app_name=IDS["app_name"], session_service=copy
+    )
+
+    fork = await copy.fork_session(**ids(session_id), at_revision=0)
+    await runner.rewind_async(
+        user_id=IDS["user_id"],
+        session_id=session_id,
+        rewind_before_invocation_id="first",
+    )
+
+    assert fork.state == BEGINNINGS[session_id]
+    rewound = await copy.get_session(**ids(session_id))
+    assert rewound is not None
+    assert rewound.state == {**BEGINNINGS[session_id], "new": None}
+
+
+async def test_an_export_that_lacks_beginnings_is_imported(
+    filled: MongoSessionService, copy: MongoSessionService, tmp_path: Path
+) -> None:
+    """Of an earlier release's file, a session began with what no event has set."""
+    path = tmp_path / "x.jsonl"
+    text = (await exported(filled, path)).decode()
+    lacking = re.sub(r'"initial_state": {.*}, "state"', '"state"', text)
+    path.write_text(lacking)
+    assert "initial_state" in text
+    assert "initial_state" not in lacking
+
+    result = await imported(path, copy)
+    again = await imported(path, copy)
+
+    assert (result.new, again.unchanged) == (len(BEGINNINGS), len(BEGINNINGS))
+    assert (await beginning(copy, "small")) == {}
+    assert set(await beginning(copy, "odd")) == {"a.b", ""}
+
+
+@pytest.mark.parametrize("session_id", ["small", "large"])
+async def test_another_beginning_is_a_difference_and_a_conflict(
+    filled: MongoSessionService,
+    copy: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    tmp_path: Path,
+    session_id: str,
+) -> None:
+    """It is told by its key, never by value, and left alone until it is replaced."""
+    path = tmp_path / "x.jsonl"
+    await exported(filled, path)
+    await imported(path, copy)
+    collection = {"small": "copy_sessions", "large": "copy_events"}[session_id]
+    of_session = {"_id.session_id": session_id, "initial_state": {"$exists": True}}
+    changed = {"$set": {"initial_state.k": "Bari"}, "$unset": {"initial_state.kept": 1}}
+    assert admin[database][collection].update_one(of_session, changed).modified_count
+
+    named = f"session {session_id!r} of user 'ada' in app 'weather'"
+    assert await compared(filled, copy) == [
+        f"{named}: initial state key 'k' has another value",
+        f"{named}: initial state key 'kept' is missing in the target",
+    ]
+    with pytest.raises(ConflictError, match="its initial state is another"):
+        await imported(path, copy)
+    result = await imported(path, copy, REPLACE)
+
+    assert (result.replaced, result.unchanged) == (1, len(BEGINNINGS) - 1)
+    assert await compared(filled, copy) == []
+
+
+@pytest.mark.usefixtures("whole_and_in_parts")
+@pytest.mark.parametrize("session_id", ["small", "large"])
+async def test_a_beginning_is_replaced_with_its_session(
+    filled: MongoSessionService,
+    copy: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    tmp_path: Path,
+    session_id: str,
+) -> None:
+    """Of a session that gives way to another, its large initial state goes as well."""
+    await copy.create_session(**ids(session_id), state={"other": LARGE})
+    await turn(copy, session_id, "other", other=1)
+    await exported(filled, tmp_path / "x.jsonl")
+
+    result = await imported(tmp_path / "x.jsonl", copy, REPLACE)
+
+    assert result.replaced == 1
+    assert await compared(filled, copy) == []
+    apart = admin[database].copy_events.find(
+        REVISION_0 | {"_id.session_id": session_id}
+    )
+    found = [each["initial_state"] for each in apart]
+    assert found == ([BEGINNINGS["large"]] if session_id == "large" else [])
+
+
+@pytest.mark.parametrize("session_id", ["small", "large"])
+async def test_a_beginning_that_was_not_known_is_caught_up_with(
+    filled: MongoSessionService,
+    copy: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    session_id: str,
+) -> None:
+    """A session that was moved before there was a record of it gets it, once."""
+    async with StoreSource(filled) as source:
+        await move(source, copy)
+        of_session = {"_id.session_id": session_id}
+        nothing = {"$unset": {"initial_state": ""}}
+        admin[database].copy_sessions.update_one(of_session, nothing)
+        admin[database].copy_events.delete_many({**of_session, **REVISION_0})
+        assert len(await compared(filled, copy)) == 2
+
+        results = [await move(source, copy) for _ in range(2)]
+
+    assert [each.caught_up for each in results] == [1, 0]
+    assert await compared(filled, copy) == []
+
+
+@pytest.mark.parametrize("session_id", ["small", "large"])
+async def test_a_catch_up_takes_the_beginning_that_the_source_knows(
+    filled: MongoSessionService,
+    copy: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    session_id: str,
+) -> None:
+    """So what the target has taken for it gives way, wherever that is stored."""
+    async with StoreSource(filled) as source:
+        await move(source, copy)
+        taken = {"$set": {"initial_state": {"k": "Bari"}}}
+        admin[database].copy_sessions.update_one({"_id": ids(session_id)}, taken)
+        await turn(filled, session_id, "third", k="Rome")
+        assert await compared(filled, copy) != []
+
+        result = await move(source, copy)
+
+    assert (result.caught_up, result.events) == (1, 1)
+    assert await compared(filled, copy) == []
+
+
+@pytest.mark.parametrize("kept", ["small", LARGE])
+async def test_of_other_stores_a_beginning_is_what_no_event_has_set(
+    service: MongoSessionService, kept: str
+) -> None:
+    """They do not keep it; and what was known of it stays, whatever is set later."""
+    old = InMemorySessionService()
+    await fill(old)
+    session = await old.create_session(**ids("x"), state={"k": 1, "kept": kept})
+    await old.append_event(
+        session, Event(author="x", actions=EventActions(state_delta={"k": 2}))
+    )
+    await moved(old, service)
+    began = await beginning(service, "x")
+    assert {key: began[key] for key in began if ":" not in key} == {"kept": kept}
+
+    await turn(old, "x", "later", kept="later")
+    await say(old, "more")
+    result, _ = await moved(old, service)
+
+    assert result.caught_up == 2
+    assert await beginning(service, "x") == began
+    assert await differences(old, service) == []

@@ -1,0 +1,258 @@
+"""What a move does about a source, or a target, that is not as it should be."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.adk.events import Event
+from google.adk.sessions import InMemorySessionService
+from google.genai import types
+from pymongo import MongoClient
+from support.foreign_stores import Place, adk_extras, adk_mongodb, sql_sqlite, sqlite
+from support.transfers import IDS, NAMED, SKIP, differences, moved
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.errors import ConflictError, TransferError
+from mongo_session_service.transfer import Policies, Problem, StoreSource, move, verify
+from mongo_session_service.transfer.target import Target
+
+
+def damage_text(path: Path) -> None:
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE events SET event_data = '{' WHERE id = 's2-1-agent'")
+        file.execute("UPDATE sessions SET state = '[]' WHERE user_id = 'bob/x'")
+    file.close()
+
+
+FILES = [(sqlite, "sessions.db"), (sql_sqlite, "adk.db")]
+
+
+@pytest.mark.parametrize(("make", "file"), FILES)
+async def test_text_that_is_no_utf_8_is_told_by_its_key(
+    make: Any, file: str, place: Place, service: MongoSessionService
+) -> None:
+    """SQLite keeps any bytes; a row of such is left out alone, and not quoted."""
+    store = await make(place)
+    with sqlite3.connect(place.folder / file) as connection:
+        connection.execute(
+            "UPDATE events SET event_data = CAST(? AS TEXT) WHERE id = 's2-1-agent'",
+            [b'{"secret": "\xff"}'],
+        )
+    connection.close()
+    told: list[Problem] = []
+
+    async with store.source as source:
+        result = await move(
+            source, service, policies=Policies(on_error="skip"), on_problem=told.append
+        )
+
+    assert (result.new, result.events, result.problems) == (5, 23, 1)
+    assert str(told[0]) == (
+        f"event 's2-1-agent' of {NAMED.format('s2', 'ada')}:"
+        " it holds text that is not UTF-8"
+    )
+
+
+@pytest.mark.parametrize(("make", "file"), FILES)
+async def test_what_cannot_be_read_is_told_by_its_key(
+    make: Any, file: str, place: Place, service: MongoSessionService
+) -> None:
+    """A broken row stops a move, or is left out and told; a dry run tells of all."""
+    store = await make(place)
+    damage_text(place.folder / file)
+    told: list[Problem] = []
+    tried_told: list[Problem] = []
+    trying = Policies(is_dry_run=True)
+
+    async with store.source as source, StoreSource(service) as target:
+        with pytest.raises(TransferError, match="'bob/x'|'s2-1-agent'"):
+            await move(source, service)
+        tried = await move(
+            source, service, policies=trying, on_problem=tried_told.append
+        )
+        result = await move(
+            source, service, policies=Policies(on_error="skip"), on_problem=told.append
+        )
+        verified = await verify(source, target)
+
+    assert (result.problems, result.is_complete) == (2, False)
+    assert tried.problems == 2
+    assert tried_told == told
+    assert sorted(str(each) for each in told) == [
+        f"event 's2-1-agent' of {NAMED.format('s2', 'ada')}: it holds broken JSON",
+        f"{NAMED.format('s/3', 'bob/x')}: a JSON object was expected, not a list",
+    ]
+    assert verified.differences == 2
+
+
+async def test_what_cannot_be_stored_is_told(
+    old: InMemorySessionService, service: MongoSessionService
+) -> None:
+    """An event over the document limit is left out by its name, and the rest moves."""
+    session = await old.get_session(**IDS)
+    assert session is not None
+    part = types.Part(text="x" * 16_000_000)
+    event = Event(id="huge", author="user", content=types.Content(parts=[part]))
+    await old.append_event(session, event)
+
+    with pytest.raises(TransferError, match="event 'huge' of session 's1'"):
+        await moved(old, service)
+    result, problems = await moved(old, service, Policies(on_error="skip"))
+
+    assert (result.events, result.problems) == (24, 1)
+    assert any("'huge'" in each for each in problems)
+
+
+async def test_a_second_event_of_the_same_id_is_told(
+    place: Place, service: MongoSessionService, admin: MongoClient
+) -> None:
+    """Stores without a unique index may hold doubles, which are not moved twice."""
+    store = await adk_extras(place)
+    events = admin[place.database].events
+    double = events.find_one({"user_id": "ada", "id": "s2"}, {"_id": 0})
+    assert double is not None
+    events.insert_one(double)
+    told: list[Problem] = []
+
+    async with store.source as source:
+        result = await move(
+            source, service, policies=Policies(on_error="skip"), on_problem=told.append
+        )
+
+    assert (result.new, result.events, result.problems) == (5, 24, 1)
+    assert "the session has one of that id" in str(told[0])
+
+
+async def test_documents_without_ids_are_told(
+    place: Place, service: MongoSessionService, admin: MongoClient
+) -> None:
+    """What others have put into the source's collections does not stop the rest."""
+    store = await adk_mongodb(place)
+    stored = admin[place.database]
+    for nobody in (None, {"an": "object"}):
+        stored.events.insert_one({"app_name": nobody, "timestamp": 1.0})
+    stored.sessions.insert_one({"app_name": "weather", "state": "{}", "user_id": 5})
+    told: list[str] = []
+
+    async with store.source as source, StoreSource(service) as target:
+        result = await move(
+            source,
+            service,
+            policies=Policies(on_error="skip"),
+            on_problem=lambda each: told.append(str(each)),
+        )
+        verified = await verify(source, target)
+
+    assert (result.new, result.events, verified.differences) == (5, 24, 3)
+    assert all("does not name app, user and session" in each for each in told)
+
+
+async def test_ids_that_cannot_be_stored_are_told(
+    old: InMemorySessionService, service: MongoSessionService
+) -> None:
+    """An empty id, which some services accept, is a problem and a difference."""
+    await old.create_session(app_name="bank", user_id="", session_id="x")
+
+    result, told = await moved(old, service, Policies(on_error="skip"))
+
+    assert (result.new, result.problems) == (5, 1)
+    assert "user_id must not be empty" in told[0]
+    assert "user_id must not be empty" in (await differences(old, service))[0]
+
+
+async def test_another_services_collections_are_no_target(
+    place: Place, mongodb_uri: str, admin: MongoClient
+) -> None:
+    """Sessions are not imported among documents of another layout, nor indexes put."""
+    store = await adk_mongodb(place)
+    before = admin[place.database].events.index_information()
+    service = MongoSessionService(mongodb_uri, database=place.database)
+
+    async with store.source as source:
+        with pytest.raises(ConflictError, match="another service's sessions"):
+            await move(source, service)
+    await service.close()
+
+    assert admin[place.database].events.index_information() == before
+    assert "metadata" not in admin[place.database].list_collection_names()
+
+
+async def test_a_store_moves_beside_itself(place: Place, mongodb_uri: str) -> None:
+    """With a prefix, ADK's MongoDB sessions are imported into their own database."""
+    store = await adk_mongodb(place)
+    service = MongoSessionService(
+        mongodb_uri, database=place.database, collection_prefix="new_"
+    )
+
+    async with service, store.source as source, StoreSource(service) as target:
+        result = await move(source, service)
+        verified = await verify(source, target, is_exact=True)
+
+    assert (result.new, verified.is_equal) == (5, True)
+
+
+async def test_differences_are_told_without_values(
+    old: InMemorySessionService,
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """Verification names what is lost, added or changed, and shows no value of it."""
+    await moved(old, service)
+    stored = admin[database]
+    stored.sessions.delete_one({"_id.session_id": "s2"})
+    first = {"_id.user_id": "bob/x", "_id.revision": 1}
+    stored.events.update_one(first, {"$set": {"event.author": "secret"}})
+    stored.events.delete_one({"_id.app_name": "bank", "_id.revision": 6})
+    stored.sessions.update_one(
+        {"_id.app_name": "bank"}, {"$set": {"state.topic": "secret", "revision": 5}}
+    )
+    stored.app_states.update_one({"_id": "bank"}, {"$unset": {"state.count": 1}})
+    await service.create_session(app_name="bank", user_id="x", session_id="extra")
+
+    found = await differences(old, service)
+
+    assert sorted(found) == [
+        "session 'extra' of user 'x' in app 'bank': only the target has it",
+        NAMED.format("s/3", "bob/x")
+        + ": event 1, 's/3-0-user': other content in the target",
+        "session 's1' of user 'ada' in app 'bank': 6 events, there 5",
+        "session 's1' of user 'ada' in app 'bank': state key 'topic' has another value",
+        "session 's2' of user 'ada' in app 'weather': the target does not have it",
+        "state of app 'bank': state key 'count' is missing in the target",
+    ]
+
+
+@pytest.mark.parametrize("events", [0, 2])
+async def test_a_session_created_meanwhile_is_a_conflict(
+    old: InMemorySessionService,
+    service: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+    events: int,
+) -> None:
+    """An id taken between a look and a write keeps its session, without our events."""
+    look = Target.sessions
+    looks = 0
+
+    async def sessions(target: Target, keys: Any) -> Any:
+        nonlocal looks
+        found = await look(target, keys)
+        looks += 1
+        if looks == 1:
+            session = await service.create_session(**IDS, state={"mine": True})
+            for number in range(events):
+                await service.append_event(session, Event(id=f"{number}", author="x"))
+        return found
+
+    monkeypatch.setattr(Target, "sessions", sessions)
+    result, problems = await moved(old, service, SKIP)
+
+    session = await service.get_session(**IDS)
+    assert session is not None
+    assert [each.id for each in session.events] == ["0", "1"][:events]
+    assert session.state["mine"] is True
+    assert (result.skipped, result.new + result.unchanged) == (1, 4)
+    assert NAMED.format("s1", "ada") in problems[-1]

@@ -1,0 +1,113 @@
+"""Verification finds whatever is other in the target, however small it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from pymongo import AsyncMongoClient, MongoClient
+from support.command_log import CommandsSent
+from support.long_sessions import store_long_session
+from support.sample_data import STARTED, fill
+from support.transfers import IDS, NAMED, compared
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer import Problem, StoreSource, move, verify
+
+UPDATED = STARTED + 600.5
+LATER = UPDATED + 0.001
+
+
+@pytest.fixture
+async def copy(
+    service: MongoSessionService, mongodb_uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """A service that has what the other has, moved there."""
+    await fill(service)
+    async with MongoSessionService(
+        mongodb_uri, database=database, collection_prefix="copy_"
+    ) as copy:
+        async with StoreSource(service) as source:
+            await move(source, copy)
+        yield copy
+
+
+async def test_every_difference_is_told(
+    service: MongoSessionService,
+    copy: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """Order, times, and state of each scope; 9 is not 9.0, and no value is shown."""
+    stored = admin[database]
+    swapped = [{**IDS, "revision": each} for each in (2, 3)]
+    pair = list(stored.copy_events.find({"_id": {"$in": swapped}}).sort("_id"))
+    stored.copy_events.delete_many({"_id": {"$in": swapped}})
+    stored.copy_events.insert_many(
+        {**one, "event": other["event"]}
+        for one, other in zip(pair, reversed(pair), strict=True)
+    )
+    for collection, where, change in (
+        ("sessions", {"_id.session_id": "s2"}, {"$set": {"update_time": LATER}}),
+        ("sessions", {"_id.session_id": "s/3"}, {"$set": {"create_time": 0.5}}),
+        (
+            "sessions",
+            {"_id.session_id": "empty"},
+            {"$set": {"initial_state.only": "other"}},
+        ),
+        (
+            "user_states",
+            {"_id.app_name": "weather", "_id.user_id": "ada"},
+            {"$set": {"state.city": "Rome", "state.more": 1}},
+        ),
+        ("app_states", {"_id": "weather"}, {"$set": {"state.count": 9.0}}),
+    ):
+        changed = stored[f"copy_{collection}"].update_one(where, change)
+        assert changed.modified_count == 1
+
+    found = await compared(service, copy)
+
+    ada = "state of user 'ada' in app 'weather'"
+    created = f"{NAMED.format('s/3', 'bob/x')}: created at "
+    assert [each for each in found if not each.startswith(created)] == [
+        "state of app 'weather': state key 'count' has another value",
+        f"{ada}: state key 'city' has another value",
+        f"{ada}: state key 'more' is only in the target",
+        f"{NAMED.format('s1', 'ada')}: event 2, 's1-0-agent': another in the target",
+        f"{NAMED.format('s2', 'ada')}: updated at {UPDATED!r}, there {LATER!r}",
+        f"{NAMED.format('empty', 'carl')}: initial state key 'only' has another value",
+    ]
+    assert [each for each in found if each.endswith(", there 0.5")] == [
+        each for each in found if each.startswith(created)
+    ]
+
+
+async def test_what_databases_round_is_no_difference(
+    service: MongoSessionService,
+    copy: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """A microsecond, which not every store keeps, is not told."""
+    rounded = {"$inc": {"update_time": 1e-6, "create_time": 1e-6}}
+    admin[database].copy_sessions.update_many({}, rounded)
+
+    assert await compared(service, copy) == []
+
+
+async def test_a_long_session_is_read_by_some_hundred_events(
+    service: MongoSessionService, mongodb_uri: str, admin: MongoClient, database: str
+) -> None:
+    """MongoDB's own replies have 16 MB, and so take ten times the memory."""
+    await store_long_session(service, admin, database, SessionKey(**IDS), 1_200)
+    sent = CommandsSent()
+    found: list[Problem] = []
+    async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
+        listened = MongoSessionService(client=client, database=database)
+        async with StoreSource(service) as source, StoreSource(listened) as target:
+            await verify(source, target, on_difference=found.append)
+        await listened.close()
+
+    assert found == []
+    assert sent.names.count("getMore") == 2

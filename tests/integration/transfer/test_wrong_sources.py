@@ -1,0 +1,121 @@
+"""A source that is not what it is taken for is refused before anything is read."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from typing import Any
+
+import pytest
+from support.foreign_stores import Place, adk_extras, adk_mongodb, sql_sqlite, sqlite
+
+from mongo_session_service.errors import SourceError
+from mongo_session_service.transfer import (
+    AdkMongoDbSource,
+    ExtraServicesSource,
+    ServiceSource,
+    Source,
+    SqliteSource,
+    SqlSource,
+)
+
+
+async def refused(source: Source, match: str) -> None:
+    with pytest.raises(SourceError, match=match):
+        async with source:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("module", "url"),
+    [("sqlalchemy", "sqlite:///x"), ("asyncpg", "postgresql://h/x")],
+)
+def test_a_missing_driver_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, module: str, url: str
+) -> None:
+    """Without SQLAlchemy or a driver, the error says what to install."""
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(SourceError, match=r"pip install '.\[sql\]'"):
+        SqlSource(url)
+
+
+async def test_urls_for_other_drivers_are_understood(place: Place) -> None:
+    """A URL that names a blocking driver, or TLS as psycopg does, is read as well."""
+    url = await place.postgresql.new()
+    for_psycopg = url.replace("postgresql:", "postgresql+psycopg2:")
+
+    await refused(SqlSource(f"{for_psycopg}&sslmode=disable"), "holds no ADK sessions")
+    await refused(SqlSource(f"{url}&wrong=option"), "does not know an option")
+
+
+async def test_a_database_that_refuses_is_told(place: Place) -> None:
+    """What a server says of a wrong user, password or name is told, with the remedy."""
+    url = await place.postgresql.new()
+
+    nobodys = SqlSource(url.replace("/test_", "/nobodys_"))
+    await refused(
+        nobodys, 'be opened: database "nobodys_.*" does not exist. Check what'
+    )
+
+
+def test_a_password_is_not_shown() -> None:
+    """Neither a source's name nor its errors show the password in its URL."""
+    source = SqlSource("postgresql://me:s3cr3t@host/db?password=s3cr3t")
+
+    assert "s3cr3t" not in source.name
+    with pytest.raises(SourceError) as caught:
+        SqlSource("no-such-database://me:s3cr3t@host/db")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_an_unknown_time_zone_is_refused() -> None:
+    """A time zone is one of the world's."""
+    with pytest.raises(SourceError, match="no time zone 'Mars'"):
+        SqlSource("sqlite:///x", timezone="Mars")
+
+
+async def test_an_unknown_schema_version_is_refused(place: Place) -> None:
+    """A database of a later ADK is named as such, rather than read wrongly."""
+    await sql_sqlite(place)
+    with sqlite3.connect(place.folder / "adk.db") as file:
+        file.execute("UPDATE adk_internal_metadata SET value = '9'")
+    file.close()
+
+    await refused(SqlSource(f"sqlite:///{place.folder}/adk.db"), "schema version 9")
+
+
+async def test_each_sqlite_layout_names_its_command(place: Place) -> None:
+    """ADK's two kinds of SQLite files are told apart, and the right one is named."""
+    await sql_sqlite(place)
+    await sqlite(place)
+
+    await refused(SqliteSource(place.folder / "adk.db"), "use `import sql`")
+    url = f"sqlite:///{place.folder}/sessions.db"
+    await refused(SqlSource(url), "use `import sqlite`")
+
+
+@pytest.mark.parametrize(
+    ("make", "taken_for"),
+    [(adk_mongodb, ExtraServicesSource), (adk_extras, AdkMongoDbSource)],
+)
+async def test_each_mongodb_layout_is_told_from_the_other(
+    place: Place, make: Any, taken_for: Any
+) -> None:
+    """Documents of another service's are refused by the collection's name."""
+    await make(place)
+
+    source = taken_for(place.mongodb_uri, database=place.database)
+    await refused(source, "'sessions' of database .* does not hold")
+
+
+def test_a_database_has_to_be_named(mongodb_uri: str) -> None:
+    """A URI without a database is not guessed at."""
+    with pytest.raises(SourceError, match="Name the source's database"):
+        AdkMongoDbSource(mongodb_uri)
+
+
+def test_a_service_has_to_be_told_its_apps() -> None:
+    """The public methods do not list apps, so they have to be named."""
+    with pytest.raises(SourceError, match="Name the apps"):
+        ServiceSource(None, [])  # type: ignore[arg-type]

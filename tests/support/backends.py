@@ -1,0 +1,146 @@
+"""The services held to the contract, ADK's own reference first.
+
+A difference is written down under the name of the test it fails, with the reason. It
+is strict: a test that starts to pass has to be taken off the list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from google.adk.sessions import BaseSessionService, InMemorySessionService
+from mongomock_motor import AsyncMongoMockClient
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+
+from mongo_session_service import MongoSessionService
+from support.encryption_hooks import SEALED
+
+Make = Callable[[str, str], contextlib.AbstractAsyncContextManager[BaseSessionService]]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run the service, and where it is known to differ."""
+
+    name: str
+    make: Make
+    """Takes a MongoDB URI and the name of an empty database."""
+    differences: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextlib.asynccontextmanager
+async def _in_memory(_uri: str, _database: str) -> AsyncIterator[BaseSessionService]:
+    yield InMemorySessionService()
+
+
+@contextlib.asynccontextmanager
+async def _from_uri(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    async with MongoSessionService(uri, database=database) as service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _sealed(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    async with MongoSessionService(uri, database=database, **SEALED) as service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _pymongo(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    async with AsyncMongoClient(uri) as client:
+        yield MongoSessionService(client=client, database=database)
+
+
+@contextlib.asynccontextmanager
+async def _motor(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    client = AsyncIOMotorClient(uri)
+    yield MongoSessionService(client=client, database=database)
+    client.close()
+
+
+@contextlib.asynccontextmanager
+async def _without_transactions(
+    uri: str, database: str
+) -> AsyncIterator[BaseSessionService]:
+    service = MongoSessionService(uri, database=database, transactions=False)
+    async with service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _mongomock(_uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    client = AsyncMongoMockClient()
+    yield MongoSessionService(client=client, database=database, transactions=False)
+
+
+_UNEQUAL = dict.fromkeys(
+    (
+        "test_values_find_what_equals_them",
+        "test_parts_find_what_equals_them",
+        "test_no_operator_reaches_the_server",
+    ),
+    "what is encrypted twice does not equal itself",
+)
+_OF_MOCK = {
+    "test_parts_find_what_equals_them": "mongomock does not know $getField",
+    "test_values_find_what_equals_them": "in mongomock True equals 1",
+}
+
+BACKENDS = (
+    Backend(
+        "adk-in-memory",
+        _in_memory,
+        differences={
+            "test_a_rewind_keeps_the_initial_state": (
+                "ADK empties what no event has set: google/adk-python#4839"
+            )
+        },
+    ),
+    Backend("uri", _from_uri),
+    Backend("sealed", _sealed, _UNEQUAL),
+    Backend("pymongo", _pymongo),
+    Backend("motor", _motor),
+    Backend("no-transactions", _without_transactions),
+    Backend("mongomock-motor", _mongomock, _OF_MOCK),
+)
+OURS = BACKENDS[1:]
+
+
+@contextlib.asynccontextmanager
+async def _rebasing(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    service = MongoSessionService(uri, database=database, on_conflict="rebase")
+    async with service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _rebasing_sealed(
+    uri: str, database: str
+) -> AsyncIterator[BaseSessionService]:
+    service = MongoSessionService(
+        uri, database=database, on_conflict="rebase", **SEALED
+    )
+    async with service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _rebasing_mock(_uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+    yield MongoSessionService(
+        client=AsyncMongoMockClient(),
+        database=database,
+        transactions=False,
+        on_conflict="rebase",
+    )
+
+
+FOR_SECOND_WRITERS = (
+    Backend("adk-in-memory", _in_memory),
+    Backend("uri", _rebasing),
+    Backend("sealed", _rebasing_sealed),
+    Backend("mongomock-motor", _rebasing_mock),
+)
+"""Those that refuse nobody for what others have appended."""

@@ -1,0 +1,95 @@
+import importlib.metadata
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+
+import mongo_session_service
+
+ROOT = Path(__file__).parents[3]
+COMPOSE = ROOT / "docker-compose.yml"
+SCRIPTS = [
+    ROOT / ".ci/run",
+    *(path for path in sorted((ROOT / "scripts").iterdir()) if path.is_file()),
+]
+
+
+def test_compose_follows_the_specification() -> None:
+    """The Compose file is valid under the Compose Specification's own schema."""
+    check = [sys.executable, "-m", "check_jsonschema", "--verbose"]
+    schema = ["--builtin-schema", "vendor.compose-spec"]
+
+    result = subprocess.run(
+        [*check, *schema, COMPOSE], capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_compose_publishes_only_on_this_machine() -> None:
+    """No port of the Compose file can be reached from another machine."""
+    services = yaml.safe_load(COMPOSE.read_text())["services"].values()
+
+    ports = [port for service in services for port in service["ports"]]
+
+    assert ports == ["127.0.0.1:27017:27017"]
+    assert not any("network_mode" in service for service in services)
+
+
+def test_compose_sends_clients_to_the_published_address() -> None:
+    """The replica set is initiated under the name and the address clients use."""
+    service = yaml.safe_load(COMPOSE.read_text())["services"]["mongodb"]
+
+    probe = service["healthcheck"]["test"][-1]
+
+    assert service["command"][1:3] == ["--replSet", "rs0"]
+    assert '_id: "rs0"' in probe
+    assert 'host: "127.0.0.1:27017"' in probe
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_script_runs_and_explains_itself(script: Path) -> None:
+    """Every script is executable, has a shebang and answers --help."""
+    assert os.access(script, os.X_OK)
+    assert script.read_text().startswith("#!")
+
+    result = subprocess.run(
+        [script, "--help"], capture_output=True, text=True, check=False, timeout=30
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "Usage:" in result.stdout or "usage:" in result.stdout
+
+
+def test_version_is_the_same_everywhere() -> None:
+    """The installed metadata and the package agree on the version."""
+    installed = importlib.metadata.version("mongo-session-service")
+
+    assert installed == mongo_session_service.__version__
+
+
+def test_licence_is_apache() -> None:
+    """The licence named in the metadata is the licence whose full text is shipped."""
+    metadata = importlib.metadata.metadata("mongo-session-service")
+
+    text = (ROOT / "LICENSE").read_text()
+
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert "Apache License\n                           Version 2.0," in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_package_is_typed() -> None:
+    """Type checkers are told that the package's annotations can be trusted."""
+    assert files("mongo_session_service").joinpath("py.typed").is_file()
+
+
+def test_package_holds_its_page() -> None:
+    """The live page is installed together with the code that serves it."""
+    page = files("mongo_session_service.http").joinpath("static/live.html")
+
+    assert page.read_text("utf-8").startswith("<!doctype html>")

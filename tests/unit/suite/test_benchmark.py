@@ -1,0 +1,143 @@
+"""What the benchmark tells of figures made by hand: it must not flatter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+QUIET = {"quick": False, "rounds": 5, "cpus": 2, "load_before": [1.9, 3.0, 3.0]}
+QUICK = {**QUIET, "quick": True, "rounds": 2}
+
+
+@pytest.fixture(autouse=True)
+def _on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+
+def reported(about: dict[str, Any], run: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The report of a run of these figures, by unit and workload, and by contestant."""
+    from benchmark.measure import Result, Turn  # noqa: PLC0415  not on the path before
+    from benchmark.report import report  # noqa: PLC0415
+
+    results = {}
+    for unit_and_name, figures in run.items():
+        unit, name = unit_and_name.split(" ", 1)
+        results[name] = {
+            contestant: Result(
+                unit, [Turn([1.0] * value, 1.0) if unit == "/s" else Turn([value])]
+            )
+            for contestant, value in figures.items()
+        }
+    return report(results, about)
+
+
+ALONE = {"ms append alone": {"ours": 2.0, "adk mongo": 4.0, "hand-written": 1.0}}
+
+
+def texts(report: dict[str, Any]) -> tuple[str, str, str]:
+    """The table, the goals and the picture."""
+    from benchmark.chart import chart  # noqa: PLC0415
+    from benchmark.tables import table, targets  # noqa: PLC0415
+
+    return table(report), targets(report), chart(report)
+
+
+def test_full_run_is_judged() -> None:
+    """Five rounds on a machine with nothing else to do are held against the goals."""
+    report = reported(QUIET, ALONE)
+    table, goals, picture = texts(report)
+
+    assert [each["reached"] for each in report["targets"]] == [True, False]
+    assert "<= 0.72x the time of adk mongo" in goals
+    assert goals.endswith("1 of 2 reached.")
+    assert table.startswith("Side by side, 5 rounds\n")
+    assert ">5 rounds; medians" in picture
+
+
+@pytest.mark.parametrize(
+    ("about", "rounds"),
+    [(QUICK, "2 rounds"), ({**QUIET, "rounds": 1}, "1 round")],
+)
+def test_rough_run_is_not_judged(about: dict[str, Any], rounds: str) -> None:
+    """Few rounds are called rough wherever figures are shown, and reach no goal."""
+    report = reported(about, ALONE)
+    table, goals, picture = texts(report)
+
+    assert [each["reached"] for each in report["targets"]] == [None, None]
+    assert "reached" not in goals
+    assert "MISSED" not in goals
+    assert table.startswith(f"Side by side, rough: {rounds}\n")
+    assert f">rough: {rounds}; medians" in picture
+
+
+def test_busy_machine_is_told_of() -> None:
+    """More load than CPUs before the run is in the heading and in the picture."""
+    about = {**QUIET, "load_before": [2.1, 0.0, 0.0]}
+    table, _, picture = texts(reported(about, ALONE))
+
+    busy = "5 rounds; busy: load average 2.1 on 2 CPUs at its start"
+    assert table.startswith(f"Side by side, {busy}\n")
+    assert busy in picture
+
+
+@pytest.mark.parametrize(
+    ("unit", "ours", "theirs", "times"),
+    [("ms", 2.0, 4.0, 2), ("/s", 40, 20, 2), ("MB", 4.0, 2.0, 0.5), ("%", 1, 2, None)],
+)
+def test_more_is_better(
+    unit: str, ours: float, theirs: float, times: float | None
+) -> None:
+    """A ratio above 1 is good news, whatever the unit; shares have none."""
+    from benchmark.report import times_as_good  # noqa: PLC0415
+
+    report = reported(QUIET, {f"{unit} it": {"ours": ours, "adk mongo": theirs}})
+    (workload,) = report["workloads"]
+
+    assert times_as_good(workload, "ours", "adk mongo") == times
+
+
+def test_every_figure_has_a_unit() -> None:
+    """The JSON names the units of all that it tells of a contestant's calls."""
+    report = reported(QUIET, ALONE)
+    (workload,) = report["workloads"]
+
+    others = {"calls", "rounds", "note"}
+    assert report["units"].keys() | others == workload["contestants"]["ours"].keys()
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(24.0, "reached"), (26.0, "MISSED"), (-2.88, "noise")]
+)
+def test_share_below_nothing_is_noise(share: float, verdict: str) -> None:
+    """What cannot be has reached no goal."""
+    report = reported(QUIET, {"% own share of get all of 500": {"ours": share}})
+    _, goals, _ = texts(report)
+
+    (target,) = report["targets"]
+    judged = {"reached": True, "MISSED": False, "noise": None}
+    assert target["reached"] is judged[verdict]
+    (line,) = (line for line in goals.splitlines() if "own share" in line)
+    assert line.endswith(f" {verdict}")
+
+
+@pytest.mark.parametrize("ours", [1.01, 1.4, 2.0, 3.9, 31.0, 0.9, 0.51])
+@pytest.mark.parametrize("hand", [0.51, 0.9, 1.01, 1.45, 2.1, 31.0])
+def test_figures_stand_at_their_bars(ours: float, hand: float) -> None:
+    """A bar's figure is at its end, in its colour, and touches nothing else."""
+    times = {"ours": 1000 / ours, "adk mongo": 1000.0, "hand-written": 1000 / hand}
+    _, _, picture = texts(reported(QUIET, {"ms it": times}))
+    drawn = ET.fromstring(picture)  # noqa: S314  by this very project
+    wide, narrow = (each for each in drawn if each.tag.endswith("rect"))
+    (figure,) = (each for each in drawn if "figure" in each.get("class", ""))
+
+    assert figure.text == f"{ours:.2g}x"
+    assert figure.get("class", "").split() == ["figure", wide.get("class")]
+    left, baseline = float(figure.attrib["x"]), float(figure.attrib["y"])
+    end = float(wide.attrib["x"]) + float(wide.attrib["width"])
+    assert 0 < left - end < 10
+    assert float(wide.attrib["y"]) < baseline < float(narrow.attrib["y"]) - 2
+    assert left + 34 < 760

@@ -1,0 +1,30 @@
+"""What every test of the suite has in common."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+TESTS = sorted(Path(__file__).parents[2].rglob("test_*.py"))
+
+
+def test_every_test_says_what_it_promises() -> None:
+    """Each test has a docstring of one sentence."""
+    for path in TESTS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef
+            ) and node.name.startswith("test_"):
+                promise = ast.get_docstring(node) or ""
+                assert re.fullmatch(r"[\w`$].*\.", promise, re.DOTALL), (
+                    f"{path.name}: {node.name}"
+                )
+
+
+def test_no_test_sleeps_skips_or_expects_to_fail_quietly() -> None:
+    """Tests wait on signals, and a missing server fails them."""
+    for path in TESTS:
+        if path != Path(__file__):
+            found = re.findall(r"time\.sleep|importorskip|mark\.skip", path.read_text())
+            assert not found, path.name

@@ -1,0 +1,138 @@
+"""The JSON Lines form: exact, on one line each, and suspicious of what it reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from google.adk.events import Event, EventActions
+from google.genai import types
+from hypothesis import given
+from hypothesis import strategies as st
+from support.strategies import identical, json_values, states
+
+from mongo_session_service.errors import SourceError
+from mongo_session_service.model.metadata import Details
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.transfer import jsonl
+from mongo_session_service.transfer.records import SessionHeader, SharedState
+from mongo_session_service.transfer.sources.adk_rows import UnreadableError
+
+SESSION = {
+    "app_name": "a",
+    "user_id": "u",
+    "session_id": "s",
+    "create_time": 1.0,
+    "update_time": 2.0,
+    "state": {},
+}
+exotic = st.sampled_from(
+    [b"", b"\xff\x00", float("inf"), float("-inf"), "\ud83d", {"%bytes": "AA=="}]
+    + [{"%object": []}, {"%text": 1}, {"%float": "nan"}, {"\ud83d": 1}, {"%json": "1"}]
+)
+values = json_values() | exotic | st.lists(exotic, max_size=3)
+
+
+@given(values)
+def test_values_come_back_exactly(value: Any) -> None:
+    """Any value is one line of strict JSON, and is read as what it was."""
+    text = jsonl.as_text({"event": value})
+
+    json.loads(text, parse_constant=pytest.fail)
+    assert "\n" not in text
+    kind, read = jsonl.parse(text.encode())
+    assert kind == "event"
+    assert identical(read, value)
+
+
+@given(states)
+def test_sessions_and_state_come_back(state: dict[str, Any]) -> None:
+    """A session's or scope's line holds all of it."""
+    details = Details("t", {"b": "", "a": "x"}, 5.0, 9.5)
+    key = SessionKey("a", "u/v", "s")
+    header = SessionHeader(key, state, 2.5, 1.25, details, initial=state)
+    shared = SharedState("a", "u", state)
+
+    for item in (header, shared):
+        read = jsonl.to_item(*jsonl.parse(jsonl.to_line(item).encode()))
+        assert type(read) is type(item)
+        assert identical(dict(read.state), dict(sorted(state.items())))
+        assert getattr(read, "details", None) == getattr(item, "details", None)
+        assert identical(getattr(read, "initial", read.state), read.state)
+
+
+def test_events_come_back_with_bytes() -> None:
+    """An event's bytes are told from text that looks the same."""
+    blob = types.Blob(data=b"\xff\xfe", mime_type="image/png")
+    call = types.FunctionCall(name="f", args={"data": "//4="})
+    parts = [types.Part(inline_data=blob), types.Part(function_call=call)]
+    event = Event(
+        author="a",
+        content=types.Content(parts=parts),
+        actions=EventActions(state_delta={"n": float("nan")}),
+        long_running_tool_ids={"b", "a", "c"},
+    )
+
+    line = jsonl.to_line(event)
+    read = jsonl.to_item(*jsonl.parse(line.encode()))
+
+    assert isinstance(read, Event)
+    assert read.content == event.content
+    assert read.long_running_tool_ids == event.long_running_tool_ids
+    assert jsonl.to_line(read) == line
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [b"", b"\xff", b"[]", b"null", b"{}", b'{"a":1,"b":2}', b'{"event":NaN}']
+    + [b'{"event":', b"[" * 100_000, b'{"a":' * 100_000, b'{"event":' + b"9" * 5000]
+    + [b'{"x":{"%bytes":"?"}}', b'{"x":{"%object":[1]}}', b'{"x":{"%text":"/w=="}}'],
+)
+def test_hostile_lines_are_refused(hostile: bytes) -> None:
+    """What is no line of the form is one error, whatever it is instead."""
+    with pytest.raises(UnreadableError):
+        jsonl.parse(hostile)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("unknown", {}),
+        ("event", []),
+        ("event", {"author": 1}),
+        ("event", {"timestamp": "yesterday", "author": "a"}),
+        ("session", {}),
+        ("session", {"app_name": "a", "user_id": "u", "session_id": "s", "state": {}}),
+        ("session", {"app_name": "a", "user_id": "u", "state": {}, "update_time": 1}),
+        ("app_state", {"app_name": "", "state": {}}),
+        ("app_state", {"app_name": "\ud83d", "state": {}}),
+        ("user_state", {"app_name": "a", "state": {}}),
+        ("app_state", {"app_name": "a", "state": {}, "later": 1}),
+        ("session", {**SESSION, "later": "field"}),
+        ("session", {**SESSION, "title": 5}),
+        ("session", {**SESSION, "labels": {"a": ["b"]}}),
+        ("session", {**SESSION, "ttl": -1}),
+        ("session", {**SESSION, "expire_time": "soon"}),
+        ("session", {**SESSION, "initial_state": []}),
+        ("user_state", {"app_name": "a", "user_id": "u", "state": []}),
+    ],
+)
+def test_lines_that_lack_something_are_refused(kind: str, value: Any) -> None:
+    """A line has to hold all that its kind has, of the right type."""
+    with pytest.raises(UnreadableError):
+        jsonl.to_item(kind, value)
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (b"", "no exported sessions"),
+        (b'{"version": 1}', "no exported sessions"),
+        (b'{"format": "mongo-session-service", "version": 2}', "Upgrade"),
+    ],
+)
+def test_other_files_are_refused(first: bytes, message: str) -> None:
+    """The first line tells an export of this version from anything else."""
+    with pytest.raises(SourceError, match=message):
+        jsonl.check_header(first)
