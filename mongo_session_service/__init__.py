@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._version import __version__
+from mongo_session_service._version import __version__
 
 if TYPE_CHECKING:
-    from .changes.change import Change
-    from .codec.hooks import Subject
-    from .consumers.consumer import Consumer
-    from .consumers.dead_letters import DeadLetter
-    from .consumers.status import ConsumerStatus
-    from .erasing import Erased
-    from .errors import (
+    from mongo_session_service.changes.change import Change
+    from mongo_session_service.codec.hooks import Subject
+    from mongo_session_service.consumers.consumer import Consumer
+    from mongo_session_service.consumers.dead_letters import DeadLetter
+    from mongo_session_service.consumers.status import ConsumerStatus
+    from mongo_session_service.erasing import Erased
+    from mongo_session_service.errors import (
         ConfigurationError,
         DocumentTooLargeError,
         HistoryLostError,
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
         StorageUnavailableError,
         UnknownOutcomeError,
     )
-    from .feed.stats import FeedStats
-    from .feed.subscription import Subscription
-    from .histories import UserEvent
-    from .model.results import SessionPage, SessionSummary
-    from .service import MongoSessionService
-    from .upkeep import Pruned
+    from mongo_session_service.feed.stats import FeedStats
+    from mongo_session_service.feed.subscription import Subscription
+    from mongo_session_service.histories import UserEvent
+    from mongo_session_service.model.results import SessionPage, SessionSummary
+    from mongo_session_service.service import MongoSessionService
+    from mongo_session_service.upkeep import Pruned
 else:
     import importlib.util
     import sys

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .cli.app import main
+from mongo_session_service.cli.app import main
 
 main(prog_name="mongo-session-service")

@@ -17,16 +17,15 @@ from typing import Any
 
 from pymongo import AsyncMongoClient
 
-from .driver.address import Target
-from .driver.compat import Driver
-from .driver.connection import Connection
-from .driver.errors import FOREIGN_LOOP, translated
-from .driver.transactions import Latest
-from .driver.uri import open_client
-from .errors import ConfigurationError
-from .sessions.group_commit import Committer
-from .sessions.rebase import Rebaser
-from .sessions.store import SessionStore
+from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import FOREIGN_LOOP, translated
+from mongo_session_service.driver.transactions import Latest
+from mongo_session_service.driver.uri import Target, open_client
+from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.sessions.group_commit import Committer
+from mongo_session_service.sessions.rebase import Rebaser
+from mongo_session_service.sessions.store import SessionStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,16 @@ from google.adk.events.event import Event
 from google.adk.platform import uuid as platform_uuid
 from google.adk.sessions.session import Session
 
-from .backend import Opened
-from .codec.adk_session import to_session
-from .driver.errors import once_written
-from .lifecycle import Lifecycle
-from .model.records import SessionKey, session_key
-from .model.validation import check_revision
-from .sessions.fork import copy_session
-from .sessions.history import restored
-from .sessions.refused import not_found
-from .sessions.revisiting import revisit
-from .telemetry import traced
+from mongo_session_service.backend import Opened
+from mongo_session_service.codec.adk_session import to_session
+from mongo_session_service.driver.errors import once_written
+from mongo_session_service.lifecycle import Lifecycle
+from mongo_session_service.model.records import SessionKey, session_key
+from mongo_session_service.model.validation import check_revision
+from mongo_session_service.sessions.fork import copy_session
+from mongo_session_service.sessions.history import restored, revisit
+from mongo_session_service.sessions.store import not_found
+from mongo_session_service.telemetry import traced
 
 
 class Branching(Lifecycle):

@@ -8,16 +8,20 @@ from typing import Any
 
 from google.adk.platform import time as platform_time
 
-from .lifecycle import Lifecycle
-from .model.metadata import NOT_GIVEN, NotGiven, changed_fields
-from .model.records import session_key
-from .model.results import SessionPage, SessionSummary, summary
-from .sessions.amending import amend
-from .sessions.page_key import load_page_key
-from .sessions.page_tokens import place_in, token
-from .sessions.pages import load_page
-from .sessions.search import check_limit, new_search
-from .telemetry import traced
+from mongo_session_service.lifecycle import Lifecycle
+from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven, changed_fields
+from mongo_session_service.model.records import session_key
+from mongo_session_service.model.results import SessionPage, SessionSummary, summary
+from mongo_session_service.sessions.page_key import load_page_key
+from mongo_session_service.sessions.search import (
+    check_limit,
+    load_page,
+    new_search,
+    place_in,
+    token,
+)
+from mongo_session_service.sessions.store import amend
+from mongo_session_service.telemetry import traced
 
 
 class Catalogue(Lifecycle):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .consumers.forgetting import (
+from mongo_session_service.consumers.checkpoint import (
     forget_in_checkpoints,
     forget_in_dead_letters,
     remove_consumers,
 )
-from .driver.connection import Connection
-from .lifecycle import Lifecycle
-from .model.validation import check_id
-from .sessions import deletion, queries
-from .telemetry import traced
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.lifecycle import Lifecycle
+from mongo_session_service.model.validation import check_id
+from mongo_session_service.sessions import deletion, queries
+from mongo_session_service.telemetry import traced
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,18 @@ from typing import NamedTuple
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
-from .codec.documents import decode_event
-from .lifecycle import Lifecycle
-from .model.records import SessionKey, session_key
-from .model.validation import check_id, check_revision
-from .sessions.event_log import load_session_page, load_user_page, session_id
-from .sessions.queries import Document
-from .sessions.refused import not_found
-from .sessions.spans import Span
-from .telemetry import Operation
+from mongo_session_service.codec.documents import decode_event
+from mongo_session_service.lifecycle import Lifecycle
+from mongo_session_service.model.records import Document, SessionKey, session_key
+from mongo_session_service.model.validation import check_id, check_revision
+from mongo_session_service.sessions.event_log import (
+    Span,
+    load_session_page,
+    load_user_page,
+    session_id,
+)
+from mongo_session_service.sessions.store import not_found
+from mongo_session_service.telemetry import Operation
 
 
 class UserEvent(NamedTuple):

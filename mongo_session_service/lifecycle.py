@@ -7,13 +7,13 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
-from .backend import Clients, Opened
-from .driver.address import Target
-from .driver.authorization import naming_privileges
-from .driver.cancellation import cancellations, heed_cancellation
-from .driver.connection import Connection
-from .schema.setup import set_up
-from .telemetry import traced
+from mongo_session_service.backend import Clients, Opened
+from mongo_session_service.driver.authorization import naming_privileges
+from mongo_session_service.driver.cancellation import cancellations, heed_cancellation
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.uri import Target
+from mongo_session_service.schema.setup import set_up
+from mongo_session_service.telemetry import traced
 
 
 class Opening:

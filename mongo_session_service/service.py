@@ -19,23 +19,31 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
-from .branching import Branching, rewinding
-from .catalogue import Catalogue
-from .codec.adk_session import mark, marker_of, to_session
-from .codec.documents import decode_new_session, encode_append, encode_new_session
-from .codec.hooks import Hook, Hooks
-from .driver.address import Target
-from .driver.errors import once_written
-from .errors import ConfigurationError
-from .histories import Histories
-from .model.metadata import new_details
-from .model.records import Marker, session_key
-from .model.validation import check_config, check_event, check_id, check_session
-from .sessions.creating import create
-from .sessions.deletion import remove_session
-from .sessions.group_commit import Caller
-from .telemetry import traced
-from .upkeep import Upkeep
+from mongo_session_service.branching import Branching, rewinding
+from mongo_session_service.catalogue import Catalogue
+from mongo_session_service.codec.adk_session import mark, marker_of, to_session
+from mongo_session_service.codec.documents import (
+    decode_new_session,
+    encode_append,
+    encode_new_session,
+)
+from mongo_session_service.codec.hooks import Hook, Hooks
+from mongo_session_service.driver.errors import once_written
+from mongo_session_service.driver.uri import Target
+from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.histories import Histories
+from mongo_session_service.model.metadata import new_details
+from mongo_session_service.model.records import Marker, session_key
+from mongo_session_service.model.validation import (
+    check_config,
+    check_event,
+    check_id,
+    check_session,
+)
+from mongo_session_service.sessions.deletion import remove_session
+from mongo_session_service.sessions.group_commit import Caller
+from mongo_session_service.telemetry import traced
+from mongo_session_service.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +164,7 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         new = encode_new_session(key, initial, now, self._hooks, details)
         async with self._opened() as opened:
             reading = opened.store.reading_shared_state(key)
-            await create(opened, new)
+            await opened.committer.create(new)
             with once_written():
                 shared = await asyncio.shield(reading)
                 return to_session(decode_new_session(new, shared, self._hooks))

@@ -26,7 +26,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from ._version import __version__
+from mongo_session_service._version import __version__
 
 NAME: Final = "mongo_session_service"
 DATABASE: Final = "db.namespace"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from google.adk.platform import time as platform_time
 
-from .erasing import Erasing
-from .model.validation import check_callable
-from .sessions import deletion, queries
-from .telemetry import traced
-from .watching import Watching
+from mongo_session_service.erasing import Erasing
+from mongo_session_service.model.validation import check_callable
+from mongo_session_service.sessions import deletion, queries
+from mongo_session_service.telemetry import traced
+from mongo_session_service.watching import Watching
 
 
 @dataclass(frozen=True, slots=True)

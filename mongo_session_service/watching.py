@@ -12,8 +12,15 @@ from typing import Any, get_args
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from typing_extensions import override
 
-from mongo_session_service.driver.address import Target
+from mongo_session_service.changes.routing import Scope
+from mongo_session_service.consumers.consumer import Consumer
+from mongo_session_service.consumers.coordinator import OnHistoryLost, Start
+from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
+from mongo_session_service.driver.uri import Target
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
+from mongo_session_service.feed.feed import Feed
+from mongo_session_service.feed.stats import FeedStats, observe
+from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.lifecycle import Lifecycle
 from mongo_session_service.model.records import session_key
 from mongo_session_service.model.validation import (
@@ -24,15 +31,6 @@ from mongo_session_service.model.validation import (
     check_seconds,
 )
 from mongo_session_service.telemetry import traced
-
-from .changes.routing import Scope
-from .consumers.consumer import Consumer
-from .consumers.coordinator import OnHistoryLost, Start
-from .consumers.status import ConsumerStatus, all_consumers
-from .feed.feed import Feed
-from .feed.metrics import observe
-from .feed.stats import FeedStats
-from .feed.subscription import SessionSubscription, Subscription
 
 State = dict[str, Any]
 

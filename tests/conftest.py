@@ -22,8 +22,7 @@ from support.secured_mongod import Secured, secured
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
-from mongo_session_service.embedded.mongod import HOST, find_mongod
-from mongo_session_service.embedded.ports import free_ports
+from mongo_session_service.embedded.mongod import HOST, find_mongod, free_ports
 
 pytest_plugins = ["support.timeout_plugin"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .checkups import Finding, Status
-from .doctor import examine
+from mongo_session_service.admin.doctor import Finding, Status, examine
 
 __all__ = ["Finding", "Status", "examine"]

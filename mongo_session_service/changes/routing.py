@@ -9,12 +9,19 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
 
+from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.decoder import (
+    Appended,
+    Created,
+    Deleted,
+    Dropped,
+    Expires,
+    Item,
+    Removed,
+    StateSet,
+)
 from mongo_session_service.model import scopes
-from mongo_session_service.model.records import SessionKey
-
-from .change import Change
-from .decoder import Dropped, Expires, Item, Removed
-from .happenings import Appended, Created, Deleted, Document, StateSet
+from mongo_session_service.model.records import Document, SessionKey
 
 
 class Scope(NamedTuple):

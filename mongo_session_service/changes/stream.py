@@ -12,16 +12,49 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
+from mongo_session_service.changes import decoder
+from mongo_session_service.changes.decoder import Names
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import background, heeding_cancellation
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import given_up, pauses
+from mongo_session_service.driver.errors import translation
+from mongo_session_service.driver.retry import given_up, is_passing, pauses
+from mongo_session_service.errors import ConfigurationError, HistoryLostError
+from mongo_session_service.model.records import Document
 
-from . import decoder
-from .decoder import Names
-from .happenings import Document
-from .losses import check_stream
+_NO_CHANGE_STREAMS: Final = 40573
+_LOST: Final = {
+    9: "the resume token is malformed",
+    15: "the resume token is malformed",
+    260: "the resume token is no longer valid",
+    280: "the change stream cannot be resumed",
+    286: "MongoDB's oplog does not reach back that far",
+    40647: "the resume token is malformed",
+    40649: "the resume token is malformed",
+}
+
+
+def check_stream(error: Exception) -> None:
+    """Raise if a change stream that failed like this need not be opened again.
+
+    Raises:
+        HistoryLostError: what comes next cannot be told any more.
+        ConfigurationError: the server has no change streams.
+        StorageError: the server refused.
+    """
+    code = getattr(error, "code", None)
+    if code in _LOST:
+        raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None
+    if code == _NO_CHANGE_STREAMS:
+        message = (
+            "This MongoDB server is a standalone: it has no change streams. Run it as"
+            " a replica set: start mongod with --replSet rs0, then call rs.initiate()."
+        )
+        raise ConfigurationError(message) from None
+    if isinstance(error, PyMongoError) and not is_passing(error):
+        raise translation(error) from None
+
 
 logger = logging.getLogger(__name__)
 

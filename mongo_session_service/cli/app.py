@@ -11,17 +11,16 @@ from typing import Final
 import click
 
 from mongo_session_service._version import __version__
-
-from .connection import connection_options
-from .consumers import consumers
-from .doctor import doctor
-from .grants import grants
-from .live import live
-from .mongod import mongod
-from .program import Program
-from .prune import prune
-from .transfer import COMMANDS
-from .watch import watch
+from mongo_session_service.cli.connection import connection_options
+from mongo_session_service.cli.consumers import consumers
+from mongo_session_service.cli.doctor import doctor
+from mongo_session_service.cli.grants import grants
+from mongo_session_service.cli.live import live
+from mongo_session_service.cli.mongod import mongod
+from mongo_session_service.cli.program import Program
+from mongo_session_service.cli.prune import prune
+from mongo_session_service.cli.transfer import COMMANDS
+from mongo_session_service.cli.watch import watch
 
 _EXIT_CODES: Final = """\b
 Exit codes:

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mongo_session_service.cli.connection import Place, connection_options
+from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.terminal import (
+    BOLD,
+    CYAN,
+    RED,
+    YELLOW,
+    Text,
+    duration,
+    json_line,
+    moment,
+    table,
+)
 from mongo_session_service.errors import StorageError
-
-from .connection import Place, connection_options
-from .screen import Screen, say
-from .terminal import BOLD, CYAN, RED, YELLOW, Text, duration, json_line, moment, table
 
 if TYPE_CHECKING:
     from mongo_session_service.consumers.dead_letters import DeadLetter

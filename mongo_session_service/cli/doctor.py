@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from .connection import Place, connection_options, uri_argument
-from .screen import Screen, say
-from .terminal import BOLD, CYAN, GREEN, RED, YELLOW, Line, Text, json_line, printable
+from mongo_session_service.cli.connection import Place, connection_options, uri_argument
+from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.terminal import (
+    BOLD,
+    CYAN,
+    GREEN,
+    RED,
+    YELLOW,
+    Line,
+    Text,
+    json_line,
+    printable,
+)
 
 if TYPE_CHECKING:
-    from mongo_session_service.admin.checkups import Finding
+    from mongo_session_service.admin.doctor import Finding
 
 FAILED: Final = 3
 """Exit code: it came to its end, but something is not as it should be."""

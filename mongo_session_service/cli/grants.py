@@ -7,10 +7,9 @@ import os
 
 import click
 
+from mongo_session_service.cli.connection import connection_options, said, uri_argument
+from mongo_session_service.cli.screen import Screen
 from mongo_session_service.driver.privileges import FEATURES, needs, role, script
-
-from .connection import connection_options, said, uri_argument
-from .screen import Screen
 
 
 @click.command(short_help="Prints a role that has all the service needs.")

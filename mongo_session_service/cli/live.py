@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 
 import click
 
-from .connection import Place, connection_options, uri_argument
-from .screen import Screen, say
-from .watched import Watched, watched_options
+from mongo_session_service.cli.connection import Place, connection_options, uri_argument
+from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.watched import Watched, watched_options
 
 if TYPE_CHECKING:
     from mongo_session_service.model.records import SessionKey

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .screen import Screen, say
+from mongo_session_service.cli.screen import Screen, say
 
 
 @click.command()
@@ -39,7 +39,7 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     Example:
       mongo-session-service mongod --data-dir .mongodb
     """  # noqa: D301  \b is click's sign
-    from mongo_session_service.embedded.ports import standard_port
+    from mongo_session_service.embedded.mongod import standard_port
     from mongo_session_service.embedded.replica_set import (
         EmbeddedReplicaSet,
         EmbeddedServerError,

@@ -11,14 +11,13 @@ from typing import Any, Final
 import click
 from typing_extensions import override
 
+from mongo_session_service.cli.connection import is_debugging
+from mongo_session_service.cli.terminal import printable
 from mongo_session_service.errors import (
     WAY_AROUND,
     MongoSessionServiceError,
     SlowSubscriberError,
 )
-
-from .connection import is_debugging
-from .terminal import printable
 
 INTERRUPTED: Final = 130
 NOBODY_READS: Final = 141

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mongo_session_service.model.wording import counted
-
-from .connection import Place, connection_options, uri_argument
-from .screen import Screen, say
+from mongo_session_service.cli.connection import Place, connection_options, uri_argument
+from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.model.validation import counted
 
 if TYPE_CHECKING:
     from mongo_session_service.upkeep import Pruned

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from .terminal import Line, painted
+from mongo_session_service.cli.terminal import Line, painted
 
 
 class Screen:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .options import several, with_password
+from mongo_session_service.cli.options import several, with_password
 
 if TYPE_CHECKING:
     from mongo_session_service.service import MongoSessionService

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.model.wording import counted, plural
-
-from .connection import uri_option
-from .options import (
+from mongo_session_service.cli.connection import uri_option
+from mongo_session_service.cli.options import (
     INCOMPLETE,
     debug_option,
     help_of,
@@ -26,7 +24,8 @@ from .options import (
     several,
     target_options,
 )
-from .sources import KINDS, Kind, service_of, source_of
+from mongo_session_service.cli.sources import KINDS, Kind, service_of, source_of
+from mongo_session_service.model.validation import counted, plural
 
 if TYPE_CHECKING:
     from mongo_session_service.transfer import (

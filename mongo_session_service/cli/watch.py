@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import click
 
-from .connection import Place, connection_options, uri_argument
-from .screen import Screen, say
-from .terminal import change_lines, json_line
-from .watched import Watched, watched_options
+from mongo_session_service.cli.connection import Place, connection_options, uri_argument
+from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.terminal import change_lines, json_line
+from mongo_session_service.cli.watched import Watched, watched_options
 
 
 @click.command()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from .terminal import printable
+from mongo_session_service.cli.terminal import printable
 
 if TYPE_CHECKING:
     from mongo_session_service.model.records import SessionKey

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
@@ -10,6 +11,25 @@ from typing import Any, Final
 import bson
 from google.adk.events.event import Event
 
+from mongo_session_service.codec.bson_values import (
+    MAX_KEY_LENGTH,
+    WRAPPER,
+    UnreadableError,
+    decode_fields,
+    decode_value,
+    encode_fields,
+    encode_value,
+    is_decoded,
+    json_form,
+)
+from mongo_session_service.codec.events import (
+    build_event,
+    check_readable,
+    drop_defaults,
+    dump_event,
+)
+from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.limits import check_event_size, check_initial_state
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import NO_DETAILS, Details
@@ -23,21 +43,39 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 
-from .bson_values import (
-    MAX_KEY_LENGTH,
-    WRAPPER,
-    UnreadableError,
-    decode_fields,
-    decode_value,
-    encode_fields,
-    encode_value,
-    is_decoded,
-    json_form,
-)
-from .events import build_event, check_readable, drop_defaults, dump_event
-from .hooks import Hooks, Owner
-from .limits import check_event_size, check_initial_state
-from .visibility import check_session, is_visible
+_NUMBER: Final = (int, float)
+
+
+def is_visible(session: dict[str, Any], now: float) -> bool:
+    """Whether a document of the sessions collection is a session to be shown.
+
+    The server's filter is :func:`queries.visible`.
+    """
+    expires = session.get("expire_time", math.inf)
+    is_over = isinstance(expires, _NUMBER) and expires <= now
+    return "revision" in session and not is_over
+
+
+def check_session(session: dict[str, Any]) -> None:
+    """Refuse what another tool has written, if it cannot be a session's document.
+
+    Raises:
+        UnreadableError: it cannot.
+    """
+    id_ = session["_id"]
+    for each in id_.values():
+        if not isinstance(each, str):
+            raise UnreadableError(f"A session of app {quoted(str(id_['app_name']))}")
+    get = session.get
+    # Spelt out, since a list asks it of each session.
+    if not (
+        isinstance(get("state"), dict)
+        and isinstance(get("revision"), int)
+        and isinstance(get("create_time"), _NUMBER)
+        and isinstance(get("update_time"), _NUMBER)
+    ):
+        raise UnreadableError(f"Session {quoted(id_['session_id'])}")
+
 
 _WHERE: Final = "The event of session {session_id!r} at revision {revision}"
 _WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"

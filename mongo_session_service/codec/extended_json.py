@@ -11,7 +11,7 @@ import base64
 import math
 from typing import Any, Final
 
-from .bson_values import is_unicode
+from mongo_session_service.codec.bson_values import is_unicode
 
 _TAGS: Final = ("%bytes", "%float", "%text", "%object")
 

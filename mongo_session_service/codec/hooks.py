@@ -15,6 +15,9 @@ from typing import Any, Final, NamedTuple, Self
 
 from google.adk.sessions.state import State
 
+from mongo_session_service.codec.bson_values import is_json
+from mongo_session_service.codec.events import is_event
+from mongo_session_service.codec.extended_json import tagged, untagged
 from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -23,10 +26,6 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.model.records import SessionKey
-
-from .bson_values import is_json
-from .events import is_event
-from .extended_json import tagged, untagged
 
 _IN_CLEAR: Final = ("id", "timestamp")
 

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import bson
 
+from mongo_session_service.codec.bson_values import unescape_key
 from mongo_session_service.errors import DocumentTooLargeError, quoted
 from mongo_session_service.model.records import Append, NewSession
-
-from .bson_values import unescape_key
 
 MAX_DOCUMENT_BYTES: Final = 15_500_000
 """Below the server's 16 MiB, which leaves room for ids and a change's envelope."""

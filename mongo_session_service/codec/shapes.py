@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from mongo_session_service.model.records import Append, NewSession
-from mongo_session_service.sessions.queries import Document, Update
+from mongo_session_service.model.records import Append, Document, NewSession
+from mongo_session_service.sessions.queries import Update
 
 INITIAL: Final = "initial_state"
 """Where a session keeps the state it began with."""

@@ -11,6 +11,19 @@ from types import TracebackType
 from typing import Self
 
 from mongo_session_service.changes.change import Change
+from mongo_session_service.consumers.coordinator import (
+    OnHistoryLost,
+    Start,
+    Tenure,
+    begin_now,
+)
+from mongo_session_service.consumers.dead_letters import (
+    DeadLetter,
+    all_dead_letters,
+    replay,
+)
+from mongo_session_service.consumers.handler import Handler
+from mongo_session_service.consumers.processor import Attempts
 from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.cancellation import Step, uninterrupted
 from mongo_session_service.driver.errors import translated
@@ -22,11 +35,6 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.feed.reader import Opener
 from mongo_session_service.model.validation import check_callable, check_flag
-
-from .attempts import Attempts
-from .coordinator import OnHistoryLost, Start, Tenure, begin_now
-from .dead_letters import DeadLetter, all_dead_letters, replay
-from .processor import Handler
 
 _handling: ContextVar[Consumer | None] = ContextVar("_handling", default=None)
 """The consumer whose handler is running, for whatever that calls."""

@@ -10,16 +10,15 @@ from functools import partial
 from typing import Any, Final, Literal, Self
 
 from mongo_session_service.changes.decoder import Names
+from mongo_session_service.consumers.checkpoint import Position
+from mongo_session_service.consumers.fetcher import Deliveries, Delivery
+from mongo_session_service.consumers.handler import Work, in_transaction
+from mongo_session_service.consumers.lease import Lease, add_checkpoint
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import Step, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import PAUSE_AFTER_LOSS, persistently
 from mongo_session_service.errors import HistoryLostError
-
-from .checkpoint import Position
-from .fetcher import Deliveries, Delivery
-from .lease import Lease, add_checkpoint
-from .processor import Work, in_transaction
 
 logger = logging.getLogger(__name__)
 

@@ -11,23 +11,27 @@ from typing import Final
 import bson
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.happenings import (
+from mongo_session_service.changes.decoder import (
     Appended,
     Created,
     Deleted,
-    Document,
     Happening,
     StateSet,
     Unkept,
 )
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.consumers.handler import (
+    Handler,
+    HandlerFailedError,
+    Work,
+    handling,
+    in_transaction,
+)
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.model.records import SessionKey
-
-from .processor import Handler, HandlerFailedError, Work, handling, in_transaction
+from mongo_session_service.model.records import Document, SessionKey
 
 _LONGEST_MESSAGE: Final = 2000  # characters
 _LARGEST: Final = 16 * 1024**2 - 64 * 1024

@@ -15,22 +15,24 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Dropped, Expires, Names, Removed
-from mongo_session_service.changes.happenings import (
+from mongo_session_service.changes.decoder import (
     Appended,
-    Document,
+    Dropped,
+    Expires,
     Happening,
+    Names,
+    Removed,
     StateSet,
 )
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
+from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.errors import HistoryLostError
+from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
-
-from .checkpoint import Position
 
 _PAGE: Final = 500  # events
 _FRESH: Final = 60

@@ -20,15 +20,18 @@ from typing import Any, Final
 from bson.codec_options import CodecOptions
 from pymongo.errors import NetworkTimeout, PyMongoError
 
-from mongo_session_service.changes.happenings import Document
+from mongo_session_service.consumers.checkpoint import (
+    Position,
+    decode_position,
+    encode_position,
+)
+from mongo_session_service.consumers.handler import Work
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConfigurationError, LeaseLostError, quoted
-
-from .checkpoint import Position, decode_position, encode_position
-from .processor import Work
+from mongo_session_service.model.records import Document
 
 LEASE: Final = 5.0
 """Seconds without a sign of life, after which a name can be taken over."""

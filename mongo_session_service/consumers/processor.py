@@ -1,102 +1,71 @@
-"""Calling a handler, alone or in a transaction together with what follows."""
+"""A consumer's handler, called until a change is handled, or has failed for good."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Awaitable, Callable
+import logging
+import random
+from dataclasses import dataclass
 from typing import Final
 
-from pymongo.errors import OperationFailure, PyMongoError
-
-from mongo_session_service.changes.happenings import Happening, Unkept
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
+from mongo_session_service.consumers.coordinator import Tenure
+from mongo_session_service.consumers.dead_letters import bury, dead_letter
+from mongo_session_service.consumers.fetcher import Delivery
+from mongo_session_service.consumers.handler import (
+    Handler,
+    HandlerFailedError,
+    handling,
+)
 from mongo_session_service.driver.transactions import Txn
 
-Handler = Callable[..., Awaitable[object] | object]
-"""Gets a change, and in a transaction the driver's session to pass on to its writes."""
+logger = logging.getLogger(__name__)
 
-Work = Callable[[Txn], Awaitable[None]]
-"""Something that is done in a transaction; None is for without one."""
-
-
-_NO_SUCH_TRANSACTION: Final = 251
-_MOST_ABORTED: Final = 3
-"""How often a transaction may be gone after its work, before that is to blame."""
+_FIRST_PAUSE: Final = 0.1  # seconds
+_LONGEST_PAUSE: Final = 30.0  # seconds
 
 
-class HandlerFailedError(Exception):
-    """The handler raised ``error``; nothing that was to follow has happened."""
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """How often a handler is called, and whether in the checkpoint's transaction."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
+    handler: Handler
+    most: int
+    transactional: bool
+
+    async def at(self, tenure: Tenure, name: str, delivery: Delivery) -> None:
+        """Have a change handled and committed, or kept among the dead letters.
+
+        If the tenure ends between two attempts, it is left to the next reader.
+        """
+        work = handling(self.handler, delivery.item)
+        for attempt in range(self.most):
+            try:
+                if self.transactional:
+                    await tenure.save_with(work, delivery.position)
+                else:
+                    await work(None)
+                    await tenure.save(delivery.position)
+                return
+            except HandlerFailedError as failed:
+                error = failed.error
+            is_last = attempt + 1 == self.most
+            if not is_last and await tenure.ends_within(_pause(attempt)):
+                return
+        logger.warning(
+            "Consumer %r keeps a change as a dead letter: its handler failed %d times,"
+            " last with %s.",
+            name,
+            self.most,
+            type(error).__name__,
+        )
+        letter = dead_letter(name, delivery.item, error, self.most)
+
+        async def keep(txn: Txn) -> None:
+            await bury(tenure.connection, letter, txn)
+
+        await tenure.save_with(keep, delivery.position)
 
 
-def handling(handler: Handler, item: Happening | Unkept) -> Work:
-    """Calling a handler with a change.
-
-    The work raises:
-        HandlerFailedError: the handler did, or the change cannot be read.
-    """
-
-    async def work(txn: Txn) -> None:
-        try:
-            change = item.change()
-            result = handler(change) if txn is None else handler(change, txn)
-            if inspect.isawaitable(result):
-                await result
-        except PyMongoError as error:
-            if txn is not None and error.has_error_label("TransientTransactionError"):
-                raise  # the driver does the whole transaction again
-            raise HandlerFailedError(error) from error
-        except Exception as error:
-            raise HandlerFailedError(error) from error
-
-    return work
-
-
-async def in_transaction(connection: Connection, work: Work, finish: Work) -> None:
-    """Do work, and then finish, as one transaction.
-
-    Cancelled, it interrupts the work but not the commit, whose outcome would else be
-    unknown.
-
-    Raises:
-        HandlerFailedError: the work did, or has gone on after an error of the server,
-            which had then aborted the transaction.
-    """
-    is_working = False
-    aborted = 0
-
-    async def both(txn: Txn) -> None:
-        nonlocal is_working, aborted
-        is_working = True
-        try:
-            await work(txn)
-        finally:
-            is_working = False
-        try:
-            await finish(txn)
-        except OperationFailure as error:
-            aborted += error.code == _NO_SUCH_TRANSACTION
-            if aborted < _MOST_ABORTED:
-                raise
-            raise HandlerFailedError(error) from error
-
-    task = asyncio.ensure_future(persistently(lambda: connection.transaction(both)))
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            if is_working:
-                task.cancel()
-    if cancelled is None:
-        task.result()
-        return
-    if not task.cancelled():
-        task.exception()  # of no interest to who was cancelled
-    raise cancelled
+def _pause(attempt: int) -> float:
+    """How many seconds to wait after a failed attempt, the first being 0."""
+    longest: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
+    return longest * random.uniform(0.5, 1)  # noqa: S311  not for secrets

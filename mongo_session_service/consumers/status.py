@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mongo_session_service.changes.happenings import Document
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.model.records import Document
 
 _CHECKPOINTS: Final[list[Document]] = [
     {"$sort": {"_id": 1}},

@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 
 from pymongo.errors import PyMongoError
 
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import translated
+from mongo_session_service.driver.privileges import Refusal
 from mongo_session_service.errors import NotAuthorizedError
-
-from .connection import Connection
-from .errors import translated
-from .privileges import Refusal
 
 
 @asynccontextmanager

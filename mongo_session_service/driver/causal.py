@@ -14,10 +14,10 @@ from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 from pymongo.errors import ExecutionTimeout
 
-from .cancellation import uninterrupted
-from .compat import Driver, results_of, session_of
-from .snapshot_retry import SNAPSHOT, once_created
-from .transactions import Latest, end
+from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.compat import Driver, results_of, session_of
+from mongo_session_service.driver.snapshot_retry import SNAPSHOT, once_created
+from mongo_session_service.driver.transactions import Latest, end
 
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""

@@ -1,19 +1,44 @@
-"""PyMongo's ``AsyncMongoClient``, Motor and mongomock-motor: which one a client is."""
+"""Differences between PyMongo, Motor and mongomock-motor, and workarounds for them."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
-from pymongo import AsyncMongoClient, MongoClient
+from pymongo import AsyncMongoClient, MongoClient, WriteConcern
 from pymongo.errors import ConfigurationError as DriverConfigurationError
+from pymongo.errors import PyMongoError
 
 from mongo_session_service.errors import ConfigurationError
 
-from .starting import is_starting, renew_connections
+
+def is_starting(error: PyMongoError) -> bool:
+    """Whether it was asked of a connection to a member that was not ready.
+
+    The driver remembers of a connection what the member said when it was opened. One
+    that is starting, after a crash for example, does not know sessions yet, and the
+    driver takes that for the whole deployment's.
+    """
+    is_config = isinstance(error, DriverConfigurationError)
+    return is_config and str(error).startswith("Sessions are not supported")
+
+
+async def renew_connections(client: Any) -> None:
+    """Have the driver use none of its connections again, but for what is under way.
+
+    It keeps those to a member that was starting when that has become the primary, and
+    every call would meet the same one. To end cursors, it connects to any member.
+    """
+    asynchronous = isinstance(client, AsyncMongoClient)
+    topology = (client if asynchronous else client.delegate)._topology  # noqa: SLF001
+    for server in list(topology._servers.values()):  # noqa: SLF001
+        resetting = server.pool.reset_without_pause()
+        if asynchronous:
+            await resetting
 
 
 class Driver(Enum):
@@ -86,3 +111,35 @@ def primary_of(client: Any, driver: Driver) -> object:
     return next(
         ((each.address, each.election_id) for each in servers if each.is_writable), None
     )
+
+
+logger = logging.getLogger(__name__)
+
+MAJORITY: Final = WriteConcern("majority")
+_JOURNALED: Final = WriteConcern("majority", j=True)
+
+
+def check(client: Any) -> None:
+    """Tell what a client asks for and cannot have."""
+    if client.read_concern.level == "linearizable":
+        logger.warning(
+            "The client's read concern (linearizable) is not used: sessions are read"
+            " from several collections at one time, of what a majority has."
+        )
+    asked = client.write_concern.document
+    unkept = [
+        f"{option}={value}"
+        for option, value in asked.items()
+        if (option, value) not in {("w", "majority"), ("j", True)}
+    ]
+    if unkept:
+        logger.warning(
+            "The client's write concern (%s) is not used: what is stored is waited for"
+            " until a majority has it, without which it could be lost again.",
+            ", ".join(unkept),
+        )
+
+
+def write_concern(client: Any) -> WriteConcern:
+    """How everything is written through a client."""
+    return _JOURNALED if client.write_concern.document.get("j") else MAJORITY

@@ -33,14 +33,18 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
+from mongo_session_service.driver import compat, transactions
+from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.causal import Secondaries
+from mongo_session_service.driver.compat import (
+    Driver,
+    primary_of,
+    results_of,
+    session_of,
+)
+from mongo_session_service.driver.snapshot_retry import SNAPSHOT, once_created
+from mongo_session_service.driver.transactions import Latest, Txn
 from mongo_session_service.telemetry import count_conflict, count_retry
-
-from . import concerns, transactions
-from .cancellation import uninterrupted
-from .causal import Secondaries
-from .compat import Driver, primary_of, results_of, session_of
-from .snapshot_retry import SNAPSHOT, once_created
-from .transactions import Latest, Txn
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +111,7 @@ class Connection:
                 # What only reads goes elsewhere by itself, if it is to.
                 read_preference=_PRIMARY,
                 read_concern=_LOCAL,
-                write_concern=concerns.write_concern(client),
+                write_concern=compat.write_concern(client),
             )
         )
         self.sessions = self.database[f"{prefix}sessions"]

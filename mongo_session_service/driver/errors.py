@@ -28,6 +28,8 @@ from pymongo.errors import (
     ConfigurationError as DriverConfigurationError,
 )
 
+from mongo_session_service.driver.compat import is_starting
+from mongo_session_service.driver.privileges import Refusal
 from mongo_session_service.errors import (
     ConfigurationError,
     DocumentTooLargeError,
@@ -38,9 +40,6 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
     UnknownOutcomeError,
 )
-
-from .privileges import Refusal
-from .starting import is_starting
 
 FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"

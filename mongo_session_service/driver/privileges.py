@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
-Document = dict[str, Any]
+from mongo_session_service.model.records import Document
 
 
 class Privilege(NamedTuple):

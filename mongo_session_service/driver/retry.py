@@ -10,14 +10,13 @@ from typing import Final, TypeVar
 
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
+from mongo_session_service.driver.cancellation import heeding_cancellation
+from mongo_session_service.driver.compat import is_starting
+from mongo_session_service.driver.errors import translation
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,
 )
-
-from .cancellation import heeding_cancellation
-from .errors import translation
-from .starting import is_starting
 
 Result = TypeVar("Result")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from mongo_session_service.driver.errors import certificate_refusal
 from mongo_session_service.errors import ConfigurationError
-
-from .errors import certificate_refusal
 
 _LOOK: Final = 0.1  # seconds
 

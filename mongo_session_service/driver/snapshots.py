@@ -12,10 +12,9 @@ from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
+from mongo_session_service.driver.compat import opened, primary_of
+from mongo_session_service.driver.connection import ONE_BATCH, Connection
 from mongo_session_service.errors import ConfigurationError
-
-from .compat import opened, primary_of
-from .connection import ONE_BATCH, Connection
 
 _RETRY: Final = 0.02  # seconds
 _OPLOG_PATIENCE: Final = 2.0  # seconds

@@ -15,7 +15,7 @@ from pymongo.errors import ConfigurationError, NetworkTimeout, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
-from .starting import is_starting, renew_connections
+from mongo_session_service.driver.compat import is_starting, renew_connections
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mongod import EmbeddedServerError
-from .replica_set import EmbeddedReplicaSet
+from mongo_session_service.embedded.mongod import EmbeddedServerError
+from mongo_session_service.embedded.replica_set import EmbeddedReplicaSet
 
 __all__ = ["EmbeddedReplicaSet", "EmbeddedServerError"]

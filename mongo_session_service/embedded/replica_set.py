@@ -26,8 +26,15 @@ from typing import Any, Final, Self
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from .mongod import HOST, PATIENCE, SET_NAME, EmbeddedServerError, Mongod, find_mongod
-from .ports import ports_of
+from mongo_session_service.embedded.mongod import (
+    HOST,
+    PATIENCE,
+    SET_NAME,
+    EmbeddedServerError,
+    Mongod,
+    find_mongod,
+    ports_of,
+)
 
 __all__ = ["EmbeddedReplicaSet", "EmbeddedServerError"]
 

@@ -17,11 +17,10 @@ from typing import Any, Final
 from bson.timestamp import Timestamp
 
 from mongo_session_service.driver.connection import Connection
-
-from .inbox import Doorbell
-from .reader import Opener, Reader
-from .stats import Counters, FeedStats
-from .subscription import Subscription
+from mongo_session_service.feed.inbox import Doorbell
+from mongo_session_service.feed.reader import Opener, Reader
+from mongo_session_service.feed.stats import Counters, FeedStats
+from mongo_session_service.feed.subscription import Subscription
 
 THREAD_NAME: Final = "mongo-session-service-feed"
 

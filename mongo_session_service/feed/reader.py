@@ -22,7 +22,6 @@ from bson.timestamp import Timestamp
 from mongo_session_service.backend import Opened
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Dropped, Names
-from mongo_session_service.changes.happenings import Document
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec.hooks import Hooks
@@ -35,11 +34,11 @@ from mongo_session_service.errors import (
     SlowSubscriberError,
     StorageError,
 )
-
-from .expiry import Endings
-from .inbox import CAPACITY, MISSED, Notice
-from .stats import Counters
-from .subscription import Subscription
+from mongo_session_service.feed.expiry import Endings
+from mongo_session_service.feed.inbox import CAPACITY, MISSED, Notice
+from mongo_session_service.feed.stats import Counters
+from mongo_session_service.feed.subscription import Subscription
+from mongo_session_service.model.records import Document
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .live_page import live_page_route
-from .sse import changes_route, live_app
+from mongo_session_service.http.live_page import live_page_route
+from mongo_session_service.http.sse import changes_route, live_app
 
 __all__ = ["changes_route", "live_app", "live_page_route"]

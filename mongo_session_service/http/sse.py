@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -31,15 +32,65 @@ from starlette.types import Receive, Scope, Send
 from mongo_session_service.changes.change import Change
 from mongo_session_service.errors import (
     ConfigurationError,
+    HistoryLostError,
     InvalidInputError,
     MongoSessionServiceError,
+    SlowSubscriberError,
+    StorageUnavailableError,
 )
 from mongo_session_service.feed.subscription import Subscription
+from mongo_session_service.http.live_page import latest_sessions, live_page_route
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.watching import Watching
 
-from .live_page import latest_sessions, live_page_route
-from .refusals import NO_STORE, REFUSED, RETRY, refusal, refusal_of, trouble
+logger = logging.getLogger(__name__)
+
+RETRY: Final = 2
+"""Seconds after which a client should come back."""
+
+_RETRY_LATER: Final = 10
+_RETRY_MUCH_LATER: Final = 60
+
+NO_STORE: Final = {"Cache-Control": "no-store"}
+
+REFUSED: Final = (SessionNotFoundError, MongoSessionServiceError, TimeoutError)
+"""What :func:`refusal_of` knows an answer to."""
+
+_SEE_LOG: Final = "Sessions cannot be read; see the server's log."
+
+
+def refusal_of(error: Exception) -> JSONResponse:
+    """The answer to a request that failed."""
+    match error:
+        case InvalidInputError():
+            return refusal(400, str(error))
+        case SessionNotFoundError():
+            return refusal(404, "There is no such session.")
+        case StorageUnavailableError() | TimeoutError():
+            later = {"Retry-After": str(_RETRY_LATER)}
+            return refusal(503, "MongoDB is unavailable.", **later)
+        case _:
+            logger.error("A session could not be watched. %s", error)
+            return refusal(500, _SEE_LOG)
+
+
+def refusal(status: int, detail: str, **headers: str) -> JSONResponse:
+    """An answer that is not what was asked for."""
+    return JSONResponse({"detail": detail}, status, {**NO_STORE, **headers})
+
+
+def trouble(error: MongoSessionServiceError) -> tuple[int, str]:
+    """In how many seconds to come back to a stream that ends, and why it does."""
+    match error:
+        case SlowSubscriberError():
+            return RETRY, "This client read too slowly."
+        case HistoryLostError():
+            return RETRY, "Changes were missed that cannot be had again."
+        case StorageUnavailableError():
+            return _RETRY_LATER, "MongoDB is unavailable."
+        case _:
+            return _RETRY_MUCH_LATER, _SEE_LOG
+
 
 try:
     from sse_starlette.event import ServerSentEvent
@@ -52,7 +103,6 @@ except ImportError as error:
 
 __all__ = ["Authorize", "changes_route", "live_app", "live_page_route"]
 
-logger = logging.getLogger(__name__)
 
 Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
 """Whether this request may read this session: what it returns, or awaits, is true."""

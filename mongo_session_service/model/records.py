@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
 
-from .metadata import NO_DETAILS, Details
-from .scopes import ScopedState
-from .validation import check_id
+from mongo_session_service.model.metadata import NO_DETAILS, Details
+from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.model.validation import check_id
 
-_MAX_REVISION: Final = 2**63 - 1
+Document = dict[str, Any]
+"""What MongoDB stores, as the driver reads and writes it."""
 
 
 class SessionKey(NamedTuple):

@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.errors import quoted
-
-from .metadata import Details
-from .records import SessionKey
+from mongo_session_service.model.metadata import Details
+from mongo_session_service.model.records import SessionKey
 
 
 class SessionSummary(BaseModel):

@@ -1,4 +1,4 @@
-"""What callers may pass: each check says what is wrong with something else."""
+"""Validation of arguments: each check says what is wrong and what would be right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,21 @@ from pydantic import ValidationError
 
 from mongo_session_service.errors import InvalidInputError, quoted
 
-from .wording import indefinite
+
+def counted(number: int, noun: str) -> str:
+    """How many there are: ``1 event``, ``1,000 events``."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """What so many of something are called."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def indefinite(name: str) -> str:
+    """A type's name with its article; ``U`` is spoken as in UUID."""
+    return f"{'an' if name[:1] in set('AEIOaeio') else 'a'} {name}"
+
 
 MAX_ID_BYTES: Final = 4096
 """Of an id in UTF-8. Three of them are in every event's ``_id``, and MongoDB tells of a

@@ -16,9 +16,8 @@ from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import SchemaVersionError
+from mongo_session_service.schema.setup import create_layout
 from mongo_session_service.service import MongoSessionService
-
-from .setup import create_layout
 
 
 @dataclass(frozen=True, slots=True)

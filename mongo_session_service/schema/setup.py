@@ -13,9 +13,7 @@ from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.privileges import Refusal
 from mongo_session_service.driver.server import greeted
-from mongo_session_service.sessions.page_key import load_page_key
-
-from .indexes import (
+from mongo_session_service.schema.indexes import (
     EVENT_ONCE,
     INDEXES,
     Index,
@@ -24,6 +22,7 @@ from .indexes import (
     missing_indexes,
     record_version,
 )
+from mongo_session_service.sessions.page_key import load_page_key
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,8 @@ from typing import Final, NamedTuple
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.model.records import SessionKey
-
-from . import queries
-from .queries import Document
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions import queries
 
 STEP: Final = 1000
 """Events removed in one transaction: some 30 ms, and 200 kB of MongoDB's log."""

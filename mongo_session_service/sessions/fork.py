@@ -34,16 +34,23 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import StorageUnavailableError
 from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import NewSession, SessionKey
+from mongo_session_service.model.records import Document, NewSession, SessionKey
 from mongo_session_service.model.scopes import ScopedState
-
-from . import queries
-from .deletion import ATTEMPTS, remove_expired, remove_remnant
-from .history import fold, recorded
-from .queries import Document
-from .refused import already_exists, not_found
-from .revisiting import Beginning, checked, deltas, initial_state
-from .store import SessionStore
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.deletion import (
+    ATTEMPTS,
+    remove_expired,
+    remove_remnant,
+)
+from mongo_session_service.sessions.history import (
+    Beginning,
+    checked,
+    deltas,
+    fold,
+    initial_state,
+    recorded,
+)
+from mongo_session_service.sessions.store import SessionStore, already_exists, not_found
 
 LIFETIME: Final = 60.0
 """Seconds a copy may take for a step before it is taken for broken off."""

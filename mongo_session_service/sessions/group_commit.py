@@ -18,6 +18,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Final
 
+from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.limits import outgrown
@@ -26,11 +27,14 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import DocumentTooLargeError, StorageUnavailableError
 from mongo_session_service.model.records import Append, Marker, NewSession, Planned
+from mongo_session_service.sessions.deletion import ATTEMPTS, remove_expired
+from mongo_session_service.sessions.store import (
+    OtherTtlError,
+    RefusedError,
+    SessionStore,
+    explain,
+)
 from mongo_session_service.telemetry import note_batch
-
-from .explaining import explain
-from .refused import OtherTtlError, RefusedError
-from .store import SessionStore
 
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
@@ -188,6 +192,22 @@ class Committer:
             if caller.error is not None:
                 raise caller.error
             note_batch(caller.together)
+
+    async def create(self, new: NewSession) -> None:
+        """Store a new session, also in the place of one that has expired.
+
+        Raises:
+            AlreadyExistsError: there is one that has not expired.
+        """
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                await self.commit(Caller.creating(new))
+            except AlreadyExistsError:
+                now = platform_time.get_time()
+                if not (await remove_expired(self._connection, new.key, now) and left):
+                    raise
+            else:
+                return
 
     async def settled(self) -> None:
         """Return when nothing is under way."""

@@ -13,9 +13,13 @@ from typing import Any, Final, NamedTuple
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.model.records import Append, Marker, NewSession, SessionKey
-
-Document = dict[str, Any]
+from mongo_session_service.model.records import (
+    Append,
+    Document,
+    Marker,
+    NewSession,
+    SessionKey,
+)
 
 REMOVED: Final = "removed"
 """What the ``_id`` has beyond a session's that says: what is removed is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 from weakref import WeakValueDictionary
@@ -19,12 +20,61 @@ from mongo_session_service.codec.adk_session import bring_in, mark, marker_of
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import once_written
 from mongo_session_service.model.records import Marker, SessionKey, StoredSession
+from mongo_session_service.sessions.group_commit import Caller, Committer
+from mongo_session_service.sessions.store import (
+    STALE,
+    SessionStore,
+    find_event,
+    not_found,
+)
 
-from .explaining import find_event
-from .group_commit import Caller, Committer
-from .refused import STALE, not_found
-from .store import SessionStore
-from .turns import is_outrun, is_response, unanswered
+
+def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
+    """Whether another run of an event's turn was faster.
+
+    Args:
+        seen: The log as the event's writer has it.
+        missed: What others have appended since.
+        event: What was to come next.
+    """
+    missed = [*missed]
+    if _answered([event]) & _answered(missed) - _long_running([*seen, *missed]):
+        return True
+    turn = event.invocation_id
+    others = [each for each in missed if turn and each.invocation_id == turn]
+    return bool(_called([event]) and _called(others))
+
+
+def unanswered(missed: Iterable[Event], event: Event) -> set[str | None]:
+    """The calls that others have made and that have to be responded to before."""
+    missed = [*missed]
+    open_calls = _called(missed) - _answered(missed) - _long_running(missed)
+    return open_calls - _answered([event])
+
+
+def is_response(event: Event) -> bool:
+    """Whether others may be waiting for an event."""
+    return bool(event.get_function_responses())
+
+
+def _called(events: Iterable[Event]) -> set[str | None]:
+    """The ids of the function calls in events; names, where they have none."""
+    return {
+        call.id or call.name for each in events for call in each.get_function_calls()
+    }
+
+
+def _answered(events: Iterable[Event]) -> set[str | None]:
+    return {
+        response.id or response.name
+        for each in events
+        for response in each.get_function_responses()
+    }
+
+
+def _long_running(events: Iterable[Event]) -> set[str | None]:
+    return {id_ for each in events for id_ in each.long_running_tool_ids or ()}
+
 
 PATIENCE: Final = 10.0
 """Seconds that an append waits for the responses to others' function calls, in all."""

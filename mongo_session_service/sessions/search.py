@@ -1,26 +1,123 @@
-"""A search for sessions: what it finds, in which order, and where a page of it begins.
-
-The order is that of creation, which never changes, with ties by user and session id. So
-a page that begins after the last one's last session neither repeats nor leaves out any,
-whatever is written meanwhile.
-"""
+"""Search for sessions: filters, pages, and the tokens that continue them."""
 
 from __future__ import annotations
 
+import base64
+import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import bson
+from google.adk.sessions.state import State
 
+from mongo_session_service.codec.bson_values import (
+    WRAPPER,
+    encode_value,
+    escape_key,
+    json_form,
+)
+from mongo_session_service.codec.documents import decode_sessions
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.shapes import INITIAL
-from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retry import persistently
+from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import check_labels, check_title, label_list
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.results import SessionSummary, summary
 from mongo_session_service.model.validation import check_id
+from mongo_session_service.sessions import queries
 
-from . import queries
-from .conditions import state_conditions
-from .queries import Document
+MAX_DEPTH: Final = 10
+"""Levels of lists and dicts in a value that is searched for."""
+
+_OF_OTHERS: Final = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
+
+
+def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document]:
+    """What a session's document has to be like, for each key of its own state.
+
+    Raises:
+        InvalidInputError: it is no dict of values of a session's own state.
+    """
+    if not isinstance(where, Mapping):
+        message = f"where must be a dict, not {type(where).__name__}."
+        raise InvalidInputError(message)
+    values = {key: _form(key, value) for key, value in where.items()}
+    stored = hooks.state_to_store(values, owner)
+    return [_condition(key, stored[key]) for key in sorted(stored)]
+
+
+def _form(key: object, value: object) -> Any:
+    if not isinstance(key, str):
+        message = f"The keys of where must be strings, not {type(key).__name__}."
+        raise InvalidInputError(message)
+    if key.startswith(_OF_OTHERS):
+        message = (
+            f"where has key {quoted(key)}, but sessions are found by their own state"
+            " only: app:, user: and temp: keys are not in it."
+        )
+        raise InvalidInputError(message)
+    try:
+        return json_form(value, f"where key {quoted(key)}")
+    except InvalidInputError as error:
+        message = f"The value of where key {quoted(key)} cannot be one: {error}."
+        raise InvalidInputError(message) from None
+
+
+def _condition(key: str, value: Any) -> Document:
+    try:
+        encoded = encode_value(value)
+    except InvalidInputError as error:
+        message = f"The value of where key {quoted(key)} cannot be one: {error}."
+        raise InvalidInputError(message) from None
+    name = escape_key(key)
+    path = f"state.{name}"
+    is_wrapped = isinstance(encoded, dict) and WRAPPER in encoded
+    if isinstance(encoded, dict | list) and not is_wrapped:
+        if _depth(encoded) > MAX_DEPTH:
+            message = (
+                f"The value of where key {quoted(key)} is nested deeper than"
+                f" {MAX_DEPTH} levels."
+            )
+            raise InvalidInputError(message)
+        kind = "object" if isinstance(encoded, dict) else "array"
+        return {path: {"$type": kind}, "$expr": _is(f"${path}", encoded)}
+    # Else None would be found by a missing key, and an item by its list.
+    return {path: {"$eq": encoded, "$exists": True, "$not": {"$type": "array"}}}
+
+
+def _is(there: Any, value: Any) -> Document:
+    """An expression that tells if what is there is a value."""
+    if isinstance(value, dict):
+        fields = [
+            _is({"$getField": {"field": {"$literal": name}, "input": there}}, item)
+            for name, item in value.items()
+        ]
+        size = {"$size": {"$objectToArray": there}}
+        is_kind: Document = {"$eq": [{"$type": there}, "object"]}
+    elif isinstance(value, list):
+        fields = [
+            _is({"$arrayElemAt": [there, index]}, item)
+            for index, item in enumerate(value)
+        ]
+        size = {"$size": there}
+        is_kind = {"$isArray": [there]}
+    else:
+        return {"$eq": [there, {"$literal": value}]}
+    has_size = {"$eq": [size, len(value)]}
+    return {"$cond": [is_kind, {"$and": [has_size, *fields]}, False]}
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(_depth, value), default=0)
+    return 0
+
 
 MAX_LIMIT: Final = 1000
 """Sessions on a page."""
@@ -135,3 +232,118 @@ def check_limit(limit: object) -> int:
     if not is_number or not 1 <= limit <= MAX_LIMIT:  # type: ignore[operator]
         raise InvalidInputError(f"limit must be a number from 1 to {MAX_LIMIT}.")
     return limit  # type: ignore[return-value]
+
+
+_SEAL: Final = 16  # bytes
+_LONGEST: Final = 20_000
+"""Characters; ids of the greatest length take two thirds of it."""
+_REFUSED: Final = (
+    "page_token is none that this search has returned. Ask with the same arguments as"
+    " for the page before, but for limit and with_state; or begin anew, without."
+)
+
+
+def token(place: Place, search: Search, key: bytes) -> str:
+    """The token of the page that begins after a place."""
+    content = bson.encode(place._asdict())
+    return _text(_seal(content, search, key) + content)
+
+
+def place_in(token: object, search: Search, key: bytes) -> Place:
+    """The place that a token of the same search names.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    if not isinstance(token, str):
+        kind = type(token).__name__
+        raise InvalidInputError(f"page_token must be a string, not {kind}.")
+    sealed = _bytes(token) if len(token) <= _LONGEST else b""
+    seal, content = sealed[:_SEAL], sealed[_SEAL:]
+    if not hmac.compare_digest(seal, _seal(content, search, key)):
+        raise InvalidInputError(_REFUSED)
+    return Place(**bson.decode(content))
+
+
+def _text(sealed: bytes) -> str:
+    return base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+
+
+def _bytes(text: str) -> bytes:
+    """The inverse of :func:`_text`; nothing of what is none of its texts."""
+    try:
+        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+        sealed = base64.b64decode(padded, b"-_", validate=True)
+    except ValueError:
+        return b""
+    return sealed if _text(sealed) == text else b""
+
+
+def _seal(content: bytes, search: Search, key: bytes) -> bytes:
+    # The content tells its own length at its beginning.
+    return hmac.digest(key, content + search.bytes, "sha256")[:_SEAL]
+
+
+class Page(NamedTuple):
+    """A part of what a search finds."""
+
+    summaries: list[SessionSummary]
+    last: Place | None
+    """The last one's place; None if there is nothing after it."""
+
+
+async def load_page(
+    connection: Connection,
+    search: Search,
+    after: Place | None,
+    limit: int,
+    now: float,
+    *,
+    with_state: bool,
+) -> Page:
+    """The sessions that come after a place.
+
+    Raises:
+        StorageUnavailableError: MongoDB has been away for a minute.
+        StorageError: a document is not as this package stores it, or the application's
+            hook failed.
+    """
+    stages = search.stages(after, limit + 1, now, with_state=with_state)
+    documents, shared = await persistently(
+        lambda: _load(connection, stages, with_state=with_state)
+    )
+    has_more = len(documents) > limit
+    shown = documents[:limit]
+    states: dict[SessionKey, dict[str, Any]] = {}
+    if with_state:
+        mixed = [*shown, *shared]
+        decoded = decode_sessions(mixed, now, connection.hooks)
+        states = {each.key: each.state for each in decoded}
+    summaries = [summary(each, states.get(SessionKey(**each["_id"]))) for each in shown]
+    return Page(summaries, Place.of(shown[-1]) if has_more else None)
+
+
+async def _load(
+    connection: Connection, stages: list[Document], *, with_state: bool
+) -> tuple[list[Document], list[Document]]:
+    """Sessions, and the state they share as it was then."""
+    at, shared = connection, list[Document]()
+    if not at.has_transactions:
+        documents = await at.aggregate(at.sessions, stages)
+        if with_state and documents:
+            for each in _shared_by(documents):
+                cursor = each.find(getattr(at, each.collection))
+                shared += await cursor.to_list(None)
+        return documents, shared
+    found = await snapshots.snapshot(at, at.sessions, stages)
+    if with_state and found.documents:
+        first, other = _shared_by(found.documents)
+        union = {"coll": at.user_states.name, "pipeline": other.stages()}
+        both = [*first.stages(), {"$unionWith": union}]
+        read = await snapshots.snapshot_at(at, at.app_states, both, at=found.at)
+        shared = read.documents
+    return found.documents, shared
+
+
+def _shared_by(documents: list[Document]) -> list[queries.Wanted]:
+    return queries.shared_states(SessionKey(**each["_id"]) for each in documents)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.codec.documents import decode_sessions, decode_state
+from mongo_session_service.codec.documents import (
+    decode_sessions,
+    decode_state,
+    is_same_event,
+)
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.codec.shapes import (
     LISTED,
@@ -19,12 +26,14 @@ from mongo_session_service.codec.shapes import (
     is_apart,
     session_document,
 )
-from mongo_session_service.driver.cancellation import background
+from mongo_session_service.driver.cancellation import background, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
 from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.errors import quoted
 from mongo_session_service.model.records import (
     Append,
+    Document,
     Marker,
     NewSession,
     Planned,
@@ -32,11 +41,98 @@ from mongo_session_service.model.records import (
     SessionKey,
     StoredSession,
 )
-from mongo_session_service.telemetry import count_commit
+from mongo_session_service.sessions import queries
+from mongo_session_service.telemetry import count_commit, count_stale
 
-from . import queries
-from .explaining import find_event, find_session
-from .refused import RefusedError
+STALE: Final = (
+    "The session was modified in storage after it was loaded: reload it with"
+    " get_session() and append again. Nothing was stored."
+)
+
+
+def not_found(session_id: str) -> SessionNotFoundError:
+    """The error to raise for a session that is not stored, or not any more."""
+    return SessionNotFoundError(f"Session {quoted(session_id)} not found.")
+
+
+def already_exists(session_id: str) -> AlreadyExistsError:
+    """The error to raise for a session that is to be made and is stored already."""
+    return AlreadyExistsError(f"Session {quoted(session_id)} already exists.")
+
+
+class RefusedError(Exception):
+    """Something about a batch of appends is not as expected; nothing was written."""
+
+
+class OtherTtlError(Exception):
+    """All but its time to live is as expected of a session; nothing was written."""
+
+    def __init__(self, expected: Marker) -> None:
+        super().__init__()
+        self.expected = expected
+
+
+async def explain(
+    connection: Connection, planned: Planned, *, may_retry: bool = False
+) -> int:
+    """The revision at which a refused write was stored before.
+
+    Raises:
+        OtherTtlError: it was not, and may be tried again, as this says.
+        StaleSessionError: it was not; the session has moved on.
+        SessionNotFoundError: it was not; the session is not stored.
+        AlreadyExistsError: the session to be created, or another event with the id of
+            the one to be appended, is stored.
+    """
+    write, expected, now = planned
+    if isinstance(write, NewSession):
+        raise already_exists(write.key.session_id)
+
+    async def find(txn: Txn) -> tuple[Marker, Document | None]:
+        session = await find_session(connection, write.key, now, txn)
+        event = await find_event(connection, write.key, write.event["id"], txn)
+        return Marker.of(session), event
+
+    # A primary may show what it has not replicated, and lose it when it is deposed.
+    # What a transaction has read is on a majority once it is committed.
+    marker, stored = await connection.transaction(find)
+    if stored is None:
+        # It may have changed to what was expected since, so that all looks well.
+        if may_retry and expected == marker._replace(ttl=expected.ttl):
+            raise OtherTtlError(marker)
+        count_stale(connection.database.name)
+        raise StaleSessionError(STALE)
+    if not is_same_event(write, stored["event"], connection.hooks):
+        which = f"Another event with id {quoted(write.event['id'])}"
+        raise AlreadyExistsError(f"{which} already exists.")
+    revision: int = stored["_id"]["revision"]
+    return revision
+
+
+async def find_event(
+    connection: Connection, key: SessionKey, event_id: str, txn: Txn = None
+) -> Document | None:
+    """The stored event of a session that has this id."""
+    query = queries.event_by_id(key, event_id)
+    found: Document | None = await connection.events.find_one(query, session=txn)
+    return found
+
+
+async def find_session(
+    connection: Connection, key: SessionKey, now: float, txn: Txn = None
+) -> Document:
+    """A session's document, without its state.
+
+    Raises:
+        SessionNotFoundError: there is none.
+    """
+    found: Document | None = await connection.sessions.find_one(
+        {"_id": key.id, **queries.visible(now)}, {"state": 0}, session=txn
+    )
+    if found is None:
+        raise not_found(key.session_id)
+    return found
+
 
 _MAX_ATTEMPTS_TOGETHER: Final = 4
 """How often several appends are tried as one before each has to fend for itself."""
@@ -57,7 +153,7 @@ class SessionStore:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._next_keys: set[SessionKey] = set()
-        self._next_read: asyncio.Task[list[queries.Document]] | None = None
+        self._next_read: asyncio.Task[list[Document]] | None = None
 
     async def load_session(
         self,
@@ -92,9 +188,7 @@ class SessionStore:
         )
         return decode_sessions(documents, now, self._connection.hooks)
 
-    def reading_shared_state(
-        self, key: SessionKey
-    ) -> asyncio.Task[list[queries.Document]]:
+    def reading_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:
         """A read of what sessions share, this one among them, from one point in time.
 
         All who ask in the same turn of the event loop share it, so none may cancel it.
@@ -104,17 +198,17 @@ class SessionStore:
         self._next_keys.add(key)
         return self._next_read
 
-    async def _read_shared(self) -> list[queries.Document]:
+    async def _read_shared(self) -> list[Document]:
         keys, self._next_keys, self._next_read = self._next_keys, set(), None
         return await self.read(*queries.shared_states(keys))
 
     async def read(
         self, *wanted: queries.Wanted, anywhere: bool = False
-    ) -> list[queries.Document]:
+    ) -> list[Document]:
         """Documents of several collections, in one round trip and from one snapshot."""
         at = self._connection
         if not at.has_transactions:
-            documents: list[queries.Document] = []
+            documents: list[Document] = []
             for each in wanted:
                 cursor = each.find(getattr(at, each.collection))
                 documents += each.since_then(await cursor.to_list(None))
@@ -227,7 +321,7 @@ class SessionStore:
         )
 
     async def _insert(
-        self, collection: Any, documents: Iterable[queries.Document], txn: Txn
+        self, collection: Any, documents: Iterable[Document], txn: Txn
     ) -> None:
         several = list(documents)
         if txn is None:
@@ -267,3 +361,36 @@ class SessionStore:
                 self._connection, write.key, write.event["id"]
             ):
                 raise RefusedError
+
+
+async def amend(
+    connection: Connection, key: SessionKey, fields: Mapping[str, Any], now: float
+) -> Document:
+    """Set fields of a session, remove those that are None; its document, stateless.
+
+    It is finished even if the caller is cancelled.
+
+    Raises:
+        SessionNotFoundError: it is not stored, or has expired.
+    """
+
+    async def work(txn: Txn) -> Document | None:
+        where = {"_id": key.id, **queries.visible(now)}
+        change = queries.fields_update(fields)
+        updated = await connection.sessions.update_one(where, change, session=txn)
+        if not updated.matched_count:
+            return None
+        if txn and "expire_time" in fields:
+            # The change feed looks at no updates of sessions: each append is one.
+            announcement = {"_id": queries.announcement_id(key.id, queries.EXPIRES)}
+            await connection.sessions.insert_one(announcement, session=txn)
+            await connection.sessions.delete_one(announcement, session=txn)
+        found: Document | None = await connection.sessions.find_one(
+            {"_id": key.id}, {"state": 0}, session=txn
+        )
+        return found
+
+    found = await uninterrupted(connection.transaction(work))
+    if found is None:
+        raise not_found(key.session_id)
+    return found

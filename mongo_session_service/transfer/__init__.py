@@ -10,20 +10,25 @@
 from __future__ import annotations
 
 from mongo_session_service.errors import ConflictError, SourceError, TransferError
-
-from .exporter import Exported, export
-from .importer import move
-from .moved import Moved, Policies
-from .records import EVERYTHING, Problem, Selection, Source
-from .replay import HandedOver, hand_over
-from .sources.adk_mongodb import AdkMongoDbSource
-from .sources.adk_sql import SqlSource
-from .sources.adk_sqlite import SqliteSource
-from .sources.extra_services import ExtraServicesSource
-from .sources.jsonl import JsonLinesSource
-from .sources.session_service import ServiceSource
-from .sources.store import StoreSource
-from .verifier import Verified, verify
+from mongo_session_service.transfer.exporter import Exported, export
+from mongo_session_service.transfer.importer import move
+from mongo_session_service.transfer.records import (
+    EVERYTHING,
+    Moved,
+    Policies,
+    Problem,
+    Selection,
+    Source,
+)
+from mongo_session_service.transfer.replay import HandedOver, hand_over
+from mongo_session_service.transfer.sources.adk_mongodb import AdkMongoDbSource
+from mongo_session_service.transfer.sources.adk_sql import SqlSource
+from mongo_session_service.transfer.sources.adk_sqlite import SqliteSource
+from mongo_session_service.transfer.sources.extra_services import ExtraServicesSource
+from mongo_session_service.transfer.sources.jsonl import JsonLinesSource
+from mongo_session_service.transfer.sources.session_service import ServiceSource
+from mongo_session_service.transfer.sources.store import StoreSource
+from mongo_session_service.transfer.verifier import Verified, verify
 
 __all__ = [
     "EVERYTHING",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from google.adk.events.event import Event
 
@@ -19,6 +19,7 @@ from mongo_session_service.errors import DocumentTooLargeError, InvalidInputErro
 from mongo_session_service.model.metadata import NO_DETAILS, Details
 from mongo_session_service.model.records import (
     Append,
+    Document,
     NewSession,
     SessionKey,
     session_key,
@@ -26,11 +27,13 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import inferred
-
-from .records import Item, Problem, SessionHeader, SharedState, named
-
-Document = dict[str, Any]
-Policy: TypeAlias = Literal["fail", "skip", "replace"]
+from mongo_session_service.transfer.records import (
+    Item,
+    Problem,
+    SessionHeader,
+    SharedState,
+    named,
+)
 
 MAX_EVENTS: Final = 1000
 """Documents written together."""

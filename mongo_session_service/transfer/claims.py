@@ -29,12 +29,11 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import is_duplicate_key
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.deletion import STEP
-
-from .batches import Document, Incoming
-from .records import named
+from mongo_session_service.transfer.batches import Incoming
+from mongo_session_service.transfer.records import named
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,15 @@ from mongo_session_service.errors import (
     InvalidInputError,
     TransferError,
 )
-
-from . import jsonl
-from .records import EVERYTHING, Problem, Selection, SessionHeader, SharedState, Source
+from mongo_session_service.transfer import jsonl
+from mongo_session_service.transfer.records import (
+    EVERYTHING,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Source,
+)
 
 STREAM: Final = "-"
 

@@ -7,24 +7,137 @@ and catches up with what changed in the source since.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Final
 
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+
+from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService
+from mongo_session_service.transfer.batches import Batch, Gathering, Incoming
+from mongo_session_service.transfer.claims import ChangedError
+from mongo_session_service.transfer.reconcile import Plan, Standing, plan
+from mongo_session_service.transfer.records import (
+    CAREFUL,
+    EVERYTHING,
+    Item,
+    Moved,
+    Policies,
+    Problem,
+    Selection,
+    SessionHeader,
+    Source,
+    named,
+)
+from mongo_session_service.transfer.target import StatePlan, Target
 
-from .batches import Batch, Incoming
-from .claims import ChangedError
-from .large import LargeSession
-from .moved import CAREFUL, Moved, Policies
-from .reading import read_ahead
-from .reconcile import Plan, Standing, plan
-from .records import EVERYTHING, Problem, Selection, Source, named
-from .target import StatePlan, Target
+
+async def _unexpired(
+    source: Source, selection: Selection, moved: Moved
+) -> AsyncGenerator[Item]:
+    """What is read, counted, without the sessions that have expired."""
+    has_expired = False
+    async with aclosing(source.read(selection)) as items:
+        async for item in items:
+            moved.read += isinstance(item, Event)
+            if isinstance(item, SessionHeader):
+                has_expired = item.has_expired(platform_time.get_time())
+                moved.expired += has_expired
+            if not (has_expired and isinstance(item, SessionHeader | Event)):
+                yield item
+
+
+async def read_ahead(
+    source: Source, selection: Selection, hooks: Hooks, moved: Moved
+) -> AsyncGenerator[Batch]:
+    """A source's batches, encoded, the next being read while one is in use.
+
+    Args:
+        source: What to read; it is open.
+        selection: Which sessions.
+        hooks: The application's, to encode with.
+        moved: Told how many events were read, and sessions left out.
+    """
+    queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=1)
+
+    async def read() -> None:
+        gathering = Gathering(hooks)
+        async with aclosing(_unexpired(source, selection, moved)) as items:
+            async for item in items:
+                for batch in gathering.add(item):
+                    await queue.put(batch)
+        for batch in gathering.end():
+            await queue.put(batch)
+
+    async def read_to_the_end() -> None:
+        try:
+            await read()
+        except Exception as error:  # noqa: BLE001  raised where it is awaited
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    reading = asyncio.create_task(read_to_the_end())
+    try:
+        while (batch := await queue.get()) is not None:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+class LargeSession:
+    """Where one such session stands while its parts come in."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        is_dry_run: bool,
+        is_to_replace: Callable[[Problem], bool],
+    ) -> None:
+        self.standing = Standing.NEW
+        self.reason = ""
+        self.written = 0
+        self._target = target
+        self._is_dry_run = is_dry_run
+        self._is_to_replace = is_to_replace
+        self._is_left_alone = False
+
+    async def take(self, part: Incoming) -> None:
+        """Store a part, or find that it is stored; the last makes the session exist.
+
+        Raises:
+            ChangedError: the target is not as planned for; this part may be tried
+                again.
+        """
+        if self._is_left_alone:
+            return
+        found = (await self._target.sessions([part.key])).get(part.key)
+        events = await self._target.events([part])
+        hooks = self._target.hooks
+        planned = plan(part, found, events.get(part.key, []), hooks)
+        if planned.standing is Standing.CONFLICT:
+            self.standing, self.reason = planned.standing, planned.reason
+            conflict = Problem(named(part.key), self.reason)
+            if self._is_dry_run or not self._is_to_replace(conflict):
+                self._is_left_alone = True
+                return
+        elif self.standing is not Standing.CONFLICT:
+            self.standing = planned.standing
+        if planned.is_lacking and not self._is_dry_run:
+            await self._target.write([(part, planned, found)], [])
+        self.written += len(part.appends) - planned.matched
+
 
 _ATTEMPTS: Final = 5
 

@@ -45,9 +45,8 @@ from mongo_session_service.model.metadata import (
     check_ttl,
 )
 from mongo_session_service.model.records import SessionKey
-
-from .records import Item, SessionHeader, SharedState
-from .sources.adk_rows import UnreadableError, validated
+from mongo_session_service.transfer.records import Item, SessionHeader, SharedState
+from mongo_session_service.transfer.sources.adk_rows import UnreadableError, validated
 
 FORMAT: Final = "mongo-session-service"
 VERSION: Final = 1

@@ -14,9 +14,13 @@ from mongo_session_service.codec.documents import (
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import Append
-
-from .batches import Document, Incoming, IncomingState, digest, event_digest
+from mongo_session_service.model.records import Append, Document
+from mongo_session_service.transfer.batches import (
+    Incoming,
+    IncomingState,
+    digest,
+    event_digest,
+)
 
 
 class Standing(Enum):

@@ -14,8 +14,7 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.records import SessionKey
-
-from .records import (
+from mongo_session_service.transfer.records import (
     EVERYTHING,
     Problem,
     Selection,

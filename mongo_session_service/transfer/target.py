@@ -14,14 +14,19 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import DETAILS
-from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.deletion import remove_expired
 from mongo_session_service.sessions.history import recorded
-
-from .batches import Document, Incoming, IncomingState
-from .claims import ChangedError, Claims, as_read, changes_told, patiently
-from .reconcile import Plan, Standing, plan_state
+from mongo_session_service.transfer.batches import Incoming, IncomingState
+from mongo_session_service.transfer.claims import (
+    ChangedError,
+    Claims,
+    as_read,
+    changes_told,
+    patiently,
+)
+from mongo_session_service.transfer.reconcile import Plan, Standing, plan_state
 
 
 class StatePlan(NamedTuple):

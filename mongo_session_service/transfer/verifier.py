@@ -18,10 +18,9 @@ from mongo_session_service.codec.documents import encode_append
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.records import SessionKey, session_key
-from mongo_session_service.model.wording import counted
-
-from .batches import digest, event_digest
-from .records import (
+from mongo_session_service.model.validation import counted
+from mongo_session_service.transfer.batches import digest, event_digest
+from mongo_session_service.transfer.records import (
     EVERYTHING,
     Item,
     Problem,

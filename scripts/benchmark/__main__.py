@@ -22,17 +22,16 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
+from benchmark.chart import chart
+from benchmark.contestants import Contestant, Place
+from benchmark.plan import workloads
+from benchmark.report import ROUNDS, is_crowded, report
+from benchmark.rivals import CONTESTANTS, Postgres
+from benchmark.run import Pace, Run
+from benchmark.tables import table, targets
+from benchmark.workload import Workload
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
-
-from .chart import chart
-from .contestants import Contestant, Place
-from .plan import workloads
-from .report import ROUNDS, is_crowded, report
-from .rivals import CONTESTANTS, Postgres
-from .run import Pace, Run
-from .tables import table, targets
-from .workload import Workload
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -11,9 +11,9 @@ from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from typing_extensions import override
 
-from .contestants import Contestant
-from .measure import Turn, time_lanes
-from .workload import Check, Workload, make_event, make_events
+from benchmark.contestants import Contestant
+from benchmark.measure import Turn, time_lanes
+from benchmark.workload import Check, Workload, make_event, make_events
 
 _MOST_PER_TURN = 2000
 _READ_BACK = 20

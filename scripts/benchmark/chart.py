@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from html import escape
 
-from .plan import LIMIT, OURS, RIVAL
-from .report import Report, circumstances, times_as_good
+from benchmark.plan import LIMIT, OURS, RIVAL
+from benchmark.report import Report, circumstances, times_as_good
 
 _LEFT, _RIGHT, _ROW, _TOP = 260, 70, 26, 64
 _WIDTH = 760

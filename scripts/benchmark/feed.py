@@ -23,12 +23,11 @@ from google.adk.sessions import Session
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
+from benchmark.measure import quantile
+from benchmark.run import tell
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
 from mongo_session_service.feed.subscription import Subscription
-
-from .measure import quantile
-from .run import tell
 
 APP, USERS = "app", 50
 TICKS = os.sysconf("SC_CLK_TCK")

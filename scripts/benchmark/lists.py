@@ -15,11 +15,10 @@ from typing import Any
 
 from pymongo import MongoClient
 
+from benchmark.measure import quantile
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.model.records import SessionKey
-
-from .measure import quantile
 
 APP, USER = "app", "ada"
 LOG = SessionKey(APP, USER, "long")

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .appends import Append, SharedState
-from .contestants import Place
-from .measure import Result
-from .processes import FromProcesses
-from .reads import Conversations, Create, Delete, Get, ListSessions, Memory, OwnShare
-from .workload import Workload
+from benchmark.appends import Append, SharedState
+from benchmark.contestants import Place
+from benchmark.measure import Result
+from benchmark.processes import FromProcesses
+from benchmark.reads import (
+    Conversations,
+    Create,
+    Delete,
+    Get,
+    ListSessions,
+    Memory,
+    OwnShare,
+)
+from benchmark.workload import Workload
 
 Results: TypeAlias = dict[str, dict[str, Result]]
 """By workload, then by contestant."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from .appends import SharedState
-from .contestants import Contestant, Place
-from .measure import Turn, measured, time_lanes
-from .rivals import CONTESTANTS
+from benchmark.appends import SharedState
+from benchmark.contestants import Contestant, Place
+from benchmark.measure import Turn, measured, time_lanes
+from benchmark.rivals import CONTESTANTS
 
 _PROCESSES = 4
 

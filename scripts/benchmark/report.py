@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from .plan import TARGETS, Results
+from benchmark.plan import TARGETS, Results
 
 ROUNDS = 5
 """Of how many rounds figures are that may be quoted."""

@@ -20,8 +20,8 @@ from pymongo import AsyncMongoClient
 from sqlalchemy import func, select, text
 from typing_extensions import override
 
-from . import handwritten
-from .contestants import Contestant, OnMongo, Ours, OursOnMotor
+from benchmark import handwritten
+from benchmark.contestants import Contestant, OnMongo, Ours, OursOnMotor
 
 
 class AdkMongo(OnMongo):

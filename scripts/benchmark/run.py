@@ -6,10 +6,10 @@ import gc
 import sys
 from dataclasses import dataclass, field
 
-from .contestants import Contestant
-from .measure import Result
-from .plan import Results
-from .workload import Check, Workload
+from benchmark.contestants import Contestant
+from benchmark.measure import Result
+from benchmark.plan import Results
+from benchmark.workload import Check, Workload
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .plan import LIMIT, RIVAL
-from .report import Report, circumstances, is_rough, times_as_good
+from benchmark.plan import LIMIT, RIVAL
+from benchmark.report import Report, circumstances, is_rough, times_as_good
 
 _LEGEND = f"""\
 p25 - p75 are of single calls and, for rates, of rounds; p99 is of calls. client and

@@ -9,8 +9,8 @@ from typing import Any
 from google.adk.events import Event, EventActions
 from google.genai import types
 
-from .contestants import Contestant
-from .measure import Turn
+from benchmark.contestants import Contestant
+from benchmark.measure import Turn
 
 _TEXT = (
     "The forecast for tomorrow is rain in the morning and sun from noon on, with 19 to"

@@ -12,7 +12,7 @@ from support.consumers import append, create
 from test_cli import running
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.embedded.ports import free_ports, standard_port
+from mongo_session_service.embedded.mongod import free_ports, standard_port
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

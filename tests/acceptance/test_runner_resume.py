@@ -57,7 +57,11 @@ def halves(mongodb_uri: str, admin: MongoClient[Any]) -> Iterator[TwoHalves]:
     def run(half: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, SCRIPT, database, half],
-            env={**os.environ, "MONGODB_URI": mongodb_uri},
+            env={
+                **os.environ,
+                "MONGODB_URI": mongodb_uri,
+                "PYTHONPATH": str(SCRIPT.parents[1]),
+            },
             capture_output=True,
             check=False,
             text=True,

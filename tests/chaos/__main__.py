@@ -11,11 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from chaos.disks import small_disks
+from chaos.figures import figures
 from chaos.run import Outcome, Plan, run
 from chaos.sampling import Sample
 from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
-
-from .figures import figures
 
 MEMBERS = 3
 

@@ -10,7 +10,7 @@ from google.adk.events import Event, EventActions
 from support.fake_clock import Clock
 
 from mongo_session_service import InvalidInputError, MongoSessionService
-from mongo_session_service.sessions import spans
+from mongo_session_service.sessions import event_log
 
 ADA = {"app_name": "app", "user_id": "ada"}
 SESSION = {**ADA, "session_id": "s"}
@@ -19,7 +19,7 @@ SESSION = {**ADA, "session_id": "s"}
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of three events, so that few make many pages."""
-    monkeypatch.setattr(spans, "PAGE", 3)
+    monkeypatch.setattr(event_log, "PAGE", 3)
     monkeypatch.setattr("mongo_session_service.sessions.event_log.PAGE", 3)
 
 

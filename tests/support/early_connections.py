@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from google.adk.sessions import Session
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.embedded.mongod import HOST, Mongod, find_mongod
-from mongo_session_service.embedded.ports import free_ports
+from mongo_session_service.embedded.mongod import HOST, Mongod, find_mongod, free_ports
 from support.replica_set import initiate
 from support.subscriptions import SESSION
 

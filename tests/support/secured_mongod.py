@@ -14,8 +14,13 @@ import trustme
 from pymongo import MongoClient
 
 from mongo_session_service.driver.privileges import Privilege, role
-from mongo_session_service.embedded.mongod import HOST, SET_NAME, Mongod, find_mongod
-from mongo_session_service.embedded.ports import free_ports
+from mongo_session_service.embedded.mongod import (
+    HOST,
+    SET_NAME,
+    Mongod,
+    find_mongod,
+    free_ports,
+)
 from support.leak_detector import PASSWORD
 from support.replica_set import initiate
 

@@ -13,6 +13,7 @@ from typing import Final
 from typing_extensions import override
 
 from mongo_session_service.driver.errors import translated
+from mongo_session_service.model.records import Document
 from mongo_session_service.transfer.records import (
     EVERYTHING,
     Item,
@@ -26,8 +27,7 @@ from mongo_session_service.transfer.sources.adk_rows import (
     shared_state_of,
     whole_event_of,
 )
-
-from .mongodb import Document, MongoDbSource
+from mongo_session_service.transfer.sources.mongodb import MongoDbSource
 
 _SLASH: Final = "/"
 

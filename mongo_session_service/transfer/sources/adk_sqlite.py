@@ -30,9 +30,18 @@ from mongo_session_service.transfer.sources.adk_rows import (
     shared_state_of,
     text_of,
 )
-
-from .base import REMEDY, STATE_TOGETHER, Opened, drawn
-from .sqlite_rows import KEYS, Gone, Places, item_of
+from mongo_session_service.transfer.sources.base import (
+    REMEDY,
+    STATE_TOGETHER,
+    Opened,
+    drawn,
+)
+from mongo_session_service.transfer.sources.sqlite_rows import (
+    KEYS,
+    Gone,
+    Places,
+    item_of,
+)
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500

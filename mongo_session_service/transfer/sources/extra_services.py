@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.model import scopes
+from mongo_session_service.model.records import Document
 from mongo_session_service.transfer.records import (
     EVERYTHING,
     Item,
@@ -28,8 +29,7 @@ from mongo_session_service.transfer.records import (
     named,
 )
 from mongo_session_service.transfer.sources.adk_rows import header_of, whole_event_of
-
-from .mongodb import Document, MongoDbSource, chosen
+from mongo_session_service.transfer.sources.mongodb import MongoDbSource, chosen
 
 _OWNED = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
 

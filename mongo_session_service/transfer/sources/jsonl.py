@@ -26,8 +26,7 @@ from mongo_session_service.transfer.records import (
     SharedState,
 )
 from mongo_session_service.transfer.sources.adk_rows import UnreadableError
-
-from .base import Opened, drawn, in_thread
+from mongo_session_service.transfer.sources.base import Opened, drawn, in_thread
 
 STREAM: Final = "-"
 MAX_LINE_BYTES: Final = 128_000_000

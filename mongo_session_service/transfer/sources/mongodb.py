@@ -13,7 +13,7 @@ from typing_extensions import override
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.uri import open_client
 from mongo_session_service.errors import SourceError
-from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.transfer.records import (
     Item,
     Problem,
@@ -22,10 +22,7 @@ from mongo_session_service.transfer.records import (
     Totals,
     named,
 )
-
-from .base import Opened
-
-Document = dict[str, Any]
+from mongo_session_service.transfer.sources.base import Opened
 
 _DOWN: Final = -1
 _UP: Final = 1

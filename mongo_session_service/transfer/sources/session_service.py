@@ -20,8 +20,7 @@ from mongo_session_service.transfer.records import (
     SharedState,
     named,
 )
-
-from .base import Opened
+from mongo_session_service.transfer.sources.base import Opened
 
 
 class ServiceSource(Opened):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import Final
 
 from google.adk.platform import time as platform_time
 from typing_extensions import override
@@ -14,12 +14,12 @@ from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import SessionKey
-from mongo_session_service.model.wording import counted
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.validation import counted
 from mongo_session_service.schema.indexes import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.revisiting import Beginning, initial_state
+from mongo_session_service.sessions.history import Beginning, initial_state
 from mongo_session_service.transfer.records import (
     EVERYTHING,
     Item,
@@ -30,10 +30,7 @@ from mongo_session_service.transfer.records import (
     Totals,
     named,
 )
-
-from .base import Opened
-
-Document = dict[str, Any]
+from mongo_session_service.transfer.sources.base import Opened
 
 _SESSIONS_TOGETHER: Final = 20
 _EVENTS_TOGETHER: Final = 500

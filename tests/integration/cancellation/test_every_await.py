@@ -24,7 +24,7 @@ from support.resource_checks import (
 from mongo_session_service import MongoSessionService
 from mongo_session_service.consumers import lease
 from mongo_session_service.driver import connection, snapshots
-from mongo_session_service.sessions import deletion, event_log, fork, spans
+from mongo_session_service.sessions import deletion, event_log, fork
 
 pytestmark = pytest.mark.filterwarnings(
     # PyMongo leaves a socket to the garbage collector if it is cancelled connecting.
@@ -126,7 +126,7 @@ async def test_a_read_cancelled_at_every_point(
     # As if the documents were so large that a reply has no more than two.
     for module in (connection, snapshots):
         monkeypatch.setattr(module, "ONE_BATCH", 2)
-    for module in (spans, event_log):
+    for module in (event_log, event_log):
         monkeypatch.setattr(module, "PAGE", 2)
     for case in READS:
         with subtests.test(case.what, how=case.prepare.__name__):

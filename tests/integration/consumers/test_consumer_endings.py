@@ -14,7 +14,7 @@ from support.failpoints import failing, is_at
 from support.subscriptions import SESSION, change_streams, until
 
 from mongo_session_service import Change, LeaseLostError, MongoSessionService
-from mongo_session_service.consumers import attempts, lease
+from mongo_session_service.consumers import lease, processor
 
 
 async def test_closing_the_service_lets_a_handler_finish(
@@ -242,8 +242,8 @@ async def test_closing_waits_for_no_further_attempt(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler that keeps failing is not called again; the next reader is told."""
-    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 60.0)
-    monkeypatch.setattr(attempts, "_LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(processor, "_FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(processor, "_LONGEST_PAUSE", 60.0)
     await append(service, await create(service))
     failed = asyncio.Event()
 

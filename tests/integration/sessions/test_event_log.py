@@ -13,7 +13,7 @@ from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions.spans import PAGE, Span, events_of_user
+from mongo_session_service.sessions.event_log import PAGE, Span, events_of_user
 
 KEY = SessionKey("app", "ada", "s")
 

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Iterator
 
 from mongo_session_service import Consumer, MongoSessionService, Subscription
-
-from . import readers, reads, writes
-from .world import Case
+from support.cancellation import readers, reads, writes
+from support.cancellation.world import Case
 
 WRITES = [
     Case("MongoSessionService.__aenter__ and __aexit__", writes.open_, 5),

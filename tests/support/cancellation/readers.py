@@ -7,8 +7,7 @@ from typing import Any
 from google.adk.sessions import Session
 
 from mongo_session_service import Change, Consumer
-
-from .world import Prepared, World, ids_of, new_event
+from support.cancellation.world import Prepared, World, ids_of, new_event
 
 
 async def watch(world: World) -> Prepared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from .world import STATE, Prepared, World, ids_of, of_user, works
+from support.cancellation.world import STATE, Prepared, World, ids_of, of_user, works
 
 
 async def get(world: World) -> Prepared:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from google.adk.events import Event, EventActions
 
 from mongo_session_service import MongoSessionService
-
-from .world import STATE, Prepared, World, ids_of, new_event, of_user, works
+from support.cancellation.world import (
+    STATE,
+    Prepared,
+    World,
+    ids_of,
+    new_event,
+    of_user,
+    works,
+)
 
 
 async def create(world: World) -> Prepared:

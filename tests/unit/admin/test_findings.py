@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mongo_session_service.admin import Finding, Status
-from mongo_session_service.admin.checkups import (
+from mongo_session_service.admin.doctor import (
     Examined,
     Oplog,
     judge_clock,

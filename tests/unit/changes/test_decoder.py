@@ -9,11 +9,13 @@ import pytest
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Dropped, Names, Removed
-from mongo_session_service.changes.happenings import (
+from mongo_session_service.changes.decoder import (
     Appended,
     Created,
     Deleted,
+    Dropped,
+    Names,
+    Removed,
     StateSet,
 )
 from mongo_session_service.codec.hooks import NO_HOOKS

@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Dropped, Expires, Names, Removed
-from mongo_session_service.changes.happenings import Appended
+from mongo_session_service.changes.decoder import (
+    Appended,
+    Dropped,
+    Expires,
+    Names,
+    Removed,
+)
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.errors import MongoSessionServiceError

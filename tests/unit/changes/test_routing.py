@@ -9,11 +9,11 @@ import pytest
 
 from mongo_session_service import StorageError
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import Removed
-from mongo_session_service.changes.happenings import (
+from mongo_session_service.changes.decoder import (
     Appended,
     Created,
     Deleted,
+    Removed,
     StateSet,
 )
 from mongo_session_service.changes.routing import Router, Scope

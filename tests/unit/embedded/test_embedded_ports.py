@@ -11,9 +11,9 @@ import pytest
 from mongo_session_service.embedded import (
     EmbeddedReplicaSet,
     EmbeddedServerError,
-    ports,
+    mongod,
 )
-from mongo_session_service.embedded.ports import free_ports, ports_of, standard_port
+from mongo_session_service.embedded.mongod import free_ports, ports_of, standard_port
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_the_standard_port_is_for_new_data_and_if_free(
     tmp_path: Path, pair: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All members have to find room there, or it is not taken."""
-    monkeypatch.setattr(ports, "STANDARD_PORT", pair)
+    monkeypatch.setattr(mongod, "STANDARD_PORT", pair)
     assert standard_port(None, 2) == standard_port(tmp_path, 2) == pair
     with socket.create_server(("127.0.0.1", pair + 1)):
         assert standard_port(None, 2) is None

@@ -95,7 +95,7 @@ def seen_by_type_checkers() -> dict[str, str]:
     tree = ast.parse(inspect.getsource(mongo_session_service))
     block = next(each for each in tree.body if isinstance(each, ast.If))
     return {
-        alias.name: str(each.module)
+        alias.name: str(each.module).removeprefix("mongo_session_service.")
         for each in block.body
         if isinstance(each, ast.ImportFrom)
         for alias in each.names
