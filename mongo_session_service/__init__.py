@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from mongo_session_service.consumers.consumer import Consumer
     from mongo_session_service.consumers.dead_letters import DeadLetter
     from mongo_session_service.consumers.status import ConsumerStatus
-    from mongo_session_service.erasing import Erased
     from mongo_session_service.errors import (
         ConfigurationError,
         DocumentTooLargeError,
@@ -29,10 +28,14 @@ if TYPE_CHECKING:
     )
     from mongo_session_service.feed.stats import FeedStats
     from mongo_session_service.feed.subscription import Subscription
-    from mongo_session_service.histories import UserEvent
-    from mongo_session_service.model.results import SessionPage, SessionSummary
+    from mongo_session_service.model.results import (
+        Erased,
+        Pruned,
+        SessionPage,
+        SessionSummary,
+        UserEvent,
+    )
     from mongo_session_service.service import MongoSessionService
-    from mongo_session_service.upkeep import Pruned
 else:
     import importlib.util
     import sys
@@ -48,7 +51,7 @@ else:
         "ConsumerStatus": "consumers.status",
         "DeadLetter": "consumers.dead_letters",
         "DocumentTooLargeError": "errors",
-        "Erased": "erasing",
+        "Erased": "model.results",
         "FeedStats": "feed.stats",
         "HistoryLostError": "errors",
         "InvalidInputError": "errors",
@@ -56,7 +59,7 @@ else:
         "MongoSessionService": "service",
         "MongoSessionServiceError": "errors",
         "NotAuthorizedError": "errors",
-        "Pruned": "upkeep",
+        "Pruned": "model.results",
         "SchemaVersionError": "errors",
         "SessionPage": "model.results",
         "SessionSummary": "model.results",
@@ -66,7 +69,7 @@ else:
         "Subject": "codec.hooks",
         "Subscription": "feed.subscription",
         "UnknownOutcomeError": "errors",
-        "UserEvent": "histories",
+        "UserEvent": "model.results",
     }
 
     def __getattr__(name: str) -> object:

@@ -1,8 +1,9 @@
-"""A connection for whichever event loop asks.
+"""What one event loop uses of a service: its connection, store and committer.
 
 An async client belongs to the loop it is first used in, and ADK's ``Runner.run()``
 starts a new loop in a new thread for every call. So a service built from a URI opens
-a client per loop, which is closed together with its loop.
+a client per loop, which is closed together with its loop. :func:`backend_of` is the
+internal way in for the package's own tools.
 """
 
 from __future__ import annotations
@@ -13,23 +14,30 @@ import threading
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from pymongo import AsyncMongoClient
 
+from mongo_session_service.driver.authorization import naming_privileges
+from mongo_session_service.driver.cancellation import cancellations, heed_cancellation
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import FOREIGN_LOOP, translated
 from mongo_session_service.driver.transactions import Latest
-from mongo_session_service.driver.uri import Target, open_client
+from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.schema.setup import set_up
 from mongo_session_service.sessions.group_commit import Committer
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
 
+if TYPE_CHECKING:
+    from mongo_session_service.service import MongoSessionService
+
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Backend:
     """What one event loop uses of a service."""
 
     connection: Connection
@@ -40,19 +48,55 @@ class Opened:
     """Closes the client; None if that is borrowed."""
 
 
-class Clients:
-    """The connections of one service: one per event loop, opened on first use."""
+class Call:
+    """What one call of a service uses: the loop's backend, set up on first use.
 
-    def __init__(self, uri: str | None, client: Any, target: Target) -> None:
+    On leaving, a refusal names the privilege that the user lacks, and a cancellation
+    that the driver has swallowed is raised. Every call goes through it. So it is a
+    class, where a generator for each concern would take four times as long.
+    """
+
+    __slots__ = ("_backend", "_backends", "_cancellations", "_sets_up")
+
+    def __init__(self, backends: Backends, *, sets_up: bool) -> None:
+        self._backends = backends
+        self._sets_up = sets_up
+
+    async def __aenter__(self) -> Backend:
+        self._cancellations = cancellations()
+        self._backend = await self._backends.here(sets_up=self._sets_up)
+        return self._backend
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is None:
+            heed_cancellation(self._cancellations)
+        elif isinstance(exc, Exception):
+            async with naming_privileges(self._backend.connection):
+                raise exc
+
+
+class Backends:
+    """The backends of one service: one per event loop, opened on first use."""
+
+    def __init__(
+        self, uri: str | None, client: Any, settings: ConnectionSettings
+    ) -> None:
         self._uri = uri
         self._client = client
-        self._target = target
+        self._settings = settings
+        self._is_set_up = False
+        self._has_indexes = True
         self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._entries: dict[asyncio.AbstractEventLoop, Opened] = {}
+        self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
         self._latest = Latest()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,14 +106,24 @@ class Clients:
                 " URI instead."
             )
             raise ConfigurationError(message)
-        return {"_uri": self._uri, "_client": None, "_target": self._target}
+        return {
+            "_uri": self._uri,
+            "_client": None,
+            "_settings": self._settings,
+            "_is_set_up": self._is_set_up,
+            "_has_indexes": self._has_indexes,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
 
-    async def opened(self) -> Opened:
-        """What the running loop uses, opened on its first use.
+    def call(self, *, sets_up: bool = True) -> Call:
+        """What a call uses, as a context; without ``sets_up`` nothing is created."""
+        return Call(self, sets_up=sets_up)
+
+    async def here(self, *, sets_up: bool = False) -> Backend:
+        """The running loop's backend, opened on its first use.
 
         Raises:
             ConfigurationError: the client is borrowed and belongs to another loop.
@@ -84,9 +138,23 @@ class Clients:
                 entry = self._open(loop)
             if entry.keeper is not None:
                 await anext(entry.keeper)
+        if sets_up and not self._is_set_up:
+            async with entry.connection.setup_lock:
+                if not self._is_set_up:
+                    await self._set_up(entry.connection)
+        entry.connection.has_event_index = self._has_indexes
         return entry
 
-    def _open(self, loop: asyncio.AbstractEventLoop) -> Opened:
+    async def set_up(self) -> None:
+        """Create collections and indexes, and check the server, even if done before."""
+        await self._set_up((await self.here()).connection)
+
+    async def _set_up(self, connection: Connection) -> None:
+        async with naming_privileges(connection):
+            self._has_indexes = await set_up(connection)
+        self._is_set_up = True
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> Backend:
         with self._lock:
             if self._uri is not None:
                 _forget_closed_loops(self._entries)
@@ -99,16 +167,18 @@ class Clients:
                     raise ConfigurationError(FOREIGN_LOOP)
             connection = Connection(
                 client,
-                database=self._target.database,
-                prefix=self._target.prefix,
-                transactions=self._target.transactions,
-                hooks=self._target.hooks,
+                database=self._settings.database,
+                prefix=self._settings.prefix,
+                transactions=self._settings.transactions,
+                hooks=self._settings.hooks,
                 latest=self._latest,
             )
             store = SessionStore(connection)
-            committer = Committer(connection, store, together=self._target.transactions)
+            committer = Committer(
+                connection, store, together=self._settings.transactions
+            )
             rebaser = Rebaser(connection, store, committer)
-            entry = Opened(connection, store, committer, rebaser, keeper)
+            entry = Backend(connection, store, committer, rebaser, keeper)
             self._entries[loop] = entry
             return entry
 
@@ -144,7 +214,7 @@ class Clients:
                 await _close_elsewhere(entry, loop)
 
 
-async def _close_elsewhere(entry: Opened, loop: asyncio.AbstractEventLoop) -> None:
+async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:
     """Close a client in its own loop, which may be ending: then its keeper does it."""
 
     async def close() -> None:
@@ -196,3 +266,8 @@ def _forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
     for loop in list(mapping):
         if loop.is_closed():
             mapping.pop(loop, None)
+
+
+def backend_of(service: MongoSessionService) -> Backends:
+    """The backends of a service: the one way in for this package's own tools."""
+    return service._backends  # noqa: SLF001  what this door is for

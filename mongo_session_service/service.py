@@ -1,13 +1,19 @@
-"""ADK's session service, each method a short story told to the store."""
+"""The session service: every public method of ``MongoSessionService``."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Mapping
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
 
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.platform import uuid as platform_uuid
@@ -19,36 +25,92 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
-from mongo_session_service.branching import Branching, rewinding
-from mongo_session_service.catalogue import Catalogue
+from mongo_session_service.backend import Backends, Call
+from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec.adk_session import mark, marker_of, to_session
 from mongo_session_service.codec.documents import (
+    decode_event,
     decode_new_session,
     encode_append,
     encode_new_session,
 )
 from mongo_session_service.codec.hooks import Hook, Hooks
+from mongo_session_service.consumers.checkpoint import (
+    forget_in_checkpoints,
+    forget_in_dead_letters,
+    remove_consumers,
+)
+from mongo_session_service.consumers.consumer import Consumer
+from mongo_session_service.consumers.coordinator import OnHistoryLost, Start
+from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
 from mongo_session_service.driver.errors import once_written
-from mongo_session_service.driver.uri import Target
-from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.histories import Histories
-from mongo_session_service.model.metadata import new_details
-from mongo_session_service.model.records import Marker, session_key
+from mongo_session_service.driver.uri import ConnectionSettings
+from mongo_session_service.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    MongoSessionServiceError,
+)
+from mongo_session_service.feed.feed import Feed
+from mongo_session_service.feed.stats import FeedStats, observe
+from mongo_session_service.feed.subscription import SessionSubscription, Subscription
+from mongo_session_service.model.metadata import (
+    NOT_GIVEN,
+    NotGiven,
+    changed_fields,
+    new_details,
+)
+from mongo_session_service.model.records import (
+    Document,
+    Marker,
+    SessionKey,
+    session_key,
+)
+from mongo_session_service.model.results import (
+    Erased,
+    Pruned,
+    SessionPage,
+    SessionSummary,
+    UserEvent,
+    summary,
+)
 from mongo_session_service.model.validation import (
+    check_callable,
+    check_choice,
     check_config,
     check_event,
     check_id,
+    check_revision,
+    check_seconds,
     check_session,
 )
-from mongo_session_service.sessions.deletion import remove_session
+from mongo_session_service.sessions import deletion, queries
+from mongo_session_service.sessions.deletion import erase_logs, remove_session
+from mongo_session_service.sessions.event_log import (
+    Span,
+    load_session_page,
+    load_user_page,
+    session_id,
+)
+from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.group_commit import Caller
-from mongo_session_service.telemetry import traced
-from mongo_session_service.upkeep import Upkeep
+from mongo_session_service.sessions.history import revisit, rewinding
+from mongo_session_service.sessions.page_key import load_page_key
+from mongo_session_service.sessions.search import (
+    check_limit,
+    load_page,
+    new_search,
+    place_in,
+    token,
+)
+from mongo_session_service.sessions.store import amend, not_found
+from mongo_session_service.telemetry import Operation, traced
 
 logger = logging.getLogger(__name__)
 
+State = dict[str, Any]
 
-class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionService):
+
+class MongoSessionService(BaseSessionService):
     """Keeps ADK sessions in MongoDB.
 
     ::
@@ -107,7 +169,7 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         self._is_rebasing = on_conflict == "rebase"
         if unknown := adk_kwargs.keys() - {"agents_dir"}:
             logger.warning("Ignored unknown arguments: %s.", ", ".join(sorted(unknown)))
-        target = Target.of(
+        settings = ConnectionSettings.of(
             uri,
             client,
             database=database,
@@ -115,7 +177,72 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
             transactions=transactions,
             hooks=Hooks(before_store, after_load),
         )
-        super().__init__(uri, client, target)
+        self.database_name = settings.database
+        self._hooks = settings.hooks
+        self._backends = Backends(uri, client, settings)
+        closer = None if uri is None else self._backends.close_here
+        self._feed = Feed(self._backend, closer)
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        observe(self)
+
+    @traced
+    async def setup(self) -> None:
+        """Creates collections and indexes, and checks the server.
+
+        Done on first use too; call it at start-up to fail early. Safe to repeat.
+
+        Raises:
+            ConfigurationError: the server is too old, or is no replica set.
+            SchemaVersionError: the data was written by a newer release.
+        """
+        await self._backends.set_up()
+
+    @traced
+    async def ping(self) -> float:
+        """Returns how many seconds MongoDB's primary took to answer; for health checks.
+
+        Nothing is created. An outage is told after ``serverSelectionTimeoutMS``, which
+        is 30 seconds unless the URI says otherwise: ``asyncio.timeout`` shortens it.
+
+        Raises:
+            StorageUnavailableError: there is no primary, or it does not answer.
+        """
+        async with self._backends.call(sets_up=False) as backend:
+            asked = perf_counter()
+            await backend.connection.database.command("ping")
+            return perf_counter() - asked
+
+    async def close(self) -> None:
+        """Ends subscriptions and consumers, and closes the clients it has opened.
+
+        Appends under way are finished first. A later call opens new clients.
+        """
+        here = [each for each in list(self._consumers) if each.is_here]
+        await asyncio.gather(*(each.end() for each in here))
+        await self._feed.close()
+        await self._backends.close()
+
+    async def __aenter__(self) -> Self:
+        await self.setup()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_consumers"]  # they stay where they are, and cannot be pickled
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._consumers = weakref.WeakSet()
+        observe(self)
 
     @override
     @traced
@@ -162,9 +289,9 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         details = new_details(title, labels, ttl, expire_time, now)
         initial = {} if state is None else state
         new = encode_new_session(key, initial, now, self._hooks, details)
-        async with self._opened() as opened:
-            reading = opened.store.reading_shared_state(key)
-            await opened.committer.create(new)
+        async with self._backend() as backend:
+            reading = backend.store.reading_shared_state(key)
+            await backend.committer.create(new)
             with once_written():
                 shared = await asyncio.shield(reading)
                 return to_session(decode_new_session(new, shared, self._hooks))
@@ -190,8 +317,8 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         """
         key = session_key(app_name, user_id, session_id)
         config = check_config(config)
-        async with self._opened() as opened:
-            stored = await opened.store.load_session(key, config)
+        async with self._backend() as backend:
+            stored = await backend.store.load_session(key, config)
         return to_session(stored) if stored else None
 
     @override
@@ -206,8 +333,8 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         app_name = check_id("app_name", app_name)
         if user_id is not None:
             user_id = check_id("user_id", user_id)
-        async with self._opened() as opened:
-            stored = await opened.store.list_sessions(app_name, user_id)
+        async with self._backend() as backend:
+            stored = await backend.store.list_sessions(app_name, user_id)
         return ListSessionsResponse(sessions=[to_session(each) for each in stored])
 
     @override
@@ -216,8 +343,8 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         """Returns a user's state, keys without ``user:``; empty if there is none."""
         app_name = check_id("app_name", app_name)
         user_id = check_id("user_id", user_id)
-        async with self._opened() as opened:
-            return await opened.store.load_user_state(app_name, user_id)
+        async with self._backend() as backend:
+            return await backend.store.load_user_state(app_name, user_id)
 
     @override
     @traced
@@ -245,14 +372,14 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
             return event
         check_session(session)
         key = session_key(session.app_name, session.user_id, session.id)
-        async with self._opened() as opened:
+        async with self._backend() as backend:
             stored = event
             if event.actions.rewind_before_invocation_id:
-                stored = await rewinding(opened, key, event)
+                stored = await rewinding(backend.connection, backend.store, key, event)
             append = encode_append(key, stored, self._hooks)
             marker = marker_of(session)
             if marker is None:
-                head = await opened.store.load_head(key)
+                head = await backend.store.load_head(key)
                 last_event = session.events[-1] if session.events else None
                 marker = head.expected_by(
                     session.last_update_time, last_event, event.id
@@ -264,9 +391,9 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
                 stored=lambda now: self._show(session, event, stored, now),
             )
             if self._is_rebasing:
-                await opened.rebaser.commit(caller, session, event)
+                await backend.rebaser.commit(caller, session, event)
             else:
-                await opened.committer.commit(caller)
+                await backend.committer.commit(caller)
         return event
 
     async def _show(
@@ -289,9 +416,548 @@ class MongoSessionService(Upkeep, Catalogue, Histories, Branching, BaseSessionSe
         ``create_session`` of the same id.
         """
         key = session_key(app_name, user_id, session_id)
-        async with self._opened() as opened:
-            await remove_session(opened.connection, key, platform_time.get_time())
+        async with self._backend() as backend:
+            await remove_session(backend.connection, key, platform_time.get_time())
 
     @override
     async def flush(self) -> None:
         """Does nothing: every append is committed before it returns."""
+
+    @traced
+    async def update_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        title: str | NotGiven | None = NOT_GIVEN,
+        labels: Mapping[str, str] | NotGiven | None = NOT_GIVEN,
+        ttl: float | timedelta | NotGiven | None = NOT_GIVEN,
+        expire_time: datetime | str | NotGiven | None = NOT_GIVEN,
+    ) -> SessionSummary:
+        """Changes a session's details, and leaves what is not given as it is.
+
+        State, revision and last update time stay: no ``Session`` that was loaded
+        before becomes stale by it.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            title: The new title; None for none.
+            labels: All its labels from now on; None for none.
+            ttl: Seconds, or a ``timedelta``, that it lives from now on, and again after
+                each append, in place of an ``expire_time`` it may have.
+            expire_time: When it is gone, in place of a ``ttl`` it may have. None for
+                either if it is not to expire.
+
+        Returns:
+            The session as it is now, without its state.
+
+        Raises:
+            SessionNotFoundError: it is not stored, or has expired.
+            InvalidInputError: an argument is not what it should be, none is given, or
+                both a ``ttl`` and an ``expire_time``.
+        """
+        key = session_key(app_name, user_id, session_id)
+        now = platform_time.get_time()
+        fields = changed_fields(title, labels, ttl, expire_time, now)
+        async with self._backend() as backend:
+            found = await amend(backend.connection, key, fields, now)
+        return summary(found, state=None)
+
+    @traced
+    async def find_sessions(
+        self,
+        *,
+        app_name: str,
+        user_id: str | None = None,
+        title: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        where: Mapping[str, Any] | None = None,
+        newest_first: bool = True,
+        with_state: bool = True,
+        limit: int = 50,
+        page_token: str | None = None,
+    ) -> SessionPage:
+        """Finds sessions, a page at a time, in the order of their creation.
+
+        A page is of one point in time. However sessions are written, created and
+        deleted meanwhile, the pages of a search together have each session once that
+        was there from the first to the last.
+
+        Args:
+            app_name: The app.
+            user_id: Only this user's.
+            title: Only those with exactly this title.
+            labels: Only those with all of these labels; others they may have.
+            where: Only those whose own state has these values: literally, type for
+                type, but for numbers, of which 1 is 1.0 and True is neither. An int
+                beyond 64 bits is equal to no float.
+            newest_first: Whether those created last come first.
+            with_state: Whether their state is loaded, as ``list_sessions`` does.
+            limit: How many a page has at most, up to 1,000.
+            page_token: The ``next_page_token`` of the page before. The other arguments
+                must be the same, but for ``limit`` and ``with_state``.
+
+        Raises:
+            InvalidInputError: an argument is not what it should be, or the token is not
+                one of this search.
+        """
+        check_limit(limit)
+        search = new_search(
+            app_name,
+            user_id,
+            title,
+            labels,
+            where,
+            newest_first=newest_first,
+            hooks=self._hooks,
+        )
+        now = platform_time.get_time()
+        async with self._backend() as backend:
+            at, after, key = backend.connection, None, None
+            if page_token is not None:
+                key = await load_page_key(at)
+                after = place_in(page_token, search, key)
+            page = await load_page(at, search, after, limit, now, with_state=with_state)
+            following = None
+            if page.last is not None:
+                key = key or await load_page_key(at)
+                following = token(page.last, search, key)
+        return SessionPage(sessions=page.summaries, next_page_token=following)
+
+    def iter_events(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        after_revision: int = 0,
+        before_revision: int | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        """Iterates over a session's events with their revisions, in flat memory.
+
+        Events that are appended meanwhile come as well, unless ``newest_first``. To
+        stop early needs no care: nothing is left open on the server.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            after_revision: Only events that were appended after it.
+            before_revision: Only events that were appended before it.
+            newest_first: Whether the last comes first.
+            limit: At most so many.
+
+        Raises:
+            InvalidInputError: an argument is not what it should be.
+            SessionNotFoundError: when iterating: the session is not stored, has
+                expired, or was deleted meanwhile, even if it was made anew.
+        """
+        key = session_key(app_name, user_id, session_id)
+        check_revision("after_revision", after_revision)
+        check_revision("before_revision", before_revision)
+        check_revision("limit", limit)
+        span = Span(after_revision or 0, before_revision, newest_first, limit)
+        return self._events(key, span)
+
+    async def _events(
+        self, key: SessionKey, span: Span
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        created: float | None = None
+        while span.left != 0:
+            with Operation("iter_events", self.database_name, key.app_name):
+                async with self._backend() as backend:
+                    now = platform_time.get_time()
+                    page = await load_session_page(backend.connection, key, span, now)
+            found = page.created.get(key.session_id)
+            if found is None or created not in {None, found}:
+                raise not_found(key.session_id)
+            created = found
+            for each in page.events:
+                yield each["_id"]["revision"], decode_event(each, self._hooks)
+            if page.is_last:
+                return
+            span = span.rest(len(page.events), page.events[-1]["_id"]["revision"])
+
+    def iter_user_events(
+        self, *, app_name: str, user_id: str
+    ) -> AsyncGenerator[UserEvent, None]:
+        """Iterates over the events of all of a user's sessions, in flat memory.
+
+        They come session by session, by id, each in the order of its revisions, and
+        with as many reads as there are pages of events, however many sessions. A
+        session that is deleted meanwhile ends there; one made anew under its id is
+        not told in its place.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+
+        Raises:
+            InvalidInputError: an id is not what it should be.
+        """
+        return self._user_events(
+            check_id("app_name", app_name), check_id("user_id", user_id)
+        )
+
+    async def _user_events(
+        self, app_name: str, user_id: str
+    ) -> AsyncGenerator[UserEvent, None]:
+        last: Document | None = None
+        created: float | None = None
+        while True:
+            with Operation("iter_user_events", self.database_name, app_name):
+                async with self._backend() as backend:
+                    now, after = platform_time.get_time(), last and last["_id"]
+                    page = await load_user_page(
+                        backend.connection, app_name, user_id, after, now
+                    )
+            begun = session_id(last) if last else None
+            for each in page.events:
+                id_ = session_id(each)
+                found = page.created.get(id_)
+                is_same = found is not None and (id_ != begun or found == created)
+                # A large initial state is kept beside the events.
+                if is_same and "event" in each:
+                    event = decode_event(each, self._hooks)
+                    yield UserEvent(id_, each["_id"]["revision"], event)
+            if page.is_last:
+                return
+            before, last = last, page.events[-1]
+            if before is None or session_id(last) != session_id(before):
+                created = page.created.get(session_id(last))
+
+    @traced
+    async def get_session_at(
+        self, *, app_name: str, user_id: str, session_id: str, revision: int
+    ) -> Session | None:
+        """Returns a session as it was at a revision, or None if it is not stored.
+
+        That is its first events, and the state it had after them. App and user state
+        are as they are now: only sessions have a log. An append to it is stale, unless
+        the session is still at this revision.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            revision: After how many appends; 0 for the session as it was created.
+
+        Raises:
+            InvalidInputError: the session has not come so far.
+        """
+        key = session_key(app_name, user_id, session_id)
+        check_revision("revision", revision)
+        async with self._backend() as backend:
+            found = await revisit(backend.connection, backend.store, key, revision)
+        return to_session(found.session) if found else None
+
+    @traced
+    async def fork_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        at_revision: int | None = None,
+        new_session_id: str | None = None,
+    ) -> Session:
+        """Creates a session with another's events up to a revision, and its state then.
+
+        It belongs to the same user, has the title, the labels and the time to live of
+        the other, and goes on by itself. App and user state stay as they are. The
+        server copies the events, a step at a time; the session exists once it is
+        whole. If that is interrupted, :meth:`prune` removes what is there after a
+        minute, and so does a ``create_session`` of the same id.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session to fork, stripped.
+            at_revision: After how many appends; all there are by default.
+            new_session_id: The new session's id, stripped; generated if blank or None.
+
+        Raises:
+            SessionNotFoundError: the session is not stored, or is deleted meanwhile.
+            AlreadyExistsError: the new session's id is taken.
+            InvalidInputError: an id is unusable, or the session has not come so far.
+            UnknownOutcomeError: the new session, whole, may have been stored or not.
+        """
+        key = session_key(app_name, user_id, session_id)
+        check_revision("at_revision", at_revision)
+        if isinstance(new_session_id, str):
+            new_session_id = new_session_id.strip()
+        new_id = new_session_id or platform_uuid.new_uuid()
+        target = session_key(app_name, user_id, new_id)
+        async with self._backend() as backend:
+            await copy_session(
+                backend.connection, backend.store, key, target, at_revision
+            )
+            with once_written():
+                stored = await backend.store.load_session(target)
+        if stored is None:
+            raise not_found(new_id)
+        return to_session(stored)
+
+    @traced
+    async def prune(self, progress: Callable[[Pruned], object] | None = None) -> Pruned:
+        """Removes what nobody is shown any more.
+
+        That is what has expired, sessions together with their events, and what
+        interrupted deletes have left. It goes in small steps, each a transaction of its
+        own: it may be interrupted, repeated, and run by any number of processes at the
+        same time. Consumers are told that a session is ``deleted`` when it is removed;
+        who watches was told when it expired.
+
+        Args:
+            progress: Called after each step, with what was removed so far.
+
+        Raises:
+            InvalidInputError: ``progress`` is no function.
+        """
+        if progress is not None:
+            check_callable("progress", progress)
+        pruned = Pruned()
+        is_over = False
+        while not is_over:
+            wanted = queries.expired(platform_time.get_time())
+            async with self._backend() as backend:
+                step = await deletion.remove_some(backend.connection, wanted)
+            pruned = Pruned(
+                pruned.sessions + step.sessions, pruned.events + step.events
+            )
+            is_over = step.is_last
+            if progress is not None:
+                progress(pruned)
+        return pruned
+
+    @traced
+    async def prunable(self) -> Pruned:
+        """Counts what :meth:`prune` would remove now.
+
+        Of deletes that were interrupted it does not know how many events are left.
+        """
+        wanted = queries.expired(platform_time.get_time())
+        async with self._backend() as backend:
+            at = backend.connection
+            found = await at.aggregate(at.sessions, queries.counting(wanted))
+        return Pruned(found[0]["sessions"], found[0]["events"]) if found else Pruned()
+
+    @traced
+    async def delete_user(self, *, app_name: str, user_id: str) -> Erased:
+        """Erases a user of an app: nothing in any collection has the id any more.
+
+        That is sessions, events, state, and what consumers have noted. It goes in small
+        steps; if it is interrupted, or the user goes on writing meanwhile, call it
+        again. A session that is created meanwhile is erased as well, or stays whole; an
+        append to one that is gone raises ``SessionNotFoundError``. Who watches is told
+        that each session is ``deleted``.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+        """
+        app_name, user_id = check_id("app_name", app_name), check_id("user_id", user_id)
+        async with self._backend() as backend:
+            at = backend.connection
+            logs = await erase_logs(at, app_name, user_id)
+            id_ = queries.user_state_id(app_name, user_id)
+            states = await at.user_states.delete_one({"_id": id_})
+            await at.imports.delete_one({"_id": {"of": id_}})
+            return Erased(
+                sessions=logs.sessions,
+                events=logs.events,
+                user_states=states.deleted_count,
+                app_states=0,
+                dead_letters=await forget_in_dead_letters(at, app_name, user_id),
+                checkpoints=await forget_in_checkpoints(at, app_name, user_id),
+            )
+
+    @traced
+    async def delete_app(self, *, app_name: str) -> Erased:
+        """Erases an app, with all its users, its state and its consumers.
+
+        As :meth:`delete_user` does. Close the app's consumers before: the checkpoint
+        under which they read goes, and they are told so by ``LeaseLostError``.
+
+        Args:
+            app_name: The app.
+        """
+        app_name = check_id("app_name", app_name)
+        async with self._backend() as backend:
+            at = backend.connection
+            logs = await erase_logs(at, app_name, None)
+            of_users = queries.all_user_states(app_name, None)
+            users = await at.user_states.delete_many(of_users)
+            app = await at.app_states.delete_one({"_id": app_name})
+            notes = {"$or": [{"_id": {"of": app_name}}, {"_id.of.app_name": app_name}]}
+            await at.imports.delete_many(notes)
+            letters = await forget_in_dead_letters(at, app_name, None)
+            consumers = await remove_consumers(at, app_name)
+            return Erased(
+                sessions=logs.sessions,
+                events=logs.events,
+                user_states=users.deleted_count,
+                app_states=app.deleted_count,
+                dead_letters=letters,
+                checkpoints=consumers + await forget_in_checkpoints(at, app_name, None),
+            )
+
+    def watch(
+        self,
+        app_name: str | None = None,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        *,
+        after_revision: int | None = None,
+    ) -> Subscription:
+        """Subscribes to a session, to a user's or an app's, or to the whole database.
+
+        A session's subscription begins with a ``snapshot`` of its merged state, then
+        tells every event ``appended``, ``state`` of its user or app that others set,
+        and at last ``deleted``. The others tell what happens from now on: ``created``,
+        ``appended`` and ``deleted`` sessions, and ``state`` set without an event.
+
+        Args:
+            app_name: The app; None for every app.
+            user_id: The user; None for every user of the app.
+            session_id: The session, stripped; None for every session of the user.
+            after_revision: Of a session: begin with the events after this revision
+                instead, however old, then the ``state`` of its user and app as it is.
+
+        Raises:
+            InvalidInputError: the arguments name nothing that can be watched.
+        """
+        check_revision("after_revision", after_revision)
+        if session_id is not None:
+            if app_name is None or user_id is None:
+                raise InvalidInputError("A session_id needs its app_name and user_id.")
+            key = session_key(app_name, user_id, session_id)
+            return SessionSubscription(self._feed, key, after_revision)
+        if after_revision is not None:
+            message = "after_revision is a session's: it needs a session_id."
+            raise InvalidInputError(message)
+        if user_id is not None:
+            if app_name is None:
+                raise InvalidInputError("A user_id needs its app_name.")
+            user_id = check_id("user_id", user_id)
+        if app_name is not None:
+            app_name = check_id("app_name", app_name)
+        return Subscription(self._feed, Scope(app_name, user_id))
+
+    @traced
+    async def wait_for(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        revision: int | None = None,
+        predicate: Callable[[State], object] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  as asyncio's own waits have it
+    ) -> State:
+        """Returns a session's merged state once it has come so far.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session, stripped.
+            revision: Wait until the session is at this revision, or past it.
+            predicate: Or until this holds of its state; called for every change, so
+                that no state in between is missed.
+            timeout: Seconds to wait at most; None for ever.
+
+        Raises:
+            TimeoutError: it has not come so far in time.
+            SessionNotFoundError: the session is not stored, or is deleted meanwhile.
+            InvalidInputError: neither a revision nor a predicate is given, one makes
+                no sense, or the predicate is a coroutine function.
+        """
+        check_revision("revision", revision)
+        check_seconds("timeout", timeout)
+        if predicate is not None:
+            check_callable("predicate", predicate)
+        if revision is None and predicate is None:
+            message = "wait_for needs a revision or a predicate to wait for."
+            raise InvalidInputError(message)
+        state: State = {}
+        subscription = self.watch(app_name, user_id, session_id)
+        change = None
+        async with asyncio.timeout(timeout), subscription as changes:
+            async for change in changes:
+                state |= change.state_delta if change.state is None else change.state
+                reached = changes.last_revision
+                if revision is not None and reached is not None and reached >= revision:
+                    return state
+                if predicate is not None and _holds(predicate, state):
+                    return state
+        if change is None or change.kind != "deleted":
+            raise MongoSessionServiceError("The service was closed meanwhile.")
+        raise SessionNotFoundError(f"Session {session_id.strip()!r} was deleted.")
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        app_name: str | None = None,
+        start: Start = "beginning",
+        on_history_lost: OnHistoryLost = "raise",
+    ) -> Consumer:
+        """A durable consumer of all changes: they go on where ``name`` has committed.
+
+        Args:
+            name: What its checkpoint is kept under.
+            app_name: The app whose changes it gets; None for all.
+            start: Where a new name begins: at the ``beginning`` of the log, every
+                event of which is told as ``appended`` before what happens from now on;
+                or ``now``.
+            on_history_lost: What to do when it was away for longer than MongoDB's
+                oplog reaches back, or its collections were dropped: ``raise``
+                ``HistoryLostError``; ``replay`` the log from its beginning; or
+                ``skip`` to now, with a warning.
+
+        Raises:
+            InvalidInputError: an argument is none of these.
+        """
+        name = check_id("name", name)
+        if app_name is not None:
+            app_name = check_id("app_name", app_name)
+        check_choice("start", start, get_args(Start))
+        check_choice("on_history_lost", on_history_lost, get_args(OnHistoryLost))
+        consumer = Consumer(
+            self._backend, name, app_name, start=start, on_history_lost=on_history_lost
+        )
+        self._consumers.add(consumer)
+        return consumer
+
+    @traced
+    async def consumers(self) -> list[ConsumerStatus]:
+        """Returns how every consumer is doing, by name, wherever it runs.
+
+        Raises:
+            ConfigurationError: in a standalone server, and mongomock, there are none.
+        """
+        async with self._backends.call(sets_up=False) as backend:
+            return await all_consumers(backend.connection)
+
+    def feed_stats(self) -> FeedStats:
+        """How the change feed is doing; cheap enough to ask every second."""
+        ages = {each.name: each.checkpoint_age for each in list(self._consumers)}
+        reading = {name: age for name, age in ages.items() if age is not None}
+        return replace(self._feed.stats(), checkpoint_ages=reading)
+
+    def _backend(self) -> Call:
+        return self._backends.call()
+
+
+def _holds(predicate: Callable[[State], object], state: State) -> bool:
+    result = predicate(state)
+    if inspect.iscoroutine(result):
+        result.close()
+        message = "predicate must be a plain function: a coroutine is always true."
+        raise InvalidInputError(message)
+    return bool(result)

@@ -9,6 +9,7 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from mongo_session_service.backend import backend_of
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.compat import Driver
@@ -284,7 +285,7 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
     """
     with translated():
         # Not set up: that would create collections.
-        connection = (await service._clients.opened()).connection  # noqa: SLF001
+        connection = (await backend_of(service).here()).connection
         if connection.driver is Driver.MOCK:
             raise ConfigurationError("There is no MongoDB behind mongomock to examine.")
         await greeted(connection.client)

@@ -17,7 +17,7 @@ from mongo_session_service.cli.screen import Screen, say
 from mongo_session_service.model.validation import counted
 
 if TYPE_CHECKING:
-    from mongo_session_service.upkeep import Pruned
+    from mongo_session_service.model.results import Pruned
 
 
 @click.command()

@@ -140,7 +140,7 @@ def _problem_with(client: Any, database: str, prefix: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ConnectionSettings:
     """Where sessions are kept: what a connection is opened to."""
 
     database: str
@@ -158,7 +158,7 @@ class Target:
         prefix: str,
         transactions: bool,
         hooks: Hooks = NO_HOOKS,
-    ) -> Target:
+    ) -> ConnectionSettings:
         """The target a service's arguments describe.
 
         Raises:

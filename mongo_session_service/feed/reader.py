@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.backend import Opened
+from mongo_session_service.backend import Backend
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Dropped, Names
 from mongo_session_service.changes.routing import Router
@@ -51,7 +51,7 @@ _TURN: Final = CAPACITY // 4
 """Changes in a row, after which their readers have a turn."""
 _REST: Final = 0.001  # seconds
 
-Opener = Callable[[], AbstractAsyncContextManager[Opened]]
+Opener = Callable[[], AbstractAsyncContextManager[Backend]]
 
 
 class Reader:

@@ -15,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from mongo_session_service.backend import backend_of
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
-from mongo_session_service.watching import Watching
 
 _LATEST: Final = 100
 """Sessions that are listed."""
@@ -85,7 +86,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-async def latest_sessions(service: Watching) -> list[dict[str, Any]]:
+async def latest_sessions(service: MongoSessionService) -> list[dict[str, Any]]:
     """The sessions updated last, of every app and user.
 
     Reads the heads of all sessions there are: for a tool, not for an application.
@@ -97,6 +98,6 @@ async def latest_sessions(service: Watching) -> list[dict[str, Any]]:
         {"$limit": _LATEST},
         {"$project": shown},
     ]
-    async with service._opened() as opened:  # noqa: SLF001  the package's own
+    async with backend_of(service).call() as opened:
         connection = opened.connection
         return await connection.aggregate(connection.sessions, stages)

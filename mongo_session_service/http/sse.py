@@ -41,7 +41,7 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.subscription import Subscription
 from mongo_session_service.http.live_page import latest_sessions, live_page_route
 from mongo_session_service.model.records import SessionKey, session_key
-from mongo_session_service.watching import Watching
+from mongo_session_service.service import MongoSessionService
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ _LOCAL_HOSTS: Final = ["127.0.0.1", "localhost"]
 
 
 def changes_route(
-    service: Watching,
+    service: MongoSessionService,
     *,
     authorize: Authorize | None = None,
     path: str = "/changes",
@@ -172,7 +172,9 @@ def changes_route(
     return Route(path, changes, methods=["GET"], name="changes")
 
 
-def live_app(service: Watching, *, authorize: Authorize | None = None) -> Starlette:
+def live_app(
+    service: MongoSessionService, *, authorize: Authorize | None = None
+) -> Starlette:
     """An app that shows sessions live: the page, their changes, and a list of them.
 
     It is meant for this machine, and answers to no other name: a web page elsewhere
@@ -252,7 +254,7 @@ async def _is_allowed(authorize: Any, request: Request, key: SessionKey) -> bool
 
 
 async def _open(
-    service: Watching, key: SessionKey, start: _Start, heartbeat: float
+    service: MongoSessionService, key: SessionKey, start: _Start, heartbeat: float
 ) -> Response:
     """The response that streams; it closes what is opened here."""
     try:
@@ -274,7 +276,7 @@ async def _open(
     return _Stream(subscription, snapshot, heartbeat)
 
 
-async def _snapshot(service: Watching, key: SessionKey) -> Change:
+async def _snapshot(service: MongoSessionService, key: SessionKey) -> Change:
     async with service.watch(*key) as changes:
         return await anext(changes)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict
 
 from mongo_session_service.codec.bson_values import UnreadableError
@@ -79,3 +81,34 @@ def _summary(
         ttl=details.ttl,
         expire_time=details.expire_time,
     )
+
+
+class UserEvent(NamedTuple):
+    """An event of a user, and where it stands."""
+
+    session_id: str
+    revision: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What :meth:`MongoSessionService.prune` has removed, or would remove."""
+
+    sessions: int = 0
+    """Those whose removal began here."""
+    events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What a call has removed; what an interrupted one removed before is not in it."""
+
+    sessions: int
+    """Those whose removal began here."""
+    events: int
+    user_states: int
+    app_states: int
+    dead_letters: int
+    checkpoints: int
+    """Of consumers: removed with their app, or no longer naming who is erased."""

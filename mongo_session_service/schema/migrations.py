@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from mongo_session_service.backend import backend_of
 from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
@@ -101,7 +102,7 @@ class Migrator:
 
     async def _connection(self) -> Connection:
         # Not set up: that would record a version.
-        return (await self._service._clients.opened()).connection  # noqa: SLF001
+        return (await backend_of(self._service).here()).connection
 
     async def _status(self, connection: Connection) -> Status:
         recorded = await connection.metadata.find_one({"_id": "schema"})

@@ -211,3 +211,17 @@ async def _orphans(
         for event, session in zip(events, sessions, strict=True)
         if session not in there
     ]
+
+
+async def erase_logs(
+    connection: Connection, app_name: str, user_id: str | None
+) -> Step:
+    """Remove all sessions, and events without one that a crash may have left."""
+    sessions = events = 0
+    step = None
+    while step is None or not step.is_last:
+        wanted = queries.all_sessions(app_name, user_id)
+        step = await remove_some(connection, wanted)
+        sessions, events = sessions + step.sessions, events + step.events
+    events += await remove_events(connection, app_name, user_id)
+    return Step(sessions, events, is_last=True)

@@ -240,3 +240,18 @@ def checked(session: Document, revision: int | None) -> int:
         message = f"The session is at revision {head}, and was never at {revision}."
         raise InvalidInputError(message)
     return head if revision is None else revision
+
+
+async def rewinding(
+    connection: Connection, store: SessionStore, key: SessionKey, event: Event
+) -> Event:
+    """A rewind as it is to be stored: it brings the initial state back as well."""
+    invocation_id = event.actions.rewind_before_invocation_id
+    found = await revisit(connection, store, key, None)
+    if not invocation_id or found is None:
+        return event
+    delta = restored(
+        event.actions.state_delta, found.initial, found.session.events, invocation_id
+    )
+    actions = event.actions.model_copy(update={"state_delta": delta})
+    return event.model_copy(update={"actions": actions})

@@ -16,6 +16,7 @@ from typing import Final
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
+from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.errors import translated
@@ -169,7 +170,7 @@ async def move(
     """
     with translated():
         # Before setup, which would put its indexes on another service's collections.
-        opened = await service._clients.opened()  # noqa: SLF001  of the same package
+        opened = await backend_of(service).here()
         target = Target(opened.connection, is_read_only=policies.is_dry_run)
         mover = _Mover(target, policies, on_problem)
         async with naming_privileges(opened.connection):

@@ -8,6 +8,7 @@ from typing import Final
 from google.adk.platform import time as platform_time
 from typing_extensions import override
 
+from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.documents import decode_event, decode_state
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.codec.shapes import INITIAL
@@ -57,7 +58,7 @@ class StoreSource(Opened):
     async def _open(self) -> None:
         # Not set up: who reads a database of a misspelt name should not create it.
         with translated():
-            opened = await self._service._clients.opened()  # noqa: SLF001  own package
+            opened = await backend_of(self._service).here()
             self._at = opened.connection
             await check_version(self._at)
 

@@ -14,6 +14,7 @@ from support.failpoints import failing
 from support.subscriptions import SESSION, change_streams, new_event
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.backend import backend_of
 from mongo_session_service.changes import decoder, stream
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import snapshots
@@ -30,7 +31,7 @@ async def connection(
     monkeypatch.setattr(stream, "_SILENCE", SILENCE)
     monkeypatch.setattr(stream, "AWAIT_MS", 50)
     await victim.create_session(**SESSION)
-    async with victim._opened() as opened:  # noqa: SLF001  below what is public
+    async with backend_of(victim).call() as opened:
         return opened.connection
 
 
@@ -86,7 +87,7 @@ async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
     with closing(AsyncIOMotorClient(mongodb_uri)) as client:
         service = MongoSessionService(client=client, database=database)
         await service.create_session(**SESSION)
-        async with service._opened() as opened:  # noqa: SLF001  below what is public
+        async with backend_of(service).call() as opened:
             now = await snapshots.now(opened.connection)
         for milliseconds in range(10):
             changes = opened_at(opened.connection, now)

@@ -17,6 +17,7 @@ from support.subscriptions import Follower, until
 from support.transfers import IDS, LATER, REPLACE, differences, everything, moved, say
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.backend import backend_of
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.deletion import remove_some
@@ -135,7 +136,7 @@ async def test_an_import_finishes_a_removal_first(
 ) -> None:
     """Events of a session that is being removed do not end up in the imported one."""
     await store_long_session(service, admin, database, KEY, 2_500)
-    async with service._opened() as opened:  # noqa: SLF001
+    async with backend_of(service).call() as opened:
         for _ in range(2):  # the remnant, and the first thousand events
             await remove_some(opened.connection, {"_id": KEY.id})
     assert left_in(admin, database) == {"sessions": 1, "events": 1_500}
