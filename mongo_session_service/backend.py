@@ -12,7 +12,8 @@ import asyncio
 import os
 import threading
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,10 @@ class Call:
         elif isinstance(exc, Exception):
             async with naming_privileges(self._backend.connection):
                 raise exc
+
+
+Opener = Callable[[], AbstractAsyncContextManager[Backend]]
+"""What gives the running loop's backend to a feed or a consumer."""
 
 
 class Backends:

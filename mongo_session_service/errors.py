@@ -30,6 +30,8 @@ from __future__ import annotations
 import inspect
 from typing import Final
 
+from mongo_session_service._public import public
+
 WAY_AROUND: Final = " To do without the guarantee, pass transactions=False."
 """How an error about a standalone server ends, for who builds a service."""
 
@@ -41,6 +43,7 @@ def quoted(name: str) -> str:
     return repr(name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "...")
 
 
+@public
 class MongoSessionServiceError(Exception):
     """The session service could not do what was asked."""
 
@@ -48,18 +51,22 @@ class MongoSessionServiceError(Exception):
         super().__init__(message or inspect.getdoc(type(self)))
 
 
+@public
 class ConfigurationError(MongoSessionServiceError):
     """The service was built with arguments, or on a server, it cannot work with."""
 
 
+@public
 class InvalidInputError(MongoSessionServiceError, ValueError):
     """An argument cannot be stored; nothing was changed."""
 
 
+@public
 class SchemaVersionError(MongoSessionServiceError):
     """The database was written by a newer release: upgrade mongo-session-service."""
 
 
+@public
 class SlowSubscriberError(MongoSessionServiceError):
     """A subscription was read too slowly, and its buffer overflowed."""
 
@@ -80,22 +87,27 @@ class SlowSubscriberError(MongoSessionServiceError):
         return type(self), (self.last_revision,)
 
 
+@public
 class HistoryLostError(MongoSessionServiceError):
     """Changes were missed that MongoDB cannot tell any more."""
 
 
+@public
 class LeaseLostError(MongoSessionServiceError):
     """Another process has taken over this consumer's name; nothing was committed."""
 
 
+@public
 class StorageError(MongoSessionServiceError):
     """MongoDB refused or failed the operation."""
 
 
+@public
 class DocumentTooLargeError(StorageError, ValueError):
     """A document would exceed MongoDB's 16 MB limit; nothing was changed."""
 
 
+@public
 class NotAuthorizedError(StorageError):
     """MongoDB refused: the user lacks a privilege."""
 
@@ -114,10 +126,12 @@ class NotAuthorizedError(StorageError):
         self.preface = preface
 
 
+@public
 class StorageUnavailableError(StorageError):
     """MongoDB could not be reached or did not answer in time; try again."""
 
 
+@public
 class UnknownOutcomeError(StorageUnavailableError):
     """MongoDB stopped answering during a write, which may have been done or not."""
 

@@ -25,6 +25,7 @@ from google.adk.sessions.base_session_service import (
 from google.adk.sessions.session import Session
 from typing_extensions import override
 
+from mongo_session_service._public import public
 from mongo_session_service.backend import Backends, Call
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec.adk_session import mark, marker_of, to_session
@@ -33,6 +34,7 @@ from mongo_session_service.codec.documents import (
     decode_new_session,
     encode_append,
     encode_new_session,
+    summary,
 )
 from mongo_session_service.codec.hooks import Hook, Hooks
 from mongo_session_service.consumers.checkpoint import (
@@ -71,7 +73,6 @@ from mongo_session_service.model.results import (
     SessionPage,
     SessionSummary,
     UserEvent,
-    summary,
 )
 from mongo_session_service.model.validation import (
     check_callable,
@@ -110,6 +111,7 @@ logger = logging.getLogger(__name__)
 State = dict[str, Any]
 
 
+@public
 class MongoSessionService(BaseSessionService):
     """Keeps ADK sessions in MongoDB.
 

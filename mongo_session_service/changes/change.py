@@ -10,11 +10,13 @@ from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticSerializationError
 
+from mongo_session_service._public import public
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.errors import quoted
 from mongo_session_service.model.records import SessionKey
 
 
+@public
 class Change(BaseModel):
     """Something that happened to a session, or to state that sessions share.
 

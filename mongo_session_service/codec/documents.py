@@ -1,10 +1,10 @@
-"""Sessions, events and deltas to and from documents."""
+"""Document encoding: sessions, events and state deltas to and from MongoDB."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from mongo_session_service.model.records import (
     SessionKey,
     StoredSession,
 )
+from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 
@@ -160,7 +161,7 @@ def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
         is_wrapped=_WRAPPER_FIELD in encoded,
         is_hooked=hooks.has_both,
         delta=_encode_scopes(delta),
-        size=len(encoded),
+        encoded=encoded,
     )
 
 
@@ -342,4 +343,39 @@ def _encode_scopes(state: dict[str, Any]) -> ScopedState:
         app=encode_fields(parts.app),
         user=encode_fields(parts.user),
         session=encode_fields(parts.session),
+    )
+
+
+def summary(
+    document: Mapping[str, Any], state: dict[str, Any] | None
+) -> SessionSummary:
+    """The summary of a stored session, with its state if that is known.
+
+    Raises:
+        UnreadableError: another tool has written what is no session's.
+    """
+    try:
+        return _summary(document, state)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        # The original may quote what is stored.
+        name = quoted(str(document["_id"]["session_id"]))
+        raise UnreadableError(f"Session {name}") from None
+
+
+def _summary(
+    document: Mapping[str, Any], state: dict[str, Any] | None
+) -> SessionSummary:
+    key, details = SessionKey(**document["_id"]), Details.of(document)
+    return SessionSummary(
+        id=key.session_id,
+        app_name=key.app_name,
+        user_id=key.user_id,
+        title=details.title,
+        labels=dict(details.labels),
+        state=state,
+        revision=document["revision"],
+        create_time=document["create_time"],
+        last_update_time=document["update_time"],
+        ttl=details.ttl,
+        expire_time=details.expire_time,
     )

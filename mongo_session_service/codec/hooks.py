@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from google.adk.sessions.state import State
 
+from mongo_session_service._public import public
 from mongo_session_service.codec.bson_values import is_json
 from mongo_session_service.codec.events import is_event
 from mongo_session_service.codec.extended_json import tagged, untagged
@@ -30,6 +31,7 @@ from mongo_session_service.model.records import SessionKey
 _IN_CLEAR: Final = ("id", "timestamp")
 
 
+@public
 class Subject(NamedTuple):
     """What a hook is given, and whose it is.
 

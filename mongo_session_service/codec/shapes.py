@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from bson.raw_bson import RawBSONDocument
+
 from mongo_session_service.model.records import Append, Document, NewSession
 from mongo_session_service.sessions.queries import Update
 
@@ -55,9 +57,13 @@ def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
     ]
 
 
-def event_document(append: Append, revision: int) -> Document:
-    """An event as it is stored."""
-    document: Document = {"_id": append.key.event_id(revision), "event": append.event}
+def event_document(append: Append, revision: int, *, encoded: bool = False) -> Document:
+    """An event as it is stored; if ``encoded``, with its BSON rather than its fields.
+
+    The driver copies BSON as it is, and need not encode the event a second time.
+    """
+    event = RawBSONDocument(append.encoded) if encoded else append.event
+    document: Document = {"_id": append.key.event_id(revision), "event": event}
     if append.is_wrapped:
         document["wrapped"] = True
     if append.is_hooked:

@@ -10,6 +10,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from mongo_session_service._public import public
+from mongo_session_service.backend import Opener
 from mongo_session_service.changes.change import Change
 from mongo_session_service.consumers.coordinator import (
     OnHistoryLost,
@@ -33,13 +35,13 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
 )
-from mongo_session_service.feed.reader import Opener
 from mongo_session_service.model.validation import check_callable, check_flag
 
 _handling: ContextVar[Consumer | None] = ContextVar("_handling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
 
 
+@public
 class Consumer:
     """A named reader of all changes, of an app or of the database, that is durable.
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import bson
 
+from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import (
     Appended,
@@ -38,6 +39,7 @@ _LARGEST: Final = 16 * 1024**2 - 64 * 1024
 """Bytes of what is kept; ids, the message, and the command need the rest."""
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A change that a consumer's handler has failed on, as often as it may."""

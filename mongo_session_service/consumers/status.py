@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from mongo_session_service._public import public
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import Document
@@ -21,6 +22,7 @@ _DEAD_LETTERS: Final[list[Document]] = [
 ]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
     """How a consumer is doing, seen from its checkpoint."""

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
+from mongo_session_service.backend import Opener
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.feed.inbox import Doorbell
-from mongo_session_service.feed.reader import Opener, Reader
+from mongo_session_service.feed.reader import Reader
 from mongo_session_service.feed.stats import Counters, FeedStats
 from mongo_session_service.feed.subscription import Subscription
 

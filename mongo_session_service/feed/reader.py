@@ -14,12 +14,12 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.backend import Backend
+from mongo_session_service.backend import Opener
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Dropped, Names
 from mongo_session_service.changes.routing import Router
@@ -50,8 +50,6 @@ _SWEPT_EVERY: Final = 1.0  # seconds
 _TURN: Final = CAPACITY // 4
 """Changes in a row, after which their readers have a turn."""
 _REST: Final = 0.001  # seconds
-
-Opener = Callable[[], AbstractAsyncContextManager[Backend]]
 
 
 class Reader:

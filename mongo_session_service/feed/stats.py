@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from mongo_session_service._public import public
 from mongo_session_service.changes.decoder import committed_at
 from mongo_session_service.telemetry import DATABASE, NAME, meter
 
@@ -17,6 +18,7 @@ _SILENT: Final = 2.0
 """Seconds without a reply, beyond which a stream is behind: it has one every second."""
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class FeedStats:
     """How the change feed of a service is doing; counts are since it was built."""

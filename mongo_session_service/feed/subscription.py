@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, Self
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
 
+from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import Appended
 from mongo_session_service.changes.routing import Scope
@@ -174,6 +175,7 @@ class Source(Protocol):
         """Leave no more there."""
 
 
+@public
 class Subscription:
     """Changes as they are committed: an async context manager and iterator.
 

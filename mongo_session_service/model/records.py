@@ -95,8 +95,13 @@ class Append(NamedTuple):
     is_hooked: bool
     """Whether the application's hook must change the sub-document back."""
     delta: ScopedState
-    size: int
-    """Of the sub-document, in bytes."""
+    encoded: bytes
+    """The sub-document as BSON, which is handed to the server as it is."""
+
+    @property
+    def size(self) -> int:
+        """Of the sub-document, in bytes."""
+        return len(self.encoded)
 
 
 class Planned(NamedTuple):

@@ -1,20 +1,17 @@
-"""What lists show of sessions."""
+"""Results of the service's calls: summaries, pages, events of a user, counts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict
 
-from mongo_session_service.codec.bson_values import UnreadableError
-from mongo_session_service.errors import quoted
-from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import SessionKey
+from mongo_session_service._public import public
 
 
+@public
 class SessionSummary(BaseModel):
     """A session without its events. Times are seconds since 1970."""
 
@@ -38,6 +35,7 @@ class SessionSummary(BaseModel):
     """When it is gone, unless something is appended; None for never."""
 
 
+@public
 class SessionPage(BaseModel):
     """A page of what was looked for."""
 
@@ -48,41 +46,7 @@ class SessionPage(BaseModel):
     """For the next page; None if this is the last."""
 
 
-def summary(
-    document: Mapping[str, Any], state: dict[str, Any] | None
-) -> SessionSummary:
-    """The summary of a stored session, with its state if that is known.
-
-    Raises:
-        UnreadableError: another tool has written what is no session's.
-    """
-    try:
-        return _summary(document, state)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        # The original may quote what is stored.
-        name = quoted(str(document["_id"]["session_id"]))
-        raise UnreadableError(f"Session {name}") from None
-
-
-def _summary(
-    document: Mapping[str, Any], state: dict[str, Any] | None
-) -> SessionSummary:
-    key, details = SessionKey(**document["_id"]), Details.of(document)
-    return SessionSummary(
-        id=key.session_id,
-        app_name=key.app_name,
-        user_id=key.user_id,
-        title=details.title,
-        labels=dict(details.labels),
-        state=state,
-        revision=document["revision"],
-        create_time=document["create_time"],
-        last_update_time=document["update_time"],
-        ttl=details.ttl,
-        expire_time=details.expire_time,
-    )
-
-
+@public
 class UserEvent(NamedTuple):
     """An event of a user, and where it stands."""
 
@@ -91,6 +55,7 @@ class UserEvent(NamedTuple):
     event: Event
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Pruned:
     """What :meth:`MongoSessionService.prune` has removed, or would remove."""
@@ -100,6 +65,7 @@ class Pruned:
     events: int = 0
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Erased:
     """What a call has removed; what an interrupted one removed before is not in it."""

@@ -16,8 +16,8 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from mongo_session_service.model.records import (
     Append,
     Document,
-    Marker,
     NewSession,
+    Planned,
     SessionKey,
 )
 
@@ -208,7 +208,7 @@ class Update(NamedTuple):
     change: Document
 
 
-def session_updates(planned: Iterable[tuple[Append, Marker, float]]) -> list[Update]:
+def session_updates(planned: Iterable[Planned]) -> list[Update]:
     """What appends change in their sessions: one update for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
@@ -216,6 +216,8 @@ def session_updates(planned: Iterable[tuple[Append, Marker, float]]) -> list[Upd
     """
     updates: dict[SessionKey, Update] = {}
     for append, expected, now in planned:
+        if not isinstance(append, Append):
+            continue
         update = updates.get(append.key)
         if update is None:
             first = {

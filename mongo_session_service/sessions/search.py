@@ -17,7 +17,7 @@ from mongo_session_service.codec.bson_values import (
     escape_key,
     json_form,
 )
-from mongo_session_service.codec.documents import decode_sessions
+from mongo_session_service.codec.documents import decode_sessions, summary
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.driver import snapshots
@@ -26,7 +26,7 @@ from mongo_session_service.driver.retry import persistently
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import check_labels, check_title, label_list
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.model.results import SessionSummary, summary
+from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 

@@ -291,25 +291,22 @@ class SessionStore:
 
     async def _write(self, planned: list[Planned], txn: Txn) -> None:
         created = [write for write, *_ in planned if isinstance(write, NewSession)]
-        appends = [
-            (write, expected, now)
-            for write, expected, now in planned
-            if isinstance(write, Append)
-        ]
+        appends = [write for write, *_ in planned if isinstance(write, Append)]
         # Shared state ends as the last append has it, which is what subscribers who
         # see the events are told.
-        writes: list[Append | NewSession] = [*created, *(each for each, *_ in appends)]
+        writes: list[Append | NewSession] = [*created, *appends]
         await self._insert(
             self._connection.sessions, map(session_document, created), txn
         )
         apart = initial_updates(created)
         await self._update(self._connection.events, apart, txn, upsert=True)
-        updates = queries.session_updates(appends)
+        updates = queries.session_updates(planned)
         if await self._update(self._connection.sessions, updates, txn) != len(updates):
             raise RefusedError
         events = (
-            event_document(append, expected.revision + 1)
-            for append, expected, _ in appends
+            event_document(write, expected.revision + 1, encoded=txn is not None)
+            for write, expected, _ in planned
+            if isinstance(write, Append)
         )
         await self._insert(self._connection.events, events, txn)
         await self._update(

@@ -136,8 +136,17 @@ def test_public_names_can_be_used_as_if_imported() -> None:
         module = import_module(f"mongo_session_service.{home}")
 
         assert found is starred[name] is vars(module)[name]
+        assert found.__module__ == "mongo_session_service"
         assert name in dir(mongo_session_service)
         assert pickle.loads(pickle.dumps(found)) is found
+
+
+def test_the_service_is_one_class() -> None:
+    """Every public method is found in one place, beside what ADK's base class has."""
+    service = mongo_session_service.MongoSessionService
+    own = [each for each in service.__mro__ if "mongo" in each.__module__]
+
+    assert own == [service]
 
 
 def test_modules_are_there_unasked() -> None:

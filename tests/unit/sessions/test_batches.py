@@ -42,8 +42,15 @@ def caller(copy: Copy, *, size: int = 1, **delta: Any) -> Caller:
 
 
 def setter(copy: Copy, state: ScopedState, size: int = 1) -> Caller:
+    encoded = bytes(size)
     append = Append(
-        copy.key, 1.0, {}, is_wrapped=False, is_hooked=False, delta=state, size=size
+        copy.key,
+        1.0,
+        {},
+        is_wrapped=False,
+        is_hooked=False,
+        delta=state,
+        encoded=encoded,
     )
     return Caller(append, copy, lambda: copy.marker, stored)
 
