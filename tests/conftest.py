@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import uuid
 import warnings
@@ -24,7 +25,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.embedded.mongod import HOST, find_mongod, free_ports
 
-pytest_plugins = ["support.timeout_plugin"]
+pytest_plugins = ["support.fast_core", "support.timeout_plugin"]
 
 # No example is a failure for the time it takes: that is the machine's.
 settings.register_profile(
@@ -36,7 +37,13 @@ settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
-    """Search all that is emitted from here on."""
+    """Handle SIGINT as usual, in child processes too; search all that is emitted.
+
+    A shell starts its background jobs with SIGINT ignored. Child processes inherit
+    that, and a Python that starts so never raises KeyboardInterrupt.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     leak_detector.watch_everything()
 
 

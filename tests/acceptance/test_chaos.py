@@ -11,12 +11,12 @@ from chaos.run import Plan, run
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 FAULTS = (
+    "SIGKILL of the primary",
+    "SIGKILL of a client",
+    "connections cut",
+    "unknown commits",
     "step-down",
     "transient errors",
-    "SIGKILL of the primary",
-    "connections cut",
-    "SIGKILL of a client",
-    "unknown commits",
     "SIGSTOP of the primary",
     "late majority",
     "disk full",
@@ -24,18 +24,23 @@ FAULTS = (
 
 
 @pytest.mark.xdist_group("heavy")
-def test_what_clients_are_told_is_true_under_faults(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "faults", [FAULTS[:4], pytest.param(FAULTS, marks=pytest.mark.release)]
+)
+def test_what_clients_are_told_is_true_under_faults(
+    tmp_path: Path, faults: tuple[str, ...]
+) -> None:
     """What returned is there once, in order; what raised is not, or it says so."""
-    plan = Plan(seed=7, seconds=0, calm=0.5, clients=4, freeze=3, faults=FAULTS)
+    plan = Plan(seed=7, seconds=0, calm=0.5, clients=4, freeze=3, faults=faults)
     with EmbeddedReplicaSet(members=3) as replica_set:
         outcome = run(plan, replica_set, tmp_path)
 
     assert outcome.complaints == []
-    assert outcome.faults == dict.fromkeys(FAULTS, 1)
+    assert outcome.faults == dict.fromkeys(faults, 1)
     answers = Counter(
         (each.kind, each.outcome) for each in outcome.history.operations.values()
     )
-    assert answers["append", "ok"] > 200, answers
+    assert answers["append", "ok"] > 20 * len(faults), answers
     for kind in ("create", "get", "delete"):
         assert answers[kind, "ok"], answers
     kinds = {each.kind for each in outcome.history.readers if each.told}

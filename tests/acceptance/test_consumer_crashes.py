@@ -19,24 +19,24 @@ from mongo_session_service import MongoSessionService
 
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["support.consuming_process"])
-SESSIONS, EVENTS, KILLS = 10, 2000, 20
+SESSIONS = 10
 CHANCE = random.Random(20)  # noqa: S311  not for secrets
 
 
-async def write(service: MongoSessionService, session: Session) -> None:
-    for _ in range(EVENTS // SESSIONS):
+async def write(service: MongoSessionService, session: Session, count: int) -> None:
+    for _ in range(count):
         await service.append_event(session, Event(author="x"))
         await asyncio.sleep(0.08)  # so that it lasts for all the kills
 
 
-def read(uri: str, database: str, count: int, keys: set[str]) -> None:
-    """Let a process see so many events, or all there are, and kill it."""
+def read(uri: str, database: str, count: int, keys: set[str], *, of: int) -> None:
+    """Let a process see so many events, or all that there are to be, and kill it."""
     here, there = FORKING.Pipe(duplex=False)
     process = FORKING.Process(target=consume, args=(uri, database, there))
     process.start()
     there.close()
     try:
-        while count and len(keys) < EVENTS:
+        while count and len(keys) < of:
             assert here.poll(3 * PATIENCE)
             keys.add(here.recv())
             count -= 1
@@ -50,21 +50,28 @@ def read(uri: str, database: str, count: int, keys: set[str]) -> None:
 
 
 @pytest.mark.xdist_group("heavy")
+@pytest.mark.parametrize(
+    ("events", "kills"), [(400, 5), pytest.param(2000, 20, marks=pytest.mark.release)]
+)
 async def test_no_event_is_lost_or_told_again_after_its_commit(
-    mongodb_uri: str, service: MongoSessionService, database: str, admin: MongoClient
+    mongodb_uri: str,
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    events: int,
+    kills: int,
 ) -> None:
-    """Killed 20 times while 2,000 events are written, each is seen at least once.
+    """Killed again and again while events are written, each is seen at least once.
 
     Those seen twice were not committed when the process died that saw them first.
     """
     sessions = [await create(service, str(number)) for number in range(SESSIONS)]
-    writing = asyncio.gather(*(write(service, session) for session in sessions))
+    each = events // SESSIONS
+    writing = asyncio.gather(*(write(service, session, each) for session in sessions))
     keys: set[str] = set()
 
-    for _ in range(KILLS):
-        count = CHANCE.randint(1, 100)
-        await asyncio.to_thread(read, mongodb_uri, database, count, keys)
-    await asyncio.to_thread(read, mongodb_uri, database, EVENTS, keys)
+    for count in [*(CHANCE.randint(1, 100) for _ in range(kills)), events]:
+        await asyncio.to_thread(read, mongodb_uri, database, count, keys, of=events)
     await writing
 
     seen = list(admin[database].seen.find())
@@ -74,7 +81,7 @@ async def test_no_event_is_lost_or_told_again_after_its_commit(
         for revision in range(1, len(session.events) + 1)
     }
     assert {each["key"] for each in seen} == expected
-    assert len(expected) == EVENTS
+    assert len(expected) == events
     committed = Counter(each["key"] for each in seen if each.get("committed"))
     assert max(committed.values()) == 1
     later: dict[str, bool] = {}

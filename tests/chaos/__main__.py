@@ -1,4 +1,4 @@
-"""Soaks the service: full load, mixed faults, and a judge at the end."""
+"""A fault campaign: full load, mixed faults, and a check at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMBERS = 3
 
 def arguments() -> argparse.Namespace:
     """What was asked for."""
-    parser = argparse.ArgumentParser(prog="scripts/soak", add_help=False)
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--processes", type=int, default=2)

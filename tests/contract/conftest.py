@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from google.adk.sessions import BaseSessionService
@@ -9,13 +10,23 @@ from support.backends import BACKENDS, OURS, Backend
 from mongo_session_service import MongoSessionService
 
 
+def each_of(backends: Sequence[Backend]) -> list[Any]:
+    """Parameters of a fixture; one backend's tests are of the fast core."""
+    return [
+        pytest.param(
+            each, id=each.name, marks=[pytest.mark.core] if each.name == "uri" else []
+        )
+        for each in backends
+    ]
+
+
 def expect_differences(request: pytest.FixtureRequest, backend: Backend) -> None:
     """Expect a test to fail for what is written down."""
     if reason := backend.differences.get(request.node.originalname):
         request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+@pytest.fixture(params=each_of(BACKENDS))
 async def sessions(
     request: pytest.FixtureRequest, mongodb_uri: str, database: str
 ) -> AsyncIterator[BaseSessionService]:
@@ -26,7 +37,7 @@ async def sessions(
         yield service
 
 
-@pytest.fixture(params=OURS, ids=lambda backend: backend.name)
+@pytest.fixture(params=each_of(OURS))
 async def ours(
     request: pytest.FixtureRequest, mongodb_uri: str, database: str
 ) -> AsyncIterator[MongoSessionService]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
@@ -34,7 +34,17 @@ pytestmark = pytest.mark.filterwarnings(
 ATTEMPTS = 3
 """Of a cursor to be left, where a server may begin a read that is given up already."""
 
-at_every_point = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+Late = Callable[[int], bool]
+"""Whether to cancel a point when its wait is over, not as it begins."""
+
+at_every_point = pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param(lambda point: point % 2 == 0, id="alternating"),
+        pytest.param(lambda _: False, id="early", marks=pytest.mark.release),
+        pytest.param(lambda _: True, id="late", marks=pytest.mark.release),
+    ],
+)
 
 
 @pytest.fixture
@@ -61,13 +71,13 @@ async def world(
 
 
 async def cancel_at_every_point(
-    world: World, admin: MongoClient, case: Case, *, late: bool
+    world: World, admin: MongoClient, case: Case, *, late: Late
 ) -> None:
     """Have a call cancelled wherever it waits, and check what there is afterwards."""
     strays: set[int] = set()
     for point in itertools.count(1):
         for _ in range(ATTEMPTS):
-            was_cancelled = await cancel(world, admin, case, point, late=late)
+            was_cancelled = await cancel(world, admin, case, point, late=late(point))
             left = cursors(admin, world.database) - strays
             if not left:
                 break
@@ -102,7 +112,7 @@ async def test_a_write_cancelled_at_every_point(
     monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
     *,
-    late: bool,
+    late: Late,
 ) -> None:
     """It is done or not done, which can be told, and what comes next works."""
     # So that few events take several steps.
@@ -120,7 +130,7 @@ async def test_a_read_cancelled_at_every_point(
     monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
     *,
-    late: bool,
+    late: Late,
 ) -> None:
     """No cursor is left on the server, however many replies the read would take."""
     # As if the documents were so large that a reply has no more than two.
@@ -144,12 +154,12 @@ async def test_a_read_of_any_member_cancelled_at_every_point(
     monkeypatch.setattr(connection, "ONE_BATCH", 2)
     for case in ANYWHERE:
         with subtests.test(case.what):
-            await cancel_at_every_point(world, admin, case, late=True)
+            await cancel_at_every_point(world, admin, case, late=lambda _: True)
 
 
 @at_every_point
 async def test_following_cancelled_at_every_point(
-    world: World, admin: MongoClient, subtests: pytest.Subtests, *, late: bool
+    world: World, admin: MongoClient, subtests: pytest.Subtests, *, late: Late
 ) -> None:
     """Who goes on is told all that is left, once."""
     async with world.service.watch("nobody"):
@@ -165,7 +175,7 @@ async def test_consuming_cancelled_at_every_point(
     monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
     *,
-    late: bool,
+    late: Late,
 ) -> None:
     """What was committed is not told again, all else is, and the name is free."""
     # Who is cancelled lets go of it: whoever waited for its end would wait too long.

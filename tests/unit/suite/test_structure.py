@@ -6,6 +6,9 @@ import ast
 import re
 from pathlib import Path
 
+from support.fast_core import CORE
+from support.fast_core import TESTS as FOLDER
+
 TESTS = sorted(Path(__file__).parents[2].rglob("test_*.py"))
 
 
@@ -28,3 +31,8 @@ def test_no_test_sleeps_skips_or_expects_to_fail_quietly() -> None:
         if path != Path(__file__):
             found = re.findall(r"time\.sleep|importorskip|mark\.skip", path.read_text())
             assert not found, path.name
+
+
+def test_the_fast_core_is_there() -> None:
+    """No module that ``scripts/test --fast`` is to run has another name today."""
+    assert [each for each in CORE if not (FOLDER / each).exists()] == []

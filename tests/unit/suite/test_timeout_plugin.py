@@ -26,7 +26,7 @@ def test_a_test_that_hangs_fails(tmp_path: Path, pytestconfig: pytest.Config) ->
     """A coroutine fails alone; what else is stuck is ended, and shown where it is."""
     (tmp_path / "test_hanging.py").write_text(HANGING)
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['support.timeout_plugin']")
-    settings = ("-o", "faulthandler_timeout=2", "-o", f"cache_dir={tmp_path}")
+    settings = ("-o", "faulthandler_timeout=1", "-o", f"cache_dir={tmp_path}")
     pytest_ = ("-u", "-m", "pytest", "-c", pytestconfig.inipath, "-v", "-p", "no:xdist")
 
     ran = subprocess.run(

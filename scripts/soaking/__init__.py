@@ -1,1 +1,0 @@
-"""A long run under faults, and its figures: see scripts/soak --help."""
