@@ -16,12 +16,13 @@ from pymongo.errors import ExecutionTimeout
 
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver, results_of, session_of
+from mongo_session_service.driver.retry import PATIENCE
 from mongo_session_service.driver.snapshot_retry import SNAPSHOT, once_created
 from mongo_session_service.driver.transactions import Latest, end
 
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""
-STRICTLY_CATCHING_UP: Final = 60.0
+STRICTLY_CATCHING_UP: Final = PATIENCE
 """The same where the primary must not be asked."""
 
 

@@ -16,13 +16,11 @@ from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
 from mongo_session_service.driver.compat import is_starting, renew_connections
+from mongo_session_service.driver.retry import PATIENCE
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
 """The driver's session inside a transaction; None where there are no transactions."""
-
-PATIENCE: Final = 60.0
-"""Seconds after which a transaction is given up that MongoDB does not finish."""
 
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
 _PASSING: Final = "TransientTransactionError"
