@@ -457,8 +457,11 @@ async def _examined(
     pipeline = [*drawn, {"$project": fields}, *stages, *named]
     is_alone = is_standalone(await greeted(connection.client))
     # A standalone server knows of no one time.
-    read = connection.aggregate if is_alone else connection.snapshot
-    wrong = await read(collection, pipeline)
+    wrong = await (
+        connection.aggregate(collection, pipeline)
+        if is_alone
+        else snapshots.read(connection, collection, pipeline)
+    )
     return Examined(total, is_sample, [each["_id"] for each in wrong])
 
 
