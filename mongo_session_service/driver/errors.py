@@ -29,13 +29,13 @@ from pymongo.errors import (
 )
 
 from mongo_session_service.driver.compat import is_starting
-from mongo_session_service.driver.privileges import Refusal
 from mongo_session_service.errors import (
     ConfigurationError,
     DocumentTooLargeError,
     InvalidInputError,
     MongoSessionServiceError,
     NotAuthorizedError,
+    Refusal,
     StorageError,
     StorageUnavailableError,
     UnknownOutcomeError,
@@ -68,6 +68,11 @@ _BAD_CREDENTIALS: Final = (
 _CERTIFICATE_REFUSED: Final = re.compile(
     r"(?P<host>[^\s,]+): \[SSL: CERTIFICATE_VERIFY_FAILED\] certificate verify failed:"
     r" (?P<reason>.*?) \(_ssl"
+)
+
+_REFUSAL: Final = re.compile(
+    r'not authorized on (?P<database>\S+) to execute command \{ (?P<command>\w+): "?'
+    r'(?P<collection>[^",]*)'
 )
 
 _DUPLICATE_KEY: Final = 11000
@@ -209,6 +214,20 @@ def certificate_refusal(text: str) -> str | None:
     )
 
 
+def refusal_of(error: OperationFailure) -> Refusal | None:
+    """The command that was refused to the user; None if the server does not name it."""
+    text = str((error.details or {}).get("errmsg", ""))
+    found = _REFUSAL.match(text)
+    if found is None:
+        return None
+    command, collection = found["command"], found["collection"]
+    if command == "aggregate" and "{ $merge: {" in text:
+        command = "$merge"  # which copies within a collection
+    if re.fullmatch(r"[\d.]+", collection):
+        collection = ""  # a command on a database has a number in the place of a name
+    return Refusal(command, found["database"], collection)
+
+
 def _unavailable(error: PyMongoError) -> MongoSessionServiceError:
     # What follows is the topology, or a server's whole reply.
     reason = re.split(", (?:Topology Description|full error):", str(error))[0]
@@ -229,7 +248,7 @@ def _refused(error: OperationFailure) -> StorageError:
     if error.code == _AUTHENTICATION_FAILED:
         return StorageError(_BAD_CREDENTIALS)
     if error.code == _UNAUTHORIZED:
-        return _not_authorized(Refusal.of(str(details.get("errmsg", ""))))
+        return _not_authorized(refusal_of(error))
     is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)
     if is_labelled or error.code in TRANSIENT_CODES | _LIMIT_CODES:
         return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
