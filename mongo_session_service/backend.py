@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import AsyncMongoClient
 
-from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.cancellation import cancellations, heed_cancellation
+from mongo_session_service.driver.causal import Latest
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import FOREIGN_LOOP, translated
-from mongo_session_service.driver.transactions import Latest
+from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.schema.setup import set_up

@@ -28,7 +28,7 @@ quote a document is never chained.
 from __future__ import annotations
 
 import inspect
-from typing import Final
+from typing import Final, NamedTuple
 
 from mongo_session_service._public import public
 
@@ -107,12 +107,27 @@ class DocumentTooLargeError(StorageError, ValueError):
     """A document would exceed MongoDB's 16 MB limit; nothing was changed."""
 
 
+class Refusal(NamedTuple):
+    """A command that MongoDB refused to a user."""
+
+    command: str
+    database: str
+    collection: str = ""
+
+    def __str__(self) -> str:
+        where = ".".join(filter(None, (self.database, self.collection)))
+        return f"{self.command!r} on {where!r}"
+
+
 @public
 class NotAuthorizedError(StorageError):
     """MongoDB refused: the user lacks a privilege."""
 
     def __init__(
-        self, message: str | None = None, refusal: object = None, preface: str = ""
+        self,
+        message: str | None = None,
+        refusal: Refusal | None = None,
+        preface: str = "",
     ) -> None:
         """Something was refused to the user.
 

@@ -72,9 +72,9 @@ try:
         Subscription,
     )
     from mongo_session_service.driver.errors import translation
+    from mongo_session_service.driver.server import check_server
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
     from mongo_session_service.errors import WAY_AROUND
-    from mongo_session_service.schema.indexes import check_server
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")
 

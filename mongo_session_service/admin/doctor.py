@@ -11,12 +11,17 @@ from typing import Any, Final, NamedTuple
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.driver import snapshots
-from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.privileges import FEATURES, needs
-from mongo_session_service.driver.server import greeted
+from mongo_session_service.driver.server import (
+    check_server,
+    greeted,
+    is_standalone,
+    login_of,
+    naming_privileges,
+)
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import (
     ConfigurationError,
@@ -29,8 +34,6 @@ from mongo_session_service.model.validation import counted
 from mongo_session_service.schema.indexes import (
     SCHEMA_VERSION,
     Index,
-    check_server,
-    is_standalone,
     missing_indexes,
 )
 from mongo_session_service.service import MongoSessionService
@@ -340,14 +343,8 @@ async def _transactions(connection: Connection) -> Finding:
 
 
 async def _privileges(connection: Connection) -> Finding:
-    asking = connection.client.admin.command("connectionStatus", showPrivileges=True)
-    about = (await asking)["authInfo"]
-    return judge_privileges(
-        [each["user"] for each in about["authenticatedUsers"]],
-        about["authenticatedUserPrivileges"],
-        connection.database.name,
-        connection.prefix,
-    )
+    login = await login_of(connection)
+    return judge_privileges(*login, connection.database.name, connection.prefix)
 
 
 async def _version(connection: Connection) -> Finding:
@@ -457,8 +454,11 @@ async def _examined(
     pipeline = [*drawn, {"$project": fields}, *stages, *named]
     is_alone = is_standalone(await greeted(connection.client))
     # A standalone server knows of no one time.
-    read = connection.aggregate if is_alone else connection.snapshot
-    wrong = await read(collection, pipeline)
+    wrong = await (
+        connection.aggregate(collection, pipeline)
+        if is_alone
+        else snapshots.read(connection, collection, pipeline)
+    )
     return Examined(total, is_sample, [each["_id"] for each in wrong])
 
 

@@ -7,9 +7,9 @@ import os
 
 import click
 
+from mongo_session_service.admin.grants import FEATURES, role_for, script
 from mongo_session_service.cli.connection import connection_options, said, uri_argument
 from mongo_session_service.cli.screen import Screen
-from mongo_session_service.driver.privileges import FEATURES, needs, role, script
 
 
 @click.command(short_help="Prints a role that has all the service needs.")
@@ -46,22 +46,23 @@ def grants(
       mongo-session-service grants --database my_db > grants.js
       mongo-session-service grants --database my_db --for sessions --for changes
     """  # noqa: D301
-    database, prefix = _database(context), said(context, "prefix") or ""
-    created = role(
-        name or f"mongo_session_service_{database}",
-        needs(features or FEATURES, database, prefix),
+    created = role_for(
+        _database(context),
+        prefix=said(context, "prefix") or "",
+        features=features or FEATURES,
+        name=name,
     )
     Screen().write(json.dumps(created) if as_json else script(created).rstrip())
 
 
 def _database(context: click.Context) -> str:
+    from mongo_session_service.driver import uri as uris
+
     database: str | None = said(context, "database")
     uri: str | None = said(context, "uri") or os.environ.get("MONGODB_URI")
     if database is None and uri:
-        from mongo_session_service.driver import uri as uris
-
         client = uris.open_client(uri)
         named = client.get_default_database(uris.DEFAULT_DATABASE).name
         uris.check_names(client, named, "")
         return named
-    return database or "adk"
+    return database or uris.DEFAULT_DATABASE

@@ -26,9 +26,9 @@ from mongo_session_service.consumers.dead_letters import (
 )
 from mongo_session_service.consumers.handler import Handler
 from mongo_session_service.consumers.processor import Attempts
-from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.cancellation import Step, uninterrupted
 from mongo_session_service.driver.errors import translated
+from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import (
     InvalidInputError,
     LeaseLostError,

@@ -1,91 +1,94 @@
-"""Reads from secondaries that are never behind what their service has seen.
+"""Causal consistency: what a service has seen, and which secondaries it may read.
 
 A secondary may lag. So a service remembers the latest time on MongoDB's clock that it
-has heard of, whether from a write of its own or from a change it was told of, and has
-the secondary wait until it has come as far.
+has seen, in a write of its own or in a change it has received, and makes the secondary
+wait until it has reached that time.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Final, Self
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Self, TypeAlias
 
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference
-from pymongo.errors import ExecutionTimeout
 
-from mongo_session_service.driver.cancellation import uninterrupted
-from mongo_session_service.driver.compat import Driver, results_of, session_of
-from mongo_session_service.driver.snapshot_retry import SNAPSHOT, once_created
-from mongo_session_service.driver.transactions import Latest, end
+from mongo_session_service.driver.retry import PATIENCE
 
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""
-STRICTLY_CATCHING_UP: Final = 60.0
+STRICTLY_CATCHING_UP: Final = PATIENCE
 """The same where the primary must not be asked."""
+
+Clock: TypeAlias = Mapping[str, Any]
+"""What a deployment's clock shows, as signed by a server."""
+
+
+class Latest:
+    """The latest write a service has made, on the deployment's clock.
+
+    Right after an election a primary may not know yet that it is committed, and would
+    answer as of before. The one that has confirmed it does know.
+
+    Servers tell each other the time now and then, and clients carry it from one to the
+    next. But each event loop has a client of its own, and a server refuses to wait for
+    a time that it takes for the future.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._time = Timestamp(0, 0)
+        self._primary: object = None
+        self._clock: Clock | None = None
+
+    def advance(self, time: Timestamp, primary: object, clock: Clock | None) -> None:
+        """Take notice of a write, and of the primary it was sent to; in any thread.
+
+        The clock is as it was seen then, or later.
+        """
+        with self._lock:
+            if self._time < time:
+                self._time, self._primary, self._clock = time, primary, clock
+
+    def bring_to(self, session: Any) -> None:
+        """Have whoever is asked next in a session of the driver's wait for it."""
+        with self._lock:
+            time, clock = self._time, self._clock
+        if clock is not None:
+            session.advance_cluster_time(clock)
+        if time.time > 0:
+            session.advance_operation_time(time)
+
+    def missing_at(self, time: Timestamp, primary: object) -> Timestamp | None:
+        """What to wait for, if a primary that answers as of a time may lack it."""
+        with self._lock:
+            is_there = time >= self._time or primary == self._primary
+            return None if is_there else self._time
 
 
 class Secondaries:
-    """What a client's read preference lets be read, if it is not the primary."""
+    """How a client wants to read from other members than the primary."""
 
     @classmethod
-    def of(cls, client: Any, driver: Driver, latest: Latest) -> Self | None:
+    def of(cls, client: Any, latest: Latest) -> Self | None:
         """What the client prefers to read; None if that is the primary."""
         if client.read_preference == ReadPreference.PRIMARY:
             return None
-        return cls(client, driver, latest)
+        return cls(client.read_preference, latest)
 
-    def __init__(self, client: Any, driver: Driver, latest: Latest) -> None:
-        self._client = client
-        self._driver = driver
+    def __init__(self, preference: Any, latest: Latest) -> None:
         self._latest = latest
-        self._preference = client.read_preference
-        self._is_strict = self._preference.mode == ReadPreference.SECONDARY.mode
-        patience = STRICTLY_CATCHING_UP if self._is_strict else CATCHING_UP
-        self._patience_ms = round(1000 * patience)
-
-    async def read(
-        self, collection: Any, pipeline: list[dict[str, Any]], batch_size: int
-    ) -> list[dict[str, Any]] | None:
-        """All results of an aggregation, from one point in time of every collection.
-
-        None if no such server has caught up in time, and the primary may be asked.
-        """
-        try:
-            return await once_created(
-                lambda: self._read(collection, pipeline, batch_size)
-            )
-        except ExecutionTimeout:
-            if self._is_strict:
-                raise
-            return None
-
-    async def _read(
-        self, collection: Any, pipeline: list[dict[str, Any]], batch_size: int
-    ) -> list[dict[str, Any]]:
-        there = collection.with_options(
-            read_preference=self._preference, read_concern=SNAPSHOT
-        )
-        async with session_of(self._client, self._driver) as session:
-            self._latest.bring_to(session)
-            aggregate = there.aggregate(
-                pipeline,
-                session=session,
-                batchSize=batch_size,
-                maxTimeMS=self._patience_ms,
-            )
-            try:
-                results = await results_of(aggregate, self._driver)
-            except asyncio.CancelledError:
-                # Of several members that may be asked, this may meet another.
-                await uninterrupted(end(session, self._preference))
-                raise
-            self.heard_of(session.operation_time, session)
-            return results
+        self.preference = preference
+        self.is_strict = preference.mode == ReadPreference.SECONDARY.mode
+        """Whether the primary must not be asked instead."""
+        limit = STRICTLY_CATCHING_UP if self.is_strict else CATCHING_UP
+        self.limit_ms = round(1000 * limit)
+        """Milliseconds a member has to catch up and to answer."""
 
     def heard_of(self, time: Timestamp, session: Any) -> None:
-        """The service has seen something of this time, which none may be behind.
+        """Record that the service has seen something of this time.
 
-        It was told in a session of the driver's.
+        It was read in the given session of the driver's.
         """
         self._latest.advance(time, None, session.cluster_time)

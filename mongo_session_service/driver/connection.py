@@ -21,13 +21,10 @@ from bson.codec_options import (
 )
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
-from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 from pymongo.errors import (
     DuplicateKeyError,
     OperationFailure,
-    PyMongoError,
-    ServerSelectionTimeoutError,
     WriteError,
 )
 from pymongo.read_concern import ReadConcern
@@ -35,15 +32,14 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.driver import compat, transactions
 from mongo_session_service.driver.cancellation import uninterrupted
-from mongo_session_service.driver.causal import Secondaries
+from mongo_session_service.driver.causal import Latest, Secondaries
 from mongo_session_service.driver.compat import (
     Driver,
     primary_of,
     results_of,
     session_of,
 )
-from mongo_session_service.driver.snapshot_retry import SNAPSHOT, once_created
-from mongo_session_service.driver.transactions import Latest, Txn
+from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.telemetry import count_conflict, count_retry
 
 logger = logging.getLogger(__name__)
@@ -97,9 +93,7 @@ class Connection:
         self.driver = Driver.of(client)
         self.prefix = prefix
         self.has_transactions = transactions
-        self.secondaries = (
-            Secondaries.of(client, self.driver, self.latest) if transactions else None
-        )
+        self.secondaries = Secondaries.of(client, self.latest) if transactions else None
         self.setup_lock = asyncio.Lock()
         self.has_event_index = True
         self.database = (
@@ -204,52 +198,6 @@ class Connection:
             raise kind(error.get("errmsg", ""), error["code"], error)
         count: int = reply["n"]
         return count
-
-    async def snapshot(
-        self, collection: Any, pipeline: list[dict[str, Any]], *, anywhere: bool = False
-    ) -> list[dict[str, Any]]:
-        """All results of an aggregation, from one point in time of every collection.
-
-        It is not before the latest write that this service has made. The primary is
-        asked, or whom the client prefers if it may be ``anywhere``.
-        """
-        if anywhere and self.secondaries is not None:
-            found = await self.secondaries.read(collection, pipeline, ONE_BATCH)
-            if found is not None:
-                return found
-        try:
-            results, at = await self._one_reply(collection.name, pipeline)
-            missing = self.latest.missing_at(at, primary_of(self.client, self.driver))
-        except ServerSelectionTimeoutError:
-            raise
-        except PyMongoError:
-            results, missing = None, None
-        if results is not None and missing is None:
-            return results
-        collection = collection.with_options(read_concern=SNAPSHOT)
-        return await once_created(lambda: self.aggregate(collection, pipeline))
-
-    async def _one_reply(
-        self, collection: str, pipeline: list[dict[str, Any]]
-    ) -> tuple[list[dict[str, Any]] | None, Timestamp]:
-        """The results if they fit into one reply; a tenth faster if they are few.
-
-        The driver does not retry this, and gives up nothing of it: whoever fails here
-        goes the longer way through its cursors.
-        """
-        command = {
-            "aggregate": collection,
-            "pipeline": pipeline,
-            "cursor": {"batchSize": ONE_BATCH},
-            "readConcern": SNAPSHOT.document,
-        }
-        async with self.reading() as session:
-            cursor = (await self.reply(command, session))["cursor"]
-            if cursor["id"]:
-                rest = {"killCursors": collection, "cursors": [Int64(cursor["id"])]}
-                await self.reply(rest, session)
-                return None, cursor["atClusterTime"]
-            return cursor["firstBatch"], cursor["atClusterTime"]
 
     async def reply(self, command: dict[str, Any], session: Any) -> dict[str, Any]:
         """The primary's reply to a command that reads.

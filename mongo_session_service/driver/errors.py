@@ -29,13 +29,13 @@ from pymongo.errors import (
 )
 
 from mongo_session_service.driver.compat import is_starting
-from mongo_session_service.driver.privileges import Refusal
 from mongo_session_service.errors import (
     ConfigurationError,
     DocumentTooLargeError,
     InvalidInputError,
     MongoSessionServiceError,
     NotAuthorizedError,
+    Refusal,
     StorageError,
     StorageUnavailableError,
     UnknownOutcomeError,
@@ -70,25 +70,51 @@ _CERTIFICATE_REFUSED: Final = re.compile(
     r" (?P<reason>.*?) \(_ssl"
 )
 
+_REFUSAL: Final = re.compile(
+    r'not authorized on (?P<database>\S+) to execute command \{ (?P<command>\w+): "?'
+    r'(?P<collection>[^",]*)'
+)
+
 _DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
 _UNAUTHORIZED: Final = 13
 _AUTHENTICATION_FAILED: Final = 18
-_PASSING_CODES: Final = {
-    24,  # LockTimeout
-    50,  # MaxTimeMSExpired
-    91,  # ShutdownInProgress
-    112,  # WriteConflict
-    134,  # ReadConcernMajorityNotAvailableYet
-    189,  # PrimarySteppedDown
-    239,  # SnapshotTooOld
-    246,  # SnapshotUnavailable
-    251,  # NoSuchTransaction
-    262,  # ExceededTimeLimit
-    11600,  # InterruptedAtShutdown
-    11602,  # InterruptedDueToReplStateChange
-}
-_PASSING: Final = ("TransientTransactionError", "RetryableWriteError")
+TRANSIENT_CODES: Final = frozenset(
+    {
+        6,  # HostUnreachable
+        7,  # HostNotFound
+        43,  # CursorNotFound
+        89,  # NetworkTimeout
+        91,  # ShutdownInProgress
+        134,  # ReadConcernMajorityNotAvailableYet
+        175,  # QueryPlanKilled, as by a rollback after a failover
+        189,  # PrimarySteppedDown
+        237,  # CursorKilled
+        239,  # SnapshotTooOld
+        246,  # SnapshotUnavailable
+        262,  # ExceededTimeLimit
+        9001,  # SocketException
+        10107,  # NotWritablePrimary
+        11600,  # InterruptedAtShutdown
+        11601,  # Interrupted
+        11602,  # InterruptedDueToReplStateChange
+        13435,  # NotPrimaryNoSecondaryOk
+        13436,  # NotPrimaryOrSecondary
+    }
+)
+"""Codes of failures that pass: a read is retried, a caller may try again."""
+_LIMIT_CODES: Final = frozenset(
+    {
+        24,  # LockTimeout
+        50,  # MaxTimeMSExpired
+        112,  # WriteConflict
+        251,  # NoSuchTransaction
+    }
+)
+"""Codes that arrive when a time limit has run out: the caller's, or that of the
+driver's retries of a transaction. A caller may try again; a retry here would exceed
+that limit."""
+_TRANSIENT_LABELS: Final = ("TransientTransactionError", "RetryableWriteError")
 
 
 @contextmanager
@@ -188,6 +214,20 @@ def certificate_refusal(text: str) -> str | None:
     )
 
 
+def refusal_of(error: OperationFailure) -> Refusal | None:
+    """The command that was refused to the user; None if the server does not name it."""
+    text = str((error.details or {}).get("errmsg", ""))
+    found = _REFUSAL.match(text)
+    if found is None:
+        return None
+    command, collection = found["command"], found["collection"]
+    if command == "aggregate" and "{ $merge: {" in text:
+        command = "$merge"  # which copies within a collection
+    if re.fullmatch(r"[\d.]+", collection):
+        collection = ""  # a command on a database has a number in the place of a name
+    return Refusal(command, found["database"], collection)
+
+
 def _unavailable(error: PyMongoError) -> MongoSessionServiceError:
     # What follows is the topology, or a server's whole reply.
     reason = re.split(", (?:Topology Description|full error):", str(error))[0]
@@ -208,9 +248,9 @@ def _refused(error: OperationFailure) -> StorageError:
     if error.code == _AUTHENTICATION_FAILED:
         return StorageError(_BAD_CREDENTIALS)
     if error.code == _UNAUTHORIZED:
-        return _not_authorized(Refusal.of(str(details.get("errmsg", ""))))
-    is_passing = any(error.has_error_label(label) for label in _PASSING)
-    if is_passing or error.code in _PASSING_CODES:
+        return _not_authorized(refusal_of(error))
+    is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)
+    if is_labelled or error.code in TRANSIENT_CODES | _LIMIT_CODES:
         return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
     return StorageError(f"MongoDB refused the operation: {name}.")
 

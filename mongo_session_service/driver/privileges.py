@@ -1,13 +1,12 @@
-"""What a MongoDB user has to be allowed, feature by feature, and what one lacks."""
+"""Privileges: what each feature needs a MongoDB user to be allowed."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Self
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mongo_session_service.model.records import Document
+if TYPE_CHECKING:
+    from mongo_session_service.model.records import Document
 
 
 class Privilege(NamedTuple):
@@ -81,72 +80,6 @@ them, ``changes`` live subscriptions and consumers, ``setup`` creates and migrat
 ``erase`` leaves nothing of users and apps. Imports need ``sessions``, too, and erasing
 ``sessions`` and ``changes``."""
 
-_REFUSAL: Final = re.compile(
-    r'not authorized on (?P<database>\S+) to execute command \{ (?P<command>\w+): "?'
-    r'(?P<collection>[^",]*)'
-)
-_ACTIONS: Final = {
-    "$merge": ("find", "insert", "update"),
-    "aggregate": ("find", "changeStream", "collStats"),
-    "count": ("find",),
-    "create": ("createCollection",),
-    "createIndexes": ("createIndex",),
-    "delete": ("remove",),
-    "find": ("find",),
-    "findAndModify": ("find", "update", "insert", "remove"),
-    "getMore": ("find", "changeStream"),
-    "insert": ("insert",),
-    "listCollections": ("listCollections",),
-    "listIndexes": ("listIndexes",),
-    "update": ("update", "insert", "find"),
-}
-
-
-class Refusal(NamedTuple):
-    """A command that the server has refused to a user."""
-
-    command: str
-    database: str
-    collection: str = ""
-
-    @classmethod
-    def of(cls, text: str) -> Self | None:
-        """What a server's error text is about; None if it does not say."""
-        found = _REFUSAL.match(text)
-        if found is None:
-            return None
-        command, collection = found["command"], found["collection"]
-        if command == "aggregate" and "{ $merge: {" in text:
-            command = "$merge"  # which copies within a collection
-        # A command on a database has a number in the place of a name.
-        return cls(
-            command,
-            found["database"],
-            "" if re.fullmatch(r"[\d.]+", collection) else collection,
-        )
-
-    def __str__(self) -> str:
-        where = ".".join(filter(None, (self.database, self.collection)))
-        return f"{self.command!r} on {where!r}"
-
-    def lacking(self, prefix: str, held: Sequence[Document]) -> list[Privilege]:
-        """Which privileges it needs that are not held, as far as is known."""
-        actions = _ACTIONS.get(self.command, ())
-        # An aggregation reads other collections of the same feature, too.
-        is_wide = self.command == "aggregate" and self.collection
-        found: list[Privilege] = []
-        for feature in FEATURES:
-            needed = needs([feature], self.database, prefix)
-            if any(each.collection == self.collection for each in needed):
-                found += (
-                    each
-                    for each in needed
-                    if each.action in actions
-                    and each.database == self.database
-                    and (each.collection == self.collection or is_wide)
-                )
-        return [each for each in dict.fromkeys(found) if not each.is_among(held)]
-
 
 def needs(features: Iterable[str], database: str, prefix: str = "") -> list[Privilege]:
     """The privileges that features need."""
@@ -160,42 +93,3 @@ def needs(features: Iterable[str], database: str, prefix: str = "") -> list[Priv
                 else:
                     privileges[Privilege(action, need.database, collection)] = None
     return list(privileges)
-
-
-def role(name: str, privileges: Iterable[Privilege]) -> Document:
-    """The command that creates a role with these privileges, and no others.
-
-    It belongs into the database ``admin``: a role elsewhere cannot reach beyond its own
-    database, to the oplog.
-    """
-    actions: dict[tuple[str, str], list[str]] = {}
-    for each in privileges:
-        actions.setdefault((each.database, each.collection), []).append(each.action)
-    return {
-        "createRole": name,
-        "privileges": [
-            {"resource": {"db": database, "collection": collection}, "actions": several}
-            for (database, collection), several in actions.items()
-        ],
-        "roles": [],
-    }
-
-
-def script(created: Document) -> str:
-    """A script for mongosh that creates a role, or changes it to what it should be."""
-    name = json.dumps(created["createRole"])
-    lines = ",\n".join(f"  {json.dumps(each)}" for each in created["privileges"])
-    return f"""\
-// Run it as an administrator: mongosh "mongodb://admin@host/" grants.js
-const admin = db.getSiblingDB("admin");
-const privileges = [
-{lines},
-];
-if (admin.getRole({name})) {{
-  admin.updateRole({name}, {{ privileges, roles: [] }});
-}} else {{
-  admin.createRole({{ role: {name}, privileges, roles: [] }});
-}}
-// Once, for the user of the service, whose URI then ends in authSource=admin:
-// admin.createUser({{ user: "sessions", pwd: passwordPrompt(), roles: [{name}] }});
-"""

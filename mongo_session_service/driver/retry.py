@@ -1,4 +1,4 @@
-"""How long, and in which ways, a failing MongoDB is tried again."""
+"""Retry policy: which failures of MongoDB are transient, and how long to retry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from mongo_session_service.driver.cancellation import heeding_cancellation
 from mongo_session_service.driver.compat import is_starting
-from mongo_session_service.driver.errors import translation
+from mongo_session_service.driver.errors import TRANSIENT_CODES, translation
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,
@@ -21,35 +21,13 @@ from mongo_session_service.errors import (
 Result = TypeVar("Result")
 
 PATIENCE: Final = 60.0
-"""Seconds of failing before it is given up; an election takes up to 12."""
+"""Seconds until a failing operation is given up; an election takes up to 12."""
 
 PAUSE_AFTER_LOSS: Final = 0.5
-"""Seconds before a stream begins anew that lost its history, lest it spin."""
+"""Seconds before a stream that lost its history is reopened, lest it spin."""
 
 _FIRST_PAUSE: Final = 0.02  # seconds
 _LONGEST_PAUSE: Final = 2.0  # seconds
-
-_PASSING: Final = {
-    6,  # HostUnreachable
-    7,  # HostNotFound
-    43,  # CursorNotFound
-    89,  # NetworkTimeout
-    91,  # ShutdownInProgress
-    134,  # ReadConcernMajorityNotAvailableYet
-    175,  # QueryPlanKilled, as by a rollback after a failover
-    189,  # PrimarySteppedDown
-    237,  # CursorKilled
-    239,  # SnapshotTooOld
-    246,  # SnapshotUnavailable
-    262,  # ExceededTimeLimit
-    9001,  # SocketException
-    10107,  # NotWritablePrimary
-    11600,  # InterruptedAtShutdown
-    11601,  # Interrupted
-    11602,  # InterruptedDueToReplStateChange
-    13435,  # NotPrimaryNoSecondaryOk
-    13436,  # NotPrimaryOrSecondary
-}
 
 
 def pauses() -> Iterator[float | None]:
@@ -64,7 +42,7 @@ def pauses() -> Iterator[float | None]:
 
 
 def given_up(error: Exception) -> MongoSessionServiceError:
-    """What is raised when patience has run out."""
+    """The error to raise when ``PATIENCE`` has run out."""
     reason = (
         str(translation(error))
         if isinstance(error, PyMongoError)
@@ -74,11 +52,11 @@ def given_up(error: Exception) -> MongoSessionServiceError:
 
 
 async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
-    """Do a read, again and again if MongoDB is failing in ways that pass.
+    """Read, and retry while MongoDB fails with transient errors.
 
     Raises:
-        StorageUnavailableError: it has been failing for ``PATIENCE`` seconds.
-        PyMongoError: it failed in another way.
+        StorageUnavailableError: it failed for ``PATIENCE`` seconds.
+        PyMongoError: it failed with an error that is not transient.
     """
     waiting = pauses()
     while True:
@@ -95,8 +73,8 @@ async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
 
 
 def is_passing(error: PyMongoError) -> bool:
-    """Whether a failure of MongoDB's may be over soon."""
+    """Whether a failure of MongoDB is transient: a retry may succeed."""
     if isinstance(error, OperationFailure):
         is_resumable = error.has_error_label("ResumableChangeStreamError")
-        return is_resumable or error.code in _PASSING
+        return is_resumable or error.code in TRANSIENT_CODES
     return isinstance(error, ConnectionFailure) or is_starting(error)

@@ -1,21 +1,52 @@
-"""The first word with a server, which is not waited for in vain."""
+"""Server handshake and privileges: is a server usable, and what may its user do."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mongo_session_service.driver.errors import certificate_refusal
-from mongo_session_service.errors import ConfigurationError
+from pymongo.errors import PyMongoError
 
-_LOOK: Final = 0.1  # seconds
+from mongo_session_service.driver.errors import certificate_refusal, translated
+from mongo_session_service.driver.privileges import FEATURES, Privilege, needs
+from mongo_session_service.errors import (
+    WAY_AROUND,
+    ConfigurationError,
+    NotAuthorizedError,
+    Refusal,
+)
+
+if TYPE_CHECKING:
+    from mongo_session_service.driver.connection import Connection
+    from mongo_session_service.model.records import Document
+
+_POLL: Final = 0.1  # seconds
+_MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
+_ACTIONS: Final = {
+    "$merge": ("find", "insert", "update"),
+    "aggregate": ("find", "changeStream", "collStats"),
+    "count": ("find",),
+    "create": ("createCollection",),
+    "createIndexes": ("createIndex",),
+    "delete": ("remove",),
+    "find": ("find",),
+    "findAndModify": ("find", "update", "insert", "remove"),
+    "getMore": ("find", "changeStream"),
+    "insert": ("insert",),
+    "listCollections": ("listCollections",),
+    "listIndexes": ("listIndexes",),
+    "update": ("update", "insert", "find"),
+}
+"""Actions that a command may need."""
 
 
 async def greeted(client: Any) -> dict[str, Any]:
-    """What the server says of itself, its reply to ``hello``.
+    """The server's reply to ``hello``, in which it describes itself.
 
-    The driver waits half a minute for a server with a certificate it does not accept,
-    as for one that is down. But that will not pass.
+    The driver retries for half a minute if a server's certificate is not accepted, as
+    if the server were down. But that does not pass, so it is raised at once.
 
     Raises:
         ConfigurationError: no server has a certificate that is accepted.
@@ -23,7 +54,7 @@ async def greeted(client: Any) -> dict[str, Any]:
     """
     asking = asyncio.ensure_future(client.admin.command("hello"))
     try:
-        while not (await asyncio.wait([asking], timeout=_LOOK))[0]:
+        while not (await asyncio.wait([asking], timeout=_POLL))[0]:
             servers = client.topology_description.server_descriptions().values()
             refusals = [certificate_refusal(str(each.error)) for each in servers]
             if refusals and all(refusals):
@@ -32,3 +63,106 @@ async def greeted(client: Any) -> dict[str, Any]:
         return hello
     finally:
         asking.cancel()
+
+
+def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
+    """Refuse a server that cannot keep the promises, from its ``hello`` reply.
+
+    Raises:
+        ConfigurationError: it is older than MongoDB 5.0, a replica set that is not
+            initiated, or a standalone server while transactions are asked for.
+    """
+    if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
+        message = "MongoDB 5.0 or newer is needed; this server is older. Upgrade it."
+        raise ConfigurationError(message)
+    if hello.get("isreplicaset"):
+        message = "The replica set is not initiated: call rs.initiate() on it once."
+        raise ConfigurationError(message)
+    if transactions and is_standalone(hello):
+        message = (
+            "This MongoDB server is a standalone: it has no transactions, so an event"
+            " and its state could be torn apart. Run it as a replica set (a single"
+            " member is enough): start mongod with --replSet rs0, then call"
+            f" rs.initiate() once.{WAY_AROUND}"
+        )
+        raise ConfigurationError(message)
+
+
+def is_standalone(hello: dict[str, Any]) -> bool:
+    """Whether a server belongs to no replica set, nor to a sharded cluster."""
+    return "setName" not in hello and hello.get("msg") != "isdbgrid"
+
+
+class Login(NamedTuple):
+    """The users a connection is authenticated as, and their privileges."""
+
+    users: list[str]
+    privileges: list[Document]
+    """As MongoDB lists them."""
+
+
+async def login_of(connection: Connection) -> Login:
+    """Who is logged in; every user may ask this."""
+    asking = connection.client.admin.command("connectionStatus", showPrivileges=True)
+    about = (await asking)["authInfo"]
+    users = [each["user"] for each in about["authenticatedUsers"]]
+    return Login(users, about["authenticatedUserPrivileges"])
+
+
+@asynccontextmanager
+async def naming_privileges(connection: Connection) -> AsyncIterator[None]:
+    """Raise the driver's errors as this package's, naming missing privileges.
+
+    The server itself names the command it has refused, and of an aggregation only the
+    first of its collections.
+    """
+    try:
+        with translated():
+            yield
+    except NotAuthorizedError as error:
+        raise await _explained(connection, error) from None
+
+
+async def _explained(
+    connection: Connection, error: NotAuthorizedError
+) -> NotAuthorizedError:
+    if error.refusal is None:
+        return error
+    try:
+        login = await login_of(connection)
+    except PyMongoError:
+        return error
+    missing = missing_privileges(error.refusal, connection.prefix, login.privileges)
+    if not missing:
+        return error
+    users = ", ".join(map(repr, login.users))
+    options = f"--database {connection.database.name}"
+    if connection.prefix:
+        options += f" --prefix {connection.prefix}"
+    message = (
+        f"User {users or 'nobody'} lacks the privilege"
+        f" {' and '.join(map(str, missing))}. An administrator grants it with the"
+        f" role that `mongo-session-service grants {options}` prints."
+    )
+    return NotAuthorizedError(message, preface=error.preface)
+
+
+def missing_privileges(
+    refusal: Refusal, prefix: str, held: Sequence[Document] = ()
+) -> list[Privilege]:
+    """Which privileges a refused command needs that are not held, as far as known."""
+    actions = _ACTIONS.get(refusal.command, ())
+    # An aggregation reads other collections of the same feature, too.
+    is_wide = refusal.command == "aggregate" and refusal.collection
+    found: list[Privilege] = []
+    for feature in FEATURES:
+        needed = needs([feature], refusal.database, prefix)
+        if any(each.collection == refusal.collection for each in needed):
+            found += (
+                each
+                for each in needed
+                if each.action in actions
+                and each.database == refusal.database
+                and (each.collection == refusal.collection or is_wide)
+            )
+    return [each for each in dict.fromkeys(found) if not each.is_among(held)]

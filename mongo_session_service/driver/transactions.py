@@ -3,76 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
 import pymongo
-from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 from pymongo.errors import ConfigurationError, NetworkTimeout, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
 from mongo_session_service.driver.compat import is_starting, renew_connections
+from mongo_session_service.driver.retry import PATIENCE
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
 """The driver's session inside a transaction; None where there are no transactions."""
 
-PATIENCE: Final = 60.0
-"""Seconds after which a transaction is given up that MongoDB does not finish."""
-
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
 _PASSING: Final = "TransientTransactionError"
 _FAREWELL: Final = 2.0  # seconds to have the server drop what was given up
-
-
-Clock: TypeAlias = Mapping[str, Any]
-"""What a deployment's clock shows, as signed by a server."""
-
-
-class Latest:
-    """The latest write a service has made, on the deployment's clock.
-
-    Right after an election a primary may not know yet that it is committed, and would
-    answer as of before. The one that has confirmed it does know.
-
-    Servers tell each other the time now and then, and clients carry it from one to the
-    next. But each event loop has a client of its own, and a server refuses to wait for
-    a time that it takes for the future.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._time = Timestamp(0, 0)
-        self._primary: object = None
-        self._clock: Clock | None = None
-
-    def advance(self, time: Timestamp, primary: object, clock: Clock | None) -> None:
-        """Take notice of a write, and of the primary it was sent to; in any thread.
-
-        The clock is as it was seen then, or later.
-        """
-        with self._lock:
-            if self._time < time:
-                self._time, self._primary, self._clock = time, primary, clock
-
-    def bring_to(self, session: Any) -> None:
-        """Have whoever is asked next in a session of the driver's wait for it."""
-        with self._lock:
-            time, clock = self._time, self._clock
-        if clock is not None:
-            session.advance_cluster_time(clock)
-        if time.time > 0:
-            session.advance_operation_time(time)
-
-    def missing_at(self, time: Timestamp, primary: object) -> Timestamp | None:
-        """What to wait for, if a primary that answers as of a time may lack it."""
-        with self._lock:
-            is_there = time >= self._time or primary == self._primary
-            return None if is_there else self._time
 
 
 async def run(

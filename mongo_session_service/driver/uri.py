@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from pymongo import AsyncMongoClient
@@ -12,10 +12,12 @@ from pymongo.driver_info import DriverInfo
 from pymongo.errors import InvalidName, PyMongoError
 
 from mongo_session_service._version import __version__
-from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.driver import compat
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mongo_session_service.codec.hooks import Hooks
 
 DEFAULT_DATABASE: Final = "adk"
 
@@ -157,7 +159,7 @@ class ConnectionSettings:
         database: str | None,
         prefix: str,
         transactions: bool,
-        hooks: Hooks = NO_HOOKS,
+        hooks: Hooks,
     ) -> ConnectionSettings:
         """The target a service's arguments describe.
 

@@ -23,10 +23,10 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver import snapshots
-from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.retry import persistently
+from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
 from mongo_session_service.feed.expiry import Alarm, load_end
 from mongo_session_service.feed.inbox import CAPACITY, MISSED, Doorbell, Inbox, Notice

@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.errors import (
-    WAY_AROUND,
-    ConfigurationError,
-    SchemaVersionError,
-)
+from mongo_session_service.errors import SchemaVersionError
 
 SCHEMA_VERSION: Final = 1
-
-_MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,34 +115,6 @@ INDEXES: Final = (
         serves="a page of the sessions that have a label",
     ),
 )
-
-
-def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
-    """Refuse a server that cannot keep the promises, from its ``hello`` reply.
-
-    Raises:
-        ConfigurationError: it is older than MongoDB 5.0, a replica set that is not
-            initiated, or a standalone server while transactions are asked for.
-    """
-    if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
-        message = "MongoDB 5.0 or newer is needed; this server is older. Upgrade it."
-        raise ConfigurationError(message)
-    if hello.get("isreplicaset"):
-        message = "The replica set is not initiated: call rs.initiate() on it once."
-        raise ConfigurationError(message)
-    if transactions and is_standalone(hello):
-        message = (
-            "This MongoDB server is a standalone: it has no transactions, so an event"
-            " and its state could be torn apart. Run it as a replica set (a single"
-            " member is enough): start mongod with --replSet rs0, then call"
-            f" rs.initiate() once.{WAY_AROUND}"
-        )
-        raise ConfigurationError(message)
-
-
-def is_standalone(hello: dict[str, Any]) -> bool:
-    """Whether a server belongs to no replica set, nor to a sharded cluster."""
-    return "setName" not in hello and hello.get("msg") != "isdbgrid"
 
 
 async def missing_indexes(connection: Connection) -> list[Index]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mongo_session_service.backend import backend_of
-from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
+from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import SchemaVersionError
 from mongo_session_service.schema.setup import create_layout
 from mongo_session_service.service import MongoSessionService

@@ -11,13 +11,16 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.privileges import Refusal
-from mongo_session_service.driver.server import greeted
+from mongo_session_service.driver.errors import refusal_of
+from mongo_session_service.driver.server import (
+    check_server,
+    greeted,
+    missing_privileges,
+)
 from mongo_session_service.schema.indexes import (
     EVENT_ONCE,
     INDEXES,
     Index,
-    check_server,
     check_version,
     missing_indexes,
     record_version,
@@ -86,10 +89,10 @@ class _Attempts:
                 raise
             why = _WORKS_WITHOUT[error.code]
             if error.code == _NO_PRIVILEGE:
-                refusal = Refusal.of(str((error.details or {}).get("errmsg")))
+                refusal = refusal_of(error)
                 prefix = self._connection.prefix
-                lacking = refusal.lacking(prefix, []) if refusal else []
-                why = " ".join([why, ", ".join(map(str, lacking))]).rstrip()
+                missing = missing_privileges(refusal, prefix) if refusal else []
+                why = " ".join([why, ", ".join(map(str, missing))]).rstrip()
             self.failed |= dict.fromkeys(things, why)
 
     def warn(self) -> None:

@@ -26,6 +26,7 @@ from mongo_session_service.codec.shapes import (
     is_apart,
     session_document,
 )
+from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import background, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
@@ -219,7 +220,7 @@ class SessionStore:
             name = getattr(at, each.collection).name
             stages.append({"$unionWith": {"coll": name, "pipeline": each.stages()}})
         collection = getattr(at, first.collection)
-        return await at.snapshot(collection, stages, anywhere=anywhere)
+        return await snapshots.read(at, collection, stages, anywhere=anywhere)
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""

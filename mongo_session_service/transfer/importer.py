@@ -18,8 +18,8 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.driver.authorization import naming_privileges
 from mongo_session_service.driver.errors import translated
+from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer.batches import Batch, Gathering, Incoming

@@ -151,7 +151,7 @@ async def test_a_read_of_any_member_cancelled_at_every_point(
     subtests: pytest.Subtests,
 ) -> None:
     """It leaves no cursor where it read, which need not be the primary."""
-    monkeypatch.setattr(connection, "ONE_BATCH", 2)
+    monkeypatch.setattr(snapshots, "ONE_BATCH", 2)
     for case in ANYWHERE:
         with subtests.test(case.what):
             await cancel_at_every_point(world, admin, case, late=lambda _: True)

@@ -10,17 +10,14 @@ from typing import Any
 import playwright
 import pytest
 from pymongo import AsyncMongoClient
+from pymongo.errors import OperationFailure
 
+from mongo_session_service.admin.grants import role, script
 from mongo_session_service.cli.grants import grants
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.privileges import (
-    FEATURES,
-    Privilege,
-    Refusal,
-    needs,
-    role,
-    script,
-)
+from mongo_session_service.driver.errors import refusal_of
+from mongo_session_service.driver.privileges import FEATURES, Privilege, needs
+from mongo_session_service.errors import Refusal
 
 FIND = Privilege("find", "db", "events")
 NODE = Path(playwright.__file__).parent / "driver" / "node"
@@ -76,8 +73,9 @@ def test_a_refusal_is_read_from_what_the_server_says(
     """Of the server's text, command and collection are taken, and nothing else."""
     text = f"not authorized on db to execute command {{ {command}, x: 'hunter2' }}"
 
-    assert Refusal.of(text) == refusal
-    assert Refusal.of("hunter2") is None
+    assert refusal_of(OperationFailure(text, 13, {"errmsg": text})) == refusal
+    assert refusal_of(OperationFailure("hunter2", 13, {"errmsg": "hunter2"})) is None
+    assert refusal_of(OperationFailure("hunter2", 13)) is None
     assert "hunter2" not in str(refusal)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.driver.transactions import Latest
+from mongo_session_service.driver.causal import Latest
 
 EARLIER, LATER = Timestamp(1, 1), Timestamp(2, 1)
 
