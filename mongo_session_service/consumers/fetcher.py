@@ -33,8 +33,8 @@ from mongo_session_service.driver.retry import persistently
 from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import read_page
 
-_PAGE: Final = 500  # events
 _FRESH: Final = 60
 """Seconds a replay reads the log as it was at one time; MongoDB remembers for 300."""
 
@@ -160,8 +160,8 @@ class Deliveries:
 
     async def _read_on(self, wanted: Callable[[], Document]) -> bool:
         page = await persistently(lambda: self._read_page(wanted()))
-        self._page.extend(page.documents)
-        return bool(page.documents)
+        self._page.extend(page)
+        return bool(page)
 
     def _rest_of_log(self) -> Document:
         return queries.events_of(self._app_name, self.position.replayed)
@@ -169,17 +169,10 @@ class Deliveries:
     def _rest_of_session(self) -> Document:
         return queries.events_beside(self.position.replayed)
 
-    async def _read_page(self, wanted: Document) -> snapshots.Snapshot:
+    async def _read_page(self, wanted: Document) -> list[Document]:
         at, position = self._connection, self.position
-        stages: list[Document] = [
-            {"$match": wanted},
-            {"$sort": {"_id": 1}},
-            {"$limit": _PAGE},
-        ]
         try:
-            return await snapshots.snapshot_at(
-                at, at.events, stages, at=position.reading_at, whole=False
-            )
+            return (await read_page(at, wanted, at=position.reading_at)).events
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
                 # Long past, or before the collection was made anew: a later time is.

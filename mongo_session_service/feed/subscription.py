@@ -33,12 +33,11 @@ from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import read_page
+from mongo_session_service.sessions.queries import Wanted
 from mongo_session_service.sessions.store import not_found
 
 _RETRY: Final = 0.02  # seconds
-
-PAGE: Final = 256
-"""Events read at once, if they fit into a reply of 16 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +94,12 @@ async def load_view(
     Right after an election a new primary may not know yet that what the old one told
     is committed; it is asked until it does.
     """
-    unions = [
-        {"coll": getattr(connection, each.collection).name, "pipeline": each.stages()}
-        for each in queries.shared_state(key.app_name, key.user_id)
-    ]
-    stages: list[dict[str, Any]] = [
-        {"$match": {"_id": key.id, **queries.visible(platform_time.get_time())}},
-        *({"$unionWith": each} for each in unions),
-    ]
+    stored = {"_id": key.id, **queries.visible(platform_time.get_time())}
+    stages = queries.union(
+        connection,
+        Wanted("sessions", stored),
+        *queries.shared_state(key.app_name, key.user_id),
+    )
     while True:
         found = await snapshots.snapshot_at(connection, connection.sessions, stages)
         if found.at >= not_before:
@@ -136,18 +133,9 @@ async def _load_appended(
     connection: Connection, key: SessionKey, after_revision: int, at: Timestamp
 ) -> tuple[list[Change], bool]:
     """A page of a session's events, and whether it is the last."""
-    stages: list[dict[str, Any]] = [
-        {"$match": queries.events_after(key, after_revision)},
-        {"$sort": {"_id": 1}},
-        {"$limit": PAGE},
-    ]
-    page = await snapshots.snapshot_at(
-        connection, connection.events, stages, at=at, whole=False
-    )
-    appended = [
-        Appended(key, each, connection.hooks).change() for each in page.documents
-    ]
-    return appended, page.is_whole and len(appended) < PAGE
+    page = await read_page(connection, queries.events_after(key, after_revision), at=at)
+    appended = [Appended(key, each, connection.hooks).change() for each in page.events]
+    return appended, page.is_last
 
 
 def _is_session(document: dict[str, Any]) -> bool:

@@ -213,13 +213,10 @@ class SessionStore:
                 cursor = each.find(getattr(at, each.collection))
                 documents += each.since_then(await cursor.to_list(None))
             return documents
-        first, *others = wanted
-        stages = first.stages()
-        for each in others:
-            name = getattr(at, each.collection).name
-            stages.append({"$unionWith": {"coll": name, "pipeline": each.stages()}})
-        collection = getattr(at, first.collection)
-        return await at.snapshot(collection, stages, anywhere=anywhere)
+        collection = getattr(at, wanted[0].collection)
+        return await at.snapshot(
+            collection, queries.union(at, *wanted), anywhere=anywhere
+        )
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""
