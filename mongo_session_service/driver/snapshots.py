@@ -82,17 +82,19 @@ async def snapshot(
     collection: Any,
     pipeline: list[dict[str, Any]],
     *,
+    not_before: Timestamp | None = None,
     whole: bool = True,
 ) -> Snapshot:
     """Results of an aggregation, not before this service's latest write.
 
-    Right after an election a new primary may not know yet that it is committed; it is
-    asked until it does.
+    Nor before another time, if one is given. Right after an election a new primary may
+    not know yet that it is committed; it is asked until it does.
     """
     while True:
         found = await snapshot_at(connection, collection, pipeline, whole=whole)
         primary = primary_of(connection.client, connection.driver)
-        if connection.latest.missing_at(found.at, primary) is None:
+        is_old = not_before is not None and found.at < not_before
+        if not is_old and connection.latest.missing_at(found.at, primary) is None:
             return found
         await asyncio.sleep(_RETRY)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
@@ -28,7 +27,7 @@ from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
 from mongo_session_service.feed.expiry import Alarm, load_end
-from mongo_session_service.feed.inbox import CAPACITY, MISSED, Doorbell, Inbox, Notice
+from mongo_session_service.feed.inbox import CAPACITY, MISSED, Inbox, Notice
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
@@ -37,7 +36,8 @@ from mongo_session_service.sessions.event_log import read_page
 from mongo_session_service.sessions.queries import Wanted
 from mongo_session_service.sessions.store import not_found
 
-_RETRY: Final = 0.02  # seconds
+if TYPE_CHECKING:
+    from mongo_session_service.feed.feed import Feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +89,16 @@ async def load_view(
     after_revision: int | None,
     not_before: Timestamp,
 ) -> View | None:
-    """A session with its events after a revision, or with none; None if not stored.
-
-    Right after an election a new primary may not know yet that what the old one told
-    is committed; it is asked until it does.
-    """
+    """A session with its events after a revision, or with none; None if not stored."""
     stored = {"_id": key.id, **queries.visible(platform_time.get_time())}
     stages = queries.union(
         connection,
         Wanted("sessions", stored),
         *queries.shared_state(key.app_name, key.user_id),
     )
-    while True:
-        found = await snapshots.snapshot_at(connection, connection.sessions, stages)
-        if found.at >= not_before:
-            break
-        await asyncio.sleep(_RETRY)
+    found = await snapshots.snapshot(
+        connection, connection.sessions, stages, not_before=not_before
+    )
     session = next((each for each in found.documents if _is_session(each)), None)
     if session is None:
         return None
@@ -146,22 +140,6 @@ def _is_session(document: dict[str, Any]) -> bool:
 _THE_BEGINNING: Final = Timestamp(0, 0)
 
 
-class Source(Protocol):
-    """Where a subscription's changes come from."""
-
-    async def connection(self) -> Connection:
-        """What to read with, in the running event loop."""
-
-    def doorbell(self) -> Doorbell:
-        """What wakes the readers of the running event loop."""
-
-    async def attach(self, subscription: Subscription) -> Timestamp:
-        """Leave all that happens after the time returned in its inbox."""
-
-    def detach(self, subscription: Subscription) -> None:
-        """Leave no more there."""
-
-
 class Subscription:
     """Changes as they are committed: an async context manager and iterator.
 
@@ -188,9 +166,9 @@ class Subscription:
     - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
     """
 
-    def __init__(self, source: Source, scope: Scope) -> None:
+    def __init__(self, feed: Feed, scope: Scope) -> None:
         self.scope = scope
-        self._source = source
+        self._feed = feed
         self._inbox: Inbox | None = None
         self._since = _THE_BEGINNING
         self._is_closed = False
@@ -212,7 +190,7 @@ class Subscription:
         if self._inbox is not None:
             message = "A subscription is opened once; call watch() for another."
             raise RuntimeError(message)
-        self._inbox = Inbox(self._source.doorbell(), CAPACITY)
+        self._inbox = Inbox(self._feed.doorbell(), CAPACITY)
         try:
             with translated():
                 await self._begin()
@@ -220,7 +198,7 @@ class Subscription:
             self.close()
             raise
         if self._is_closed:
-            self._source.detach(self)
+            self._feed.detach(self)
             self._inbox.end(None)
         return self
 
@@ -236,7 +214,7 @@ class Subscription:
         """End it at once: who is reading from it sees its end."""
         if not self._is_closed:
             self._is_closed = True
-            self._source.detach(self)
+            self._feed.detach(self)
             if self._inbox is not None:
                 self._inbox.clear()
                 self._inbox.end(None)
@@ -252,8 +230,8 @@ class Subscription:
 
     async def _begin(self) -> None:
         """Have all that is committed from now on told."""
-        await self._source.attach(self)
-        connection = await self._source.connection()
+        await self._feed.attach(self)
+        connection = await self._feed.connection()
         self._since = await persistently(lambda: snapshots.now(connection))
 
     async def _next_notice(self) -> Notice:
@@ -277,10 +255,8 @@ class SessionSubscription(Subscription):
     that is missing in what it follows makes it catch up again.
     """
 
-    def __init__(
-        self, source: Source, key: SessionKey, after_revision: int | None
-    ) -> None:
-        super().__init__(source, Scope(*key))
+    def __init__(self, feed: Feed, key: SessionKey, after_revision: int | None) -> None:
+        super().__init__(feed, Scope(*key))
         self._key = key
         self._revision = after_revision
         self._create_time: float | None = None
@@ -328,7 +304,7 @@ class SessionSubscription(Subscription):
     async def _look_at_the_clock(self) -> None:
         """Tell that the session has expired, or wait until it will."""
         key, create_time = self._key, self._create_time or 0.0
-        connection = await self._source.connection()
+        connection = await self._feed.connection()
         expire_time, revision = await load_end(connection, key, create_time)
         if self._is_closed or not self._alarm.set(expire_time, self.inbox):
             return
@@ -365,9 +341,9 @@ class SessionSubscription(Subscription):
     async def _catch_up(self) -> None:
         """Have what was missed wait to be read; follow, if that is all."""
         # A new one, since the old may have overflowed with what is read here instead.
-        self._inbox = Inbox(self._source.doorbell(), CAPACITY)
-        position = await self._source.attach(self)
-        connection = await self._source.connection()
+        self._inbox = Inbox(self._feed.doorbell(), CAPACITY)
+        position = await self._feed.attach(self)
+        connection = await self._feed.connection()
         async with naming_privileges(connection):
             view = await persistently(
                 lambda: load_view(
@@ -378,7 +354,7 @@ class SessionSubscription(Subscription):
                 )
             )
         if self._is_closed:
-            self._source.detach(self)
+            self._feed.detach(self)
         elif self._create_time is None:
             self._start_from(view)
         elif view is None or view.marker.create_time != self._create_time:

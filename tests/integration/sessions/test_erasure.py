@@ -173,31 +173,6 @@ async def test_a_replay_goes_on_after_who_is_erased(
     ]
 
 
-async def test_an_earlier_releases_token_is_taken_out(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
-) -> None:
-    """A checkpoint with the token of a change of the user goes on at its time."""
-    checkpoints = admin[database].checkpoints
-    async with service.consumer("c", start="now") as consumer:
-        with admin[database].events.watch() as stream:
-            await fill(service, ALICE, "a")
-            token = [next(stream)["_id"] for _ in range(3)][-1]
-        await fill(service, BOB, "b")
-        change = {"position.token": token, "position.start_at": None}
-        checkpoints.update_one({"_id": "c"}, {"$set": change})
-        assert "checkpoints" in traces(admin, database)
-
-        erased = await service.delete_user(app_name=APP, user_id=ALICE)
-
-        assert erased.checkpoints == 1
-        assert traces(admin, database) == []
-        changes = await take(consumer, 6, commit=True)
-    assert told(changes)[:4] == [
-        ("created", "b", 0),
-        *(("appended", "b", n) for n in (1, 2, 3)),
-    ]
-
-
 @pytest.mark.parametrize("erased_id", [ALICE, APP])
 @pytest.mark.usefixtures("small_steps")
 async def test_an_interrupted_erasure_is_gone_on_with(
