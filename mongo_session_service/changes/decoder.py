@@ -136,7 +136,7 @@ class StateSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Unkept:
+class OversizedChange:
     """Something of which only its name was kept, as a dead letter."""
 
     id: Document
@@ -157,12 +157,12 @@ class Unkept:
         raise StorageError(message)
 
 
-Happening = Appended | Created | Deleted | StateSet
+ChangeRecord = Appended | Created | Deleted | StateSet
 
 
 logger = logging.getLogger(__name__)
 
-_ENDINGS: Final = ("drop", "rename", "dropDatabase", "invalidate")
+_DROPS: Final = ("drop", "rename", "dropDatabase", "invalidate")
 _WRITES: Final = ("insert", "update", "replace")
 _OF_SESSIONS: Final = ("insert", "replace", "delete")
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
@@ -216,7 +216,7 @@ class Expires:
     key: SessionKey
 
 
-Item = Happening | Dropped | Removed | Expires
+ChangeEvent = ChangeRecord | Dropped | Removed | Expires
 
 _ANNOUNCEMENTS: Final[dict[str, type[Removed | Expires]]] = {
     queries.REMOVED: Removed,
@@ -228,7 +228,7 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
     """What a change stream has to let through, for one app or for all.
 
     The server is given plain comparisons of the kind it can do on its log; without
-    the endings, the stream of a dropped database would end and tell nobody.
+    the drops, the stream of a dropped database would end and tell nobody.
     """
     writes: list[Document] = [
         {"ns.coll": names.events, "operationType": "insert"},
@@ -251,8 +251,8 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
                 "$or": [of_app, {"documentKey._id": app_name}],
             },
         ]
-    endings = {"operationType": {"$in": list(_ENDINGS)}}
-    return [{"$match": {"$or": [*writes, endings]}}]
+    drops = {"operationType": {"$in": list(_DROPS)}}
+    return [{"$match": {"$or": [*writes, drops]}}]
 
 
 def slim(pipeline: list[Document]) -> list[Document]:
@@ -277,14 +277,14 @@ def mark_of(change: Document) -> str:
     return hashlib.sha256(bson.encode(named)).hexdigest()
 
 
-def interpret(change: Document, names: Names, hooks: Hooks) -> Item | None:
+def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | None:
     """What a change means; None if nothing that concerns anyone.
 
     Nor does what others wrote, if it is not as it would be here: it must not stop the
     stream.
     """
-    if change["operationType"] in _ENDINGS:
-        return _ending(change, names)
+    if change["operationType"] in _DROPS:
+        return _dropped(change, names)
     collection = change["ns"]["coll"]
     try:
         return _meaning(change, collection, names, hooks)
@@ -300,7 +300,7 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> Item | None:
 
 def _meaning(
     change: Document, collection: str, names: Names, hooks: Hooks
-) -> Item | None:
+) -> ChangeEvent | None:
     id_ = change["documentKey"]["_id"]
     if collection == names.events:
         return appended(id_, change.get("fullDocument"), hooks)
@@ -377,7 +377,7 @@ def committed_at(change: Document) -> float:
     return float(cluster_time(change).time)
 
 
-def _ending(change: Document, names: Names) -> Dropped | None:
+def _dropped(change: Document, names: Names) -> Dropped | None:
     kind, collection = change["operationType"], change.get("ns", {}).get("coll")
     target = change.get("to", {}).get("coll")  # what another was renamed to is gone
     if kind in {"dropDatabase", "invalidate"}:
@@ -396,7 +396,7 @@ def needs_document(change: Document, names: Names) -> bool:
     So it is when the change was too large to be told whole, and when somebody else's
     tool has changed a part of a state value in place.
     """
-    if "fullDocument" in change or change["operationType"] in {*_ENDINGS, "delete"}:
+    if "fullDocument" in change or change["operationType"] in {*_DROPS, "delete"}:
         return False
     if change["ns"]["coll"] not in names.all:
         return False

@@ -12,11 +12,11 @@ from google.adk.sessions.state import State
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import (
     Appended,
+    ChangeEvent,
     Created,
     Deleted,
     Dropped,
     Expires,
-    Item,
     Removed,
     StateSet,
 )
@@ -60,7 +60,7 @@ class Router(Generic[_Subscriber]):
     def __init__(self) -> None:
         self._by_topic: dict[Hashable, set[_Subscriber]] = defaultdict(set)
         self._all: set[_Subscriber] = set()
-        self._of_many: set[_Subscriber] = set()
+        self._wide: set[_Subscriber] = set()
         self._transaction: object = None
         self._writes: dict[Hashable, dict[str, _Write]] = {}
         self._removed: set[SessionKey] = set()
@@ -72,35 +72,35 @@ class Router(Generic[_Subscriber]):
         return iter(list(self._all))
 
     @property
-    def has_any_of_many(self) -> bool:
+    def has_wide_subscribers(self) -> bool:
         """Whether anybody subscribes to more than a session."""
-        return bool(self._of_many)
+        return bool(self._wide)
 
     def attach(self, subscriber: _Subscriber) -> None:
         """Route to a subscriber from now on; nothing happens if it is known."""
         self._all.add(subscriber)
         if not subscriber.scope.is_session:
-            self._of_many.add(subscriber)
+            self._wide.add(subscriber)
         for topic in _topics(subscriber.scope):
             self._by_topic[topic].add(subscriber)
 
     def detach(self, subscriber: _Subscriber) -> None:
         """Route to a subscriber no more; nothing happens if it is not known."""
         self._all.discard(subscriber)
-        self._of_many.discard(subscriber)
+        self._wide.discard(subscriber)
         for topic in _topics(subscriber.scope):
             self._by_topic[topic].discard(subscriber)
             if not self._by_topic[topic]:
                 del self._by_topic[topic]
 
-    def recipients(self, item: Item) -> list[_Subscriber]:
+    def recipients(self, item: ChangeEvent) -> list[_Subscriber]:
         """Who is to be told."""
         found: list[_Subscriber] = []
         for topic in _topics_of(item):
             found += self._by_topic.get(topic, ())
         return found
 
-    def note(self, item: Item, transaction: object) -> None:
+    def note(self, item: ChangeEvent, transaction: object) -> None:
         """Take notice of a change before its deliveries.
 
         State that sessions share is written once for all the appends of a transaction,
@@ -115,13 +115,15 @@ class Router(Generic[_Subscriber]):
         if isinstance(item, Appended) and transaction is not None:
             self._remember(item)
 
-    def is_silent(self, item: Item) -> bool:
+    def is_suppressed(self, item: ChangeEvent) -> bool:
         """Whether nobody is to be told, because it has been told before."""
         return isinstance(item, Removed) or (
             isinstance(item, Deleted) and item.key in self._removed
         )
 
-    def deliveries(self, item: Item) -> Iterator[tuple[_Subscriber, Change | None]]:
+    def deliveries(
+        self, item: ChangeEvent
+    ) -> Iterator[tuple[_Subscriber, Change | None]]:
         """Who is to be told what: the same object, where it is the same.
 
         None of a session that expires at another time: whoever watches it has to look.
@@ -225,7 +227,7 @@ def _topics(scope: Scope) -> list[Hashable]:
     return [own, ("state of app", app_name), ("state of user", *scope[:2])]
 
 
-def _topics_of(item: Item) -> list[Hashable]:
+def _topics_of(item: ChangeEvent) -> list[Hashable]:
     """Under which topics a change is told."""
     match item:
         case StateSet(app_name, None):

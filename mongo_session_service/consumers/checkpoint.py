@@ -139,7 +139,7 @@ def decode_position(document: Document) -> Position:
         is_replaying=document["is_replaying"],
         replayed=document["replayed"],
         segments=tuple(Segment(**each) for each in document["segments"]),
-        passed=document.get("passed"),
+        passed=document["passed"],
     )
 
 
@@ -213,20 +213,7 @@ async def _without(
         **position,
         "replayed": await moved(position["replayed"]),
         "segments": segments,
-        **_untokened(position, user_id or app_name),
     }
-
-
-def _untokened(position: Document, id_: str) -> dict[str, Any]:
-    """What an earlier release's resume token of a change becomes, if it has an id.
-
-    It begins with the time of the change: a byte, then seconds and a counter.
-    """
-    token = bytes.fromhex((position["token"] or {}).get("_data", ""))
-    if id_.encode() not in token:
-        return {}
-    time = Timestamp(int.from_bytes(token[1:5]), int.from_bytes(token[5:9]))
-    return {"token": None, "start_at": time, "passed": None}
 
 
 async def _end_of(

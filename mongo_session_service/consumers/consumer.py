@@ -14,9 +14,9 @@ from mongo_session_service._public import public
 from mongo_session_service.backend import Opener
 from mongo_session_service.changes.change import Change
 from mongo_session_service.consumers.coordinator import (
+    Coordinator,
     OnHistoryLost,
     Start,
-    Tenure,
     begin_now,
 )
 from mongo_session_service.consumers.dead_letters import (
@@ -25,7 +25,7 @@ from mongo_session_service.consumers.dead_letters import (
     replay,
 )
 from mongo_session_service.consumers.handler import Handler
-from mongo_session_service.consumers.processor import Attempts
+from mongo_session_service.consumers.processor import Processor
 from mongo_session_service.driver.cancellation import Step, uninterrupted
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.server import naming_privileges
@@ -52,20 +52,20 @@ class Consumer:
                 await bill(change)
                 await consumer.commit()
 
-    It goes on after the change that was committed last under its name, in whatever
-    process. What was committed is not delivered again, all else at least once; an
-    ``appended`` change is told from others by its ``session_key`` and ``revision``.
-    One reader has the name at a time: others wait, and one takes over within seconds
-    when it is closed or its process dies.
+    It resumes after the last change committed under its name, in any process. What was
+    committed is not delivered again, everything else at least once; ``session_key`` and
+    ``revision`` identify an ``appended`` change. One reader holds the name at a time:
+    others wait, and one takes over within seconds when it is closed or its process
+    dies.
 
     Reading and committing raise:
 
     - ``LeaseLostError``: another reader has taken over; nothing was committed.
-    - ``HistoryLostError``: MongoDB cannot tell what comes next, and ``on_history_lost``
-      is ``raise``.
+    - ``HistoryLostError``: the change stream cannot be resumed, and
+      ``on_history_lost`` is ``raise``.
     - ``ConfigurationError``: the name belongs to another app's changes, or the server
       has no change streams.
-    - ``StorageUnavailableError``: MongoDB has been away for a minute.
+    - ``StorageUnavailableError``: MongoDB has been unreachable for a minute.
     - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
     """
 
@@ -83,11 +83,11 @@ class Consumer:
         self._app_name = app_name
         self._start = start
         self._on_history_lost = on_history_lost
-        self._tenure: Tenure | None = None
-        self._is_free = asyncio.Event()
-        """Set unless run() is at a change."""
-        self._is_free.set()
-        self._beginning = Step[Tenure]()
+        self._coordinator: Coordinator | None = None
+        self._is_idle = asyncio.Event()
+        """Set unless run() is handling a change."""
+        self._is_idle.set()
+        self._starting = Step[Coordinator]()
         self._is_running = False
         self._is_ending = False
         self._has_uncommitted = False
@@ -108,40 +108,41 @@ class Consumer:
         await self.close()
 
     async def close(self) -> None:
-        """Let another reader take over at once; reading on takes up the name again.
+        """Release the name at once; reading again acquires it again.
 
-        ``run()`` ends, and lets go, once the change at hand is handled and committed,
-        or its handler has failed once more.
+        ``run()`` ends, and releases it, once the current change is handled and
+        committed, or its handler has failed once more.
         """
-        if self._tenure is not None:
-            self._tenure.stop()
-        if self._is_free.is_set():
-            await self._let_go()
+        if self._coordinator is not None:
+            self._coordinator.stop()
+        if self._is_idle.is_set():
+            await self._release()
 
     async def end(self) -> None:
-        """Close, and wait until the change at hand is handled; not from its handler.
+        """Close, and wait until the current change is handled.
 
-        Nor for a handler that waits itself for others to end, this one maybe.
+        It does not wait if its own handler calls this, nor for a handler that itself
+        waits for consumers to end.
         """
         caller = _handling.get()
         if caller is not None:
             caller._is_ending = True  # noqa: SLF001
         await self.close()
         if caller is not self and not self._is_ending:
-            await self._is_free.wait()
+            await self._is_idle.wait()
 
-    async def _let_go(self) -> None:
-        begun = await self._beginning.end()
-        tenure, self._tenure = self._tenure or begun, None
-        if tenure is not None:
-            self._has_uncommitted = tenure.has_uncommitted
-            await uninterrupted(tenure.close())
+    async def _release(self) -> None:
+        started = await self._starting.end()
+        coordinator, self._coordinator = self._coordinator or started, None
+        if coordinator is not None:
+            self._has_uncommitted = coordinator.has_uncommitted
+            await uninterrupted(coordinator.close())
 
     @property
     def checkpoint_age(self) -> float | None:
         """Seconds since its checkpoint was saved here; None if it is not reading."""
-        tenure = self._tenure
-        return None if tenure is None else time.monotonic() - tenure.saved_at
+        coordinator = self._coordinator
+        return None if coordinator is None else time.monotonic() - coordinator.saved_at
 
     @property
     def is_here(self) -> bool:
@@ -154,29 +155,29 @@ class Consumer:
     async def __anext__(self) -> Change:
         self._check_free()
         with translated():
-            tenure = await self._begun()
-            if tenure is None:
+            coordinator = await self._started()
+            if coordinator is None:
                 raise StopAsyncIteration
-            async with naming_privileges(tenure.connection):
-                delivery = await tenure.next()
+            async with naming_privileges(coordinator.connection):
+                delivery = await coordinator.next()
             return delivery.item.change()
 
     def _check_free(self) -> None:
-        """Refuse a second reader: what one commits, the other may not have handled."""
+        """Refuse a second reader: its commits would include what run() has not done."""
         if self._is_running:
-            message = f"run() of consumer {quoted(self.name)} is under way already."
+            message = f"run() of consumer {quoted(self.name)} is already running."
             raise MongoSessionServiceError(message)
 
     async def commit(self) -> None:
-        """Save, with a majority, that all that was delivered so far is done.
+        """Save, with a majority, that everything delivered so far is handled.
 
         Raises:
             LeaseLostError: another reader has taken over; nothing was committed.
-            StorageUnavailableError: it may have been committed or not; try again.
+            StorageUnavailableError: it may or may not have been committed; try again.
         """
-        if self._tenure is not None:
-            async with naming_privileges(self._tenure.connection):
-                await self._tenure.commit()
+        if self._coordinator is not None:
+            async with naming_privileges(self._coordinator.connection):
+                await self._coordinator.commit()
         elif self._has_uncommitted:
             who = f"Consumer {quoted(self.name)}"
             raise LeaseLostError(f"{who} was closed; this was not committed.")
@@ -184,17 +185,17 @@ class Consumer:
     async def run(
         self, handler: Handler, *, max_attempts: int = 5, transactional: bool = False
     ) -> None:
-        """Have every change handled and committed, until it is cancelled or closed.
+        """Handle and commit every change, until it is cancelled or closed.
 
         Args:
-            handler: Called with each change, awaited if it is a coroutine function. If
-                it raises it is called again, after growing pauses of 0.1 to 30
-                seconds, and at last the change is kept among the dead letters.
+            handler: Called with each change, and awaited if it is a coroutine function.
+                If it raises, it is called again after growing pauses of 0.1 to 30
+                seconds; after the last attempt the change becomes a dead letter.
             max_attempts: How often it is called at most.
             transactional: Call ``handler(change, txn)``, where ``txn`` is the
-                driver's session. What is written with ``session=txn``, by way of
+                driver's session. What is written with ``session=txn``, through
                 ``txn.client``, is committed together with the checkpoint: exactly
-                once. It may be called again when the transaction has to be repeated.
+                once. It is called again if the transaction has to be retried.
 
         Raises:
             InvalidInputError: ``handler`` is no function, ``max_attempts`` no number
@@ -210,27 +211,27 @@ class Consumer:
         token = _handling.set(self)
         try:
             with translated():
-                while (tenure := await self._begun()) is not None:
-                    async with naming_privileges(tenure.connection):
+                while (coordinator := await self._started()) is not None:
+                    async with naming_privileges(coordinator.connection):
                         try:
-                            delivery = await tenure.next()
+                            delivery = await coordinator.next()
                         except StopAsyncIteration:
                             return
-                        self._is_free.clear()
-                        attempts = Attempts(handler, max_attempts, transactional)
-                        await attempts.at(tenure, self.name, delivery)
-                    if not tenure.is_over:
-                        self._is_free.set()
+                        self._is_idle.clear()
+                        processor = Processor(handler, max_attempts, transactional)
+                        await processor.process(coordinator, self.name, delivery)
+                    if not coordinator.is_over:
+                        self._is_idle.set()
         finally:
             _handling.reset(token)
             try:
-                await self._let_go()
+                await self._release()
             finally:
                 self._is_running = self._is_ending = False
-                self._is_free.set()
+                self._is_idle.set()
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
-        """The changes its handler has failed on for good, the oldest failure first."""
+        """The changes whose every attempt failed, the oldest failure first."""
         async with self._opener() as opened:
             async for letter in all_dead_letters(opened.connection, self.name):
                 yield letter
@@ -240,8 +241,8 @@ class Consumer:
     ) -> int:
         """Calls the handler once on each dead letter; returns how many it handled.
 
-        These are no dead letters any more; the others stay, with their new error. It
-        needs no lease, and can be called while the consumer runs elsewhere.
+        These are removed; the others stay, with their new error. It needs no lease,
+        and can be called while the consumer runs elsewhere.
 
         Args:
             handler: As for :meth:`run`.
@@ -258,35 +259,35 @@ class Consumer:
                 opened.connection, self.name, handler, transactional=transactional
             )
 
-    async def _begun(self) -> Tenure | None:
-        """The tenure under way, or a new one; None if it is closed before it has it.
+    async def _started(self) -> Coordinator | None:
+        """The coordinator, started if there is none; None if closed meanwhile.
 
-        Who is cancelled leaves the rest of a beginning to the next call.
+        If this is cancelled, the next call continues the start.
         """
-        if self._tenure is None:
+        if self._coordinator is None:
             self._loop = asyncio.get_running_loop()
             self._has_uncommitted = False
-            # It does not know the consumer, who may be let go meanwhile.
+            # It holds no reference to the consumer, which may be collected meanwhile.
             begin = partial(
-                _begin,
+                _start_coordinator,
                 self._opener,
                 self.name,
                 self._app_name,
                 self._start,
                 self._on_history_lost,
             )
-            self._tenure = await self._beginning.result(begin) or self._tenure
-        return self._tenure
+            self._coordinator = await self._starting.result(begin) or self._coordinator
+        return self._coordinator
 
 
-async def _begin(
+async def _start_coordinator(
     opener: Opener,
     name: str,
     app_name: str | None,
     start: Start,
     on_history_lost: OnHistoryLost,
-) -> Tenure:
+) -> Coordinator:
     async with opener() as opened:
-        return await Tenure.begin(
+        return await Coordinator.begin(
             opened.connection, name, app_name, start, on_history_lost
         )

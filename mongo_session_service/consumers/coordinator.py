@@ -1,4 +1,4 @@
-"""The time during which one reader holds a consumer's name."""
+"""Consumer coordinator: fetches and commits while it holds the consumer's lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self
 
 from mongo_session_service.changes.decoder import Names
 from mongo_session_service.consumers.checkpoint import Position
-from mongo_session_service.consumers.fetcher import Deliveries, Delivery
+from mongo_session_service.consumers.fetcher import Delivery, Fetcher
 from mongo_session_service.consumers.handler import Work, in_transaction
 from mongo_session_service.consumers.lease import Lease, add_checkpoint
 from mongo_session_service.driver import snapshots
@@ -23,22 +23,22 @@ from mongo_session_service.errors import HistoryLostError
 logger = logging.getLogger(__name__)
 
 IDLE_SAVE: Final = 15.0
-"""Seconds after which a silent stream's token is saved, so that it does not age."""
+"""Seconds after which an idle stream's resume token is saved, before it expires."""
 
 OnHistoryLost = Literal["raise", "replay", "skip"]
 Start = Literal["beginning", "now"]
 
 
 async def begin_now(connection: Connection, name: str, app_name: str | None) -> None:
-    """Have a new name begin with what happens from now on, whoever is to read it."""
+    """Start a new name at the current time, whichever process reads it later."""
     snapshots.check(connection)
     log = await _log_id(connection)
     now = await persistently(lambda: snapshots.now(connection))
     await add_checkpoint(connection, name, app_name, log, Position.at_end(now))
 
 
-class Tenure:
-    """Reads what is due, and saves what is done, under a lease."""
+class Coordinator:
+    """Fetches changes, and saves what is handled, under a lease."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class Tenure:
         self._log = log
         self._app_name = app_name
         self._on_history_lost = on_history_lost
-        self._deliveries: Deliveries | None = None
+        self._fetcher: Fetcher | None = None
         self._uncommitted: Position | None = None
         self._reading = Step[Delivery | None]()
         self._over = asyncio.Event()
         self._is_replaying = False
         """Whether the checkpoint is in a replay."""
         self.saved_at = time.monotonic()
-        """When its checkpoint was saved last, on this machine's monotonic clock."""
+        """When its checkpoint was last saved, on this machine's monotonic clock."""
 
     @classmethod
     async def begin(
@@ -71,23 +71,23 @@ class Tenure:
         start: Start,
         on_history_lost: OnHistoryLost,
     ) -> Self:
-        """Wait for the lease, and go on where the checkpoint is.
+        """Wait for the lease, and resume at the checkpoint.
 
         Raises:
             ConfigurationError: the name is in use for another app, or the client or
                 the server has no change streams.
-            HistoryLostError: the checkpoint is of another log than the one there is.
+            HistoryLostError: the checkpoint belongs to another events collection.
         """
         snapshots.check(connection)
         lease = await Lease.acquire(connection, name, app_name)
         try:
             log = await _log_id(connection)
-            tenure = cls(connection, lease, log, app_name, on_history_lost)
-            await tenure._begin(start)
+            coordinator = cls(connection, lease, log, app_name, on_history_lost)
+            await coordinator._begin(start)
         except BaseException:
             await uninterrupted(lease.release())
             raise
-        return tenure
+        return coordinator
 
     async def _begin(self, start: Start) -> None:
         position = self._lease.position
@@ -111,31 +111,31 @@ class Tenure:
 
     def _read_from(self, position: Position) -> None:
         names = Names.of(self.connection)
-        self._deliveries = Deliveries(self.connection, names, self._app_name, position)
+        self._fetcher = Fetcher(self.connection, names, self._app_name, position)
         self._uncommitted = None
         self._is_replaying = position.is_replaying
 
     async def _recover(self, error: HistoryLostError) -> None:
-        """Do about lost history what was asked for."""
+        """Raise, replay or skip, as ``on_history_lost`` says."""
         if self._on_history_lost == "raise":
             raise error
         logger.warning("%s on_history_lost: %s.", error, self._on_history_lost)
-        await self._close_deliveries()
+        await self._close_fetcher()
         await asyncio.sleep(PAUSE_AFTER_LOSS)
-        # Another one by now, or none until the next append makes it.
+        # It may be another one by now, or none until the next append creates it.
         self._log = await _log_id(self.connection)
         await self._begin_at("now" if self._on_history_lost == "skip" else "beginning")
 
     async def next(self) -> Delivery:
-        """What is due next; who is cancelled leaves it to the next call.
+        """The next change; if this is cancelled, the next call returns it.
 
         Raises:
             StopAsyncIteration: it was closed.
-            LeaseLostError: another reader has taken the name over.
-            HistoryLostError: what is due cannot be told any more.
+            LeaseLostError: another reader has taken over.
+            HistoryLostError: the change stream cannot be resumed.
         """
-        while not self.is_over and self._deliveries is not None:
-            step = partial(self._next, self._deliveries)
+        while not self.is_over and self._fetcher is not None:
+            step = partial(self._next, self._fetcher)
             delivery = await self._reading.result(step)
             if delivery is not None and not self.is_over:
                 self._lease.check()
@@ -143,49 +143,49 @@ class Tenure:
                 return delivery
         raise StopAsyncIteration
 
-    async def _next(self, deliveries: Deliveries) -> Delivery | None:
+    async def _next(self, fetcher: Fetcher) -> Delivery | None:
         self._lease.check()
         try:
-            delivery = await deliveries.next()
+            delivery = await fetcher.next()
         except HistoryLostError as error:
             await self._recover(error)
             return None
         if delivery is None and self._uncommitted is None:
             self._lease.check()
-            await self._save_silence(deliveries)
+            await self._save_silence(fetcher)
         return delivery
 
-    async def _save_silence(self, deliveries: Deliveries) -> None:
-        """Save that a replay is over, or how far a stream is that tells nothing."""
-        if self._is_replaying and not deliveries.position.is_replaying:
-            await self.save(deliveries.position)
+    async def _save_silence(self, fetcher: Fetcher) -> None:
+        """Save that a replay has ended, or how far an idle stream has come."""
+        if self._is_replaying and not fetcher.position.is_replaying:
+            await self.save(fetcher.position)
         elif time.monotonic() - self.saved_at > IDLE_SAVE:
             now = await persistently(lambda: snapshots.now(self.connection))
-            await self.save(deliveries.position.as_of(now))
+            await self.save(fetcher.position.as_of(now))
 
     async def commit(self) -> None:
-        """Save that all that was delivered is done.
+        """Save that everything delivered is handled.
 
         Raises:
-            LeaseLostError: another reader has taken the name over; nothing was saved.
+            LeaseLostError: another reader has taken over; nothing was saved.
         """
         if self._uncommitted is not None:
             await self.save(self._uncommitted)
 
     async def save(self, position: Position) -> None:
-        """Save that all up to a position is done.
+        """Save a position: everything up to it is handled.
 
         Raises:
-            LeaseLostError: another reader has taken the name over; nothing was saved.
+            LeaseLostError: another reader has taken over; nothing was saved.
         """
         await self._lease.save(position, self._log)
         self._note_saved(position)
 
     async def save_with(self, work: Work, position: Position) -> None:
-        """Do work, and save that all up to a position is done, in one transaction.
+        """Do work and save a position, in one transaction.
 
         Raises:
-            LeaseLostError: another reader has taken the name over; nothing was done.
+            LeaseLostError: another reader has taken over; nothing was done.
         """
         saving = await self._lease.saving(position, self._log)
         await in_transaction(self.connection, work, saving)
@@ -199,11 +199,11 @@ class Tenure:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is delivered."""
+        """Whether it delivers nothing more."""
         return self._over.is_set()
 
     async def ends_within(self, seconds: float) -> bool:
-        """Wait for its end, and tell whether it came."""
+        """Wait for its end; whether it came in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -211,7 +211,7 @@ class Tenure:
 
     @property
     def has_uncommitted(self) -> bool:
-        """Whether something was delivered that is not saved."""
+        """Whether something was delivered that is not committed."""
         return self._uncommitted is not None
 
     def stop(self) -> None:
@@ -219,19 +219,19 @@ class Tenure:
         self._over.set()
 
     async def close(self) -> None:
-        """Let another reader take over at once."""
+        """Release the lease, so that another reader takes over at once."""
         self.stop()
         await self._lease.release()
         await self._reading.end()
-        await self._close_deliveries()
+        await self._close_fetcher()
 
-    async def _close_deliveries(self) -> None:
-        if self._deliveries is not None:
-            await self._deliveries.close()
+    async def _close_fetcher(self) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.close()
 
 
 async def _log_id(connection: Connection) -> Any:
-    """What tells an events collection from any other, also of the same name."""
+    """The identity of an events collection, which a recreated one does not share."""
     command = {"listCollections": 1, "filter": {"name": connection.events.name}}
     reply = await persistently(lambda: connection.database.command(command))
     found = reply["cursor"]["firstBatch"]

@@ -1,4 +1,4 @@
-"""What a handler has failed on, kept to be looked at and tried again."""
+"""Dead letters: changes whose handler failed, kept for inspection and replay."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import (
     Appended,
+    ChangeRecord,
     Created,
     Deleted,
-    Happening,
+    OversizedChange,
     StateSet,
-    Unkept,
 )
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks
@@ -36,29 +36,29 @@ from mongo_session_service.model.records import Document, SessionKey
 
 _LONGEST_MESSAGE: Final = 2000  # characters
 _LARGEST: Final = 16 * 1024**2 - 64 * 1024
-"""Bytes of what is kept; ids, the message, and the command need the rest."""
+"""Bytes of a stored change; IDs, the message and the command need the rest."""
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A change that a consumer's handler has failed on, as often as it may."""
+    """A change that a consumer's handler failed on in every attempt."""
 
     consumer: str
-    item: Happening | Unkept
+    item: ChangeRecord | OversizedChange
     error: str
     """The last exception: its type and text."""
     attempts: int
     time: float
-    """When it was given up last, in seconds since 1970."""
+    """When the last attempt failed, in seconds since 1970."""
 
     @property
     def change(self) -> Change:
         """The change itself.
 
         Raises:
-            StorageError: its event is not one that this release of ADK can read, or it
-                was too large to be kept: almost 16 MiB.
+            StorageError: this release of ADK cannot read its event, or it was too
+                large to be kept: almost 16 MiB.
         """
         return self.item.change()
 
@@ -68,30 +68,32 @@ class DeadLetter:
         return _id(self.consumer, self.item)
 
     def failed_again(self, error: Exception) -> DeadLetter:
-        """The same after one more attempt."""
+        """The same dead letter after one more attempt."""
         return dead_letter(self.consumer, self.item, error, self.attempts + 1)
 
 
 def dead_letter(
-    consumer: str, item: Happening | Unkept, error: Exception, attempts: int
+    consumer: str, item: ChangeRecord | OversizedChange, error: Exception, attempts: int
 ) -> DeadLetter:
-    """A change that is given up now."""
+    """The dead letter of a change whose last attempt failed now."""
     return DeadLetter(consumer, item, _text(error), attempts, time.time())
 
 
 def _text(error: Exception) -> str:
-    """An exception's type and text, as far as it can be stored."""
+    """An exception's type and text, in a form that can be stored."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  a handler's own code may raise anything
         text = type(error).__name__
-    # Lone surrogates, which events may hold, have no place in UTF-8.
+    # Events may hold lone surrogates, which UTF-8 cannot encode.
     return text[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
 
 
-async def bury(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
-    """Keep a dead letter, in place of an earlier one of the same change."""
-    # An error's text may quote what the application's hook keeps from being stored.
+async def store_dead_letter(
+    at: Connection, letter: DeadLetter, txn: Txn = None
+) -> None:
+    """Store a dead letter; it replaces an earlier one of the same change."""
+    # An error's text may quote content that the application's hook encrypts.
     kind, _, _ = letter.error.partition(":")
     item = _encode(letter.item)
     fits = item is None or len(bson.encode(item)) <= _LARGEST
@@ -106,15 +108,15 @@ async def bury(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
     )
 
 
-class ExhumedError(Exception):
-    """Somebody else has handled and removed the dead letter meanwhile."""
+class AlreadyHandledError(Exception):
+    """Another caller has handled and removed the dead letter meanwhile."""
 
 
-def exhuming(connection: Connection, letter: DeadLetter) -> Work:
-    """Removing a dead letter.
+def removing(connection: Connection, letter: DeadLetter) -> Work:
+    """The work of removing a dead letter.
 
     The work raises:
-        ExhumedError: in a transaction, if it is not there any more.
+        AlreadyHandledError: in a transaction, if it was removed meanwhile.
     """
 
     async def work(txn: Txn) -> None:
@@ -122,7 +124,7 @@ def exhuming(connection: Connection, letter: DeadLetter) -> Work:
             {"_id": letter.id}, session=txn
         )
         if txn is not None and not removed.deleted_count:
-            raise ExhumedError
+            raise AlreadyHandledError
 
     return work
 
@@ -148,10 +150,10 @@ async def all_dead_letters(
 async def replay(
     connection: Connection, consumer: str, handler: Handler, *, transactional: bool
 ) -> int:
-    """Call a handler once on each dead letter; how many it handled, which are gone."""
+    """Call a handler once on each dead letter; how many it handled and removed."""
     handled = 0
     async for letter in all_dead_letters(connection, consumer):
-        work, remove = handling(handler, letter.item), exhuming(connection, letter)
+        work, remove = handling(handler, letter.item), removing(connection, letter)
         try:
             if transactional:
                 await in_transaction(connection, work, remove)
@@ -159,16 +161,18 @@ async def replay(
                 await work(None)
                 await uninterrupted(remove(None))
             handled += 1
-        except ExhumedError:
-            pass  # and nothing is done twice
+        except AlreadyHandledError:
+            pass  # nothing is handled twice
         except HandlerFailedError as failed:
-            await uninterrupted(bury(connection, letter.failed_again(failed.error)))
+            await uninterrupted(
+                store_dead_letter(connection, letter.failed_again(failed.error))
+            )
     return handled
 
 
-def _id(consumer: str, item: Happening | Unkept) -> Document:
+def _id(consumer: str, item: ChangeRecord | OversizedChange) -> Document:
     """The same for the same change, however often it is delivered."""
-    if isinstance(item, Unkept):
+    if isinstance(item, OversizedChange):
         return item.id
     id_: Document = {"consumer": consumer, "kind": _KINDS[type(item)]}
     match item:
@@ -182,7 +186,7 @@ def _id(consumer: str, item: Happening | Unkept) -> Document:
         case Deleted(key, at):
             return {**id_, **key.id, "time": at}
         case StateSet(app_name, user_id, delta, at):
-            # Many may be set in one millisecond, which is what the time tells.
+            # Many may be set within one millisecond, the precision of the time.
             digest = hashlib.sha256(bson.encode(encode_fields(delta))).hexdigest()
             of = {"app_name": app_name, "user_id": user_id}
             return {**id_, **of, "time": at, "digest": digest}
@@ -196,18 +200,18 @@ _KINDS: Final[dict[type, str]] = {
 }
 
 
-def _encode(item: Happening | Unkept) -> Document | None:
-    if isinstance(item, Unkept):
+def _encode(item: ChangeRecord | OversizedChange) -> Document | None:
+    if isinstance(item, OversizedChange):
         return None
     if isinstance(item, StateSet):
         return {"delta": encode_fields(item.delta)}
     return {} if isinstance(item, Deleted) else {"document": item.document}
 
 
-def _decode(stored: Document, hooks: Hooks) -> Happening | Unkept:
+def _decode(stored: Document, hooks: Hooks) -> ChangeRecord | OversizedChange:
     id_, item = stored["_id"], stored["item"]
     if item is None:
-        return Unkept(id_)
+        return OversizedChange(id_)
     if id_["kind"] == "state":
         delta = decode_fields(item["delta"])
         return StateSet(id_["app_name"], id_["user_id"], delta, id_["time"], hooks)

@@ -1,7 +1,7 @@
-"""The changes a consumer is due, in order: the log replayed if asked, then the stream.
+"""Consumer fetcher: replays the event log if asked, then follows the change stream.
 
-A delivery knows the position after itself. Nothing here is saved: whoever has handled a
-delivery saves that position.
+Each delivery carries the position after itself. Nothing is saved here: the coordinator
+saves that position once the delivery is handled.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pymongo.errors import OperationFailure
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import (
     Appended,
+    ChangeRecord,
     Dropped,
     Expires,
-    Happening,
     Names,
     Removed,
     StateSet,
@@ -33,31 +33,31 @@ from mongo_session_service.driver.retry import persistently
 from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import read_page
 
-_PAGE: Final = 500  # events
 _FRESH: Final = 60
-"""Seconds a replay reads the log as it was at one time; MongoDB remembers for 300."""
+"""Seconds a replay reads the log at one point in time; MongoDB keeps it for 300."""
 
 _NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 
 
 class Delivery(NamedTuple):
-    """A change that is due."""
+    """A change, and the position after it."""
 
-    item: Happening
+    item: ChangeRecord
     position: Position
-    """To be saved once it is handled."""
+    """To be saved once the change is handled."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipient:
-    """The consumer, as the router knows subscribers."""
+    """The consumer as a subscriber of the router."""
 
     scope: Scope
 
 
-class Deliveries:
-    """What is due from a position on."""
+class Fetcher:
+    """Fetches a consumer's changes after a position."""
 
     def __init__(
         self, connection: Connection, names: Names, app_name: str | None, at: Position
@@ -66,24 +66,24 @@ class Deliveries:
         self._names = names
         self._app_name = app_name
         self.position = at
-        """After all that was delivered, and what was passed over since."""
+        """After everything delivered, and what was skipped since."""
         self._page: deque[Document] = deque()
         self._stream: Stream | None = None
         self._passed = at.passed
-        """What is still to be read again, up to the change of this mark."""
-        self._heard: Document | None = None
-        """The token of the latest change, which is not one of a silence."""
+        """The mark up to which changes were delivered before, and are skipped."""
+        self._latest_token: Document | None = None
+        """The resume token of the latest change, which is never saved."""
         self._router: Router[_Recipient] = Router()
         self._router.attach(_Recipient(Scope(app_name)))
 
     async def next(self) -> Delivery | None:
-        """The next that is due, or None if there was none for about a second.
+        """The next delivery, or None if there was none for about a second.
 
-        If it is cancelled, the next call goes on where it was.
+        If this is cancelled, the next call resumes where it was.
 
         Raises:
-            HistoryLostError: what comes next cannot be told any more.
-            StorageUnavailableError: MongoDB has been away for a minute.
+            HistoryLostError: the change stream cannot be resumed.
+            StorageUnavailableError: MongoDB has been unreachable for a minute.
         """
         if self.position.is_replaying:
             return await self._replayed()
@@ -96,16 +96,16 @@ class Deliveries:
         if change is not None:
             return self._changed(change)
         token = self._stream.token
-        if token and token != self._heard and self._passed is None:
+        if token and token != self._latest_token and self._passed is None:
             self.position = self.position.after_silence(token)
         return None
 
     def _changed(self, change: Document) -> Delivery | None:
-        """What a change of the stream means to this consumer, if anything."""
+        """The delivery that a change event results in, if any."""
         at, mark = decoder.cluster_time(change), decoder.mark_of(change)
-        self._heard = change["_id"]
+        self._latest_token = change["_id"]
         item = decoder.interpret(change, self._names, self._connection.hooks)
-        if self._is_passed(mark, at):
+        if self._is_delivered(mark, at):
             if item is not None:
                 self._router.note(item, decoder.transaction_of(change))
             return None
@@ -118,17 +118,17 @@ class Deliveries:
         if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
             return None
         self._router.note(item, decoder.transaction_of(change))
-        if isinstance(item, Removed | Expires) or self._router.is_silent(item):
+        if isinstance(item, Removed | Expires) or self._router.is_suppressed(item):
             return None
         if isinstance(item, StateSet):
-            told = next(self._router.parts(item), None)
-            if told is None:
+            part = next(self._router.parts(item), None)
+            if part is None:
                 return None
-            _, item = told
+            _, item = part
         return Delivery(item, self.position)
 
-    def _is_passed(self, mark: str, at: Timestamp) -> bool:
-        """Whether a change comes before the position, which is in its very time."""
+    def _is_delivered(self, mark: str, at: Timestamp) -> bool:
+        """Whether a change of the position's own time was delivered before."""
         if self._passed is None or at != self.position.start:
             self._passed = None
             return False
@@ -137,22 +137,22 @@ class Deliveries:
         return True
 
     async def _replayed(self) -> Delivery | None:
-        """The next event of the log; None at its end, where the stream goes on."""
+        """The next event of the log; None at its end, where the stream takes over."""
         if not self._page and not await self._load_page():
             self.position = self.position.after_replay()
             return None
         document = self._page.popleft()
         id_ = document["_id"]
         self.position = self.position.after_replayed(id_)
-        # None of what others wrote.
+        # None if another tool wrote the document.
         item = decoder.appended(id_, document, self._connection.hooks)
         return Delivery(item, self.position) if item else None
 
     async def _load_page(self) -> bool:
-        """Read more of the log, as it was when this part of the replay began."""
+        """Read more of the log, at the time of the replay's current segment."""
         now = await persistently(lambda: snapshots.now(self._connection))
         if now.time - self.position.reading_at.time > _FRESH:
-            # By then the rest of a session may be that of another of the same id.
+            # At a later time the session may have been recreated with the same ID.
             if await self._read_on(self._rest_of_session):
                 return True
             self.position = self.position.after_session().reading_later(now)
@@ -160,8 +160,8 @@ class Deliveries:
 
     async def _read_on(self, wanted: Callable[[], Document]) -> bool:
         page = await persistently(lambda: self._read_page(wanted()))
-        self._page.extend(page.documents)
-        return bool(page.documents)
+        self._page.extend(page)
+        return bool(page)
 
     def _rest_of_log(self) -> Document:
         return queries.events_of(self._app_name, self.position.replayed)
@@ -169,24 +169,17 @@ class Deliveries:
     def _rest_of_session(self) -> Document:
         return queries.events_beside(self.position.replayed)
 
-    async def _read_page(self, wanted: Document) -> snapshots.Snapshot:
+    async def _read_page(self, wanted: Document) -> list[Document]:
         at, position = self._connection, self.position
-        stages: list[Document] = [
-            {"$match": wanted},
-            {"$sort": {"_id": 1}},
-            {"$limit": _PAGE},
-        ]
         try:
-            return await snapshots.snapshot_at(
-                at, at.events, stages, at=position.reading_at, whole=False
-            )
+            return (await read_page(at, wanted, at=position.reading_at)).events
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
-                # Long past, or before the collection was made anew: a later time is.
+                # Too long ago, or before the collection was recreated: read later.
                 self.position = position.reading_later(await snapshots.now(at))
             raise
 
     async def close(self) -> None:
-        """End the server's cursor."""
+        """Close the change stream."""
         if self._stream is not None:
             await self._stream.close()

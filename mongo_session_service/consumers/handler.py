@@ -1,4 +1,4 @@
-"""Calling a handler, alone or in a transaction together with what follows."""
+"""Handler calls, alone or in one transaction with the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Final
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from mongo_session_service.changes.decoder import Happening, Unkept
+from mongo_session_service.changes.decoder import ChangeRecord, OversizedChange
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn
 
 Handler = Callable[..., Awaitable[object] | object]
-"""Gets a change, and in a transaction the driver's session to pass on to its writes."""
+"""Receives a change, and in a transaction the driver's session for its writes."""
 
 Work = Callable[[Txn], Awaitable[None]]
-"""Something that is done in a transaction; None is for without one."""
+"""Work in a transaction, or without one if it receives None."""
 
 
 _NO_SUCH_TRANSACTION: Final = 251
 _MOST_ABORTED: Final = 3
-"""How often a transaction may be gone after its work, before that is to blame."""
+"""Aborted transactions after which the handler counts as the cause."""
 
 
 class HandlerFailedError(Exception):
-    """The handler raised ``error``; nothing that was to follow has happened."""
+    """The handler raised ``error``; nothing was committed."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
 
 
-def handling(handler: Handler, item: Happening | Unkept) -> Work:
-    """Calling a handler with a change.
+def handling(handler: Handler, item: ChangeRecord | OversizedChange) -> Work:
+    """The work of calling a handler with a change.
 
     The work raises:
-        HandlerFailedError: the handler did, or the change cannot be read.
+        HandlerFailedError: the handler raised, or the change cannot be read.
     """
 
     async def work(txn: Txn) -> None:
@@ -49,7 +49,7 @@ def handling(handler: Handler, item: Happening | Unkept) -> Work:
                 await result
         except PyMongoError as error:
             if txn is not None and error.has_error_label("TransientTransactionError"):
-                raise  # the driver does the whole transaction again
+                raise  # the driver retries the whole transaction
             raise HandlerFailedError(error) from error
         except Exception as error:
             raise HandlerFailedError(error) from error
@@ -58,14 +58,14 @@ def handling(handler: Handler, item: Happening | Unkept) -> Work:
 
 
 async def in_transaction(connection: Connection, work: Work, finish: Work) -> None:
-    """Do work, and then finish, as one transaction.
+    """Do work, then finish, as one transaction.
 
-    Cancelled, it interrupts the work but not the commit, whose outcome would else be
-    unknown.
+    A cancellation interrupts the work but not the commit, whose outcome would otherwise
+    be unknown.
 
     Raises:
-        HandlerFailedError: the work did, or has gone on after an error of the server,
-            which had then aborted the transaction.
+        HandlerFailedError: the handler failed, or ignored a server error that had
+            aborted the transaction.
     """
     is_working = False
     aborted = 0
@@ -98,5 +98,5 @@ async def in_transaction(connection: Connection, work: Work, finish: Work) -> No
         task.result()
         return
     if not task.cancelled():
-        task.exception()  # of no interest to who was cancelled
+        task.exception()  # retrieved, since the caller was cancelled
     raise cancelled

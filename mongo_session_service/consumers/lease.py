@@ -1,9 +1,9 @@
-"""One active reader per consumer name, held by a lease with a rising epoch.
+"""Consumer lease: one active reader per name, fenced by a rising epoch.
 
-A lease is renewed in a document of its own, so that a handler's transaction, which ends
-with the checkpoint, conflicts with no renewal. Each holder raises the checkpoint's
-epoch, and names it with all it saves: who was replaced matches nothing and saves
-nothing. All times are the server's; clocks need not agree.
+The lease has its own document, so that its renewals do not conflict with a handler's
+transaction, which ends with the checkpoint. Each holder raises the checkpoint's epoch
+and includes it in the filter of every save: a replaced holder matches nothing and saves
+nothing. All times are the server's; clocks need not be synchronised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mongo_session_service.errors import ConfigurationError, LeaseLostError, quo
 from mongo_session_service.model.records import Document
 
 LEASE: Final = 5.0
-"""Seconds without a sign of life, after which a name can be taken over."""
+"""Seconds without a renewal after which another reader can take over."""
 
 RENEWAL: Final = 1.0  # seconds
 _RETRY: Final = 0.5  # seconds
@@ -46,14 +46,14 @@ _IS_FREE: Final[Document] = {
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a reader has written into the lease of a name."""
+    """One reader's claim in the lease document of a name."""
 
     connection: Connection
     name: str
     owner: str
 
     async def renew(self) -> bool:
-        """Give a sign of life; whether the lease is still this reader's."""
+        """Renew the lease; False if another reader holds it."""
         renewed = await self.connection.leases.update_one(
             {"_id": self.name, "owner": self.owner},
             [{"$set": {"expires_at": _expiry()}}],
@@ -61,7 +61,7 @@ class _Claim:
         return bool(renewed.matched_count)
 
     async def take(self) -> bool:
-        """Have the lease, if nobody else has; whoever is cancelled gets to know."""
+        """Take the lease if it is free; a cancellation waits for the outcome."""
         taking = _plain(self.connection.leases).find_one_and_update(
             {"_id": self.name, **_IS_FREE},
             [{"$set": {"owner": self.owner, "expires_at": _expiry()}}],
@@ -72,7 +72,7 @@ class _Claim:
             raise NetworkTimeout(f"no answer within {LEASE:g} seconds") from None
 
     async def give_up(self) -> None:
-        """Let the next reader have it at once; if that takes long, it has expired."""
+        """Release the lease; if that takes long, it expires by itself."""
         with suppress(PyMongoError, TimeoutError):
             async with asyncio.timeout(LEASE):
                 await self.connection.leases.update_one(
@@ -81,20 +81,20 @@ class _Claim:
 
 
 class Lease:
-    """The right to read and to save under a consumer's name."""
+    """The exclusive right to read and to save under a consumer's name."""
 
     def __init__(self, claim: _Claim, checkpoint: Document) -> None:
         self._claim = claim
         self._epoch = checkpoint["epoch"]
         self._saves: int | None = checkpoint["saves"]
         self._serial = 0
-        """Of the latest save, with which an earlier one that comes late is ignored."""
+        """The latest save's number: the server ignores an earlier save that is late."""
         self._is_lost = False
         stored = checkpoint["position"]
         self.position: Position | None = stored and decode_position(stored)
-        """What was saved last; None if nothing ever was."""
+        """The last saved position; None if there is none."""
         self.log: object = checkpoint["log"]
-        """What tells the log it belongs to from others."""
+        """The identity of the events collection that the position belongs to."""
         keeping = _keep_renewing(claim, weakref.ref(self))
         self._renewal = asyncio.create_task(keeping)
 
@@ -102,10 +102,10 @@ class Lease:
     async def acquire(
         cls, connection: Connection, name: str, app_name: str | None
     ) -> Lease:
-        """The lease, as soon as nobody else has it.
+        """Wait for the lease, and acquire it.
 
         Raises:
-            ConfigurationError: the name is in use for the changes of another app.
+            ConfigurationError: the name is in use for another app's changes.
         """
         owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         await _add(connection.leases, name, {"owner": None, "expires_at": None})
@@ -113,7 +113,7 @@ class Lease:
         await _check_app(connection, name, app_name)
         claim = _Claim(connection, name, owner)
         try:
-            # No signal comes from another process.
+            # Another process sends no signal.
             while not await persistently(claim.take):  # noqa: ASYNC110
                 await asyncio.sleep(_RETRY)
             checkpoint: Document = await persistently(
@@ -130,33 +130,33 @@ class Lease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was released, or is known to be another's by now."""
+        """Whether it was released, or is known to be held by another reader."""
         return self._is_lost
 
     def check(self) -> None:
-        """Make sure that it is not known to be lost.
+        """Raise if it is known to be lost.
 
         Raises:
-            LeaseLostError: another reader has taken the name over.
+            LeaseLostError: another reader has taken over.
         """
         if self._is_lost:
             message = (
                 f"Another reader has taken over consumer {quoted(self._claim.name)},"
-                f" since this one gave no sign of life for {LEASE:.0f} seconds. What"
-                " was not committed here is delivered there."
+                f" since this one did not renew its lease for {LEASE:.0f} seconds."
+                " Changes that were not committed here are delivered there."
             )
             raise LeaseLostError(message)
 
     async def save(self, position: Position, log: object) -> None:
-        """Save a position, with a majority; done twice, it is the same.
+        """Save a position, with a majority; idempotent.
 
-        Nothing happens if a later one was saved meanwhile.
+        Nothing happens if a later position was saved meanwhile.
 
         Raises:
-            LeaseLostError: another reader has taken the name over; nothing was saved.
+            LeaseLostError: another reader has taken over; nothing was saved.
         """
         self.check()
-        self._saves = None  # until it is known that this was one
+        self._saves = None  # until the outcome is known
         checkpoints = self._claim.connection.checkpoints
         not_later, change = self._next_save(position, log)
         saved: Document | None = await persistently(
@@ -171,14 +171,14 @@ class Lease:
             self._note(is_held=mine is not None)
 
     async def saving(self, position: Position, log: object) -> Work:
-        """The same as the end of a transaction, which is then done once.
+        """The work of saving a position at the end of a transaction, exactly once.
 
-        Saves are counted. If the outcome of a commit is unknown, and the transaction is
-        tried again although it was committed, the count is not what it should be.
+        Saves are counted. If a transaction is retried after an unknown outcome although
+        it was committed, the count does not match.
 
         The work raises:
-            LeaseLostError: another reader has taken the name over, or the transaction
-                was committed before; it is to be aborted.
+            LeaseLostError: another reader has taken over, or the transaction
+                was committed before; the caller aborts it.
         """
         self.check()
         checkpoints = self._claim.connection.checkpoints
@@ -214,18 +214,18 @@ class Lease:
         self.check()
 
     def lose(self) -> None:
-        """Take notice that the lease is another's by now."""
+        """Note that another reader holds the lease."""
         self._is_lost = True
 
     async def release(self) -> None:
-        """Let the next reader have it at once."""
+        """Release it, so that the next reader has it at once."""
         self._renewal.cancel()
         self._is_lost = True
         await self._claim.give_up()
 
 
 async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
-    """Renew until the lease is lost or released; give it up if it was let go of."""
+    """Renew until the lease is lost or released; give it up if it was collected."""
     while (held := lease()) is not None and not held.is_lost:
         del held
         with suppress(PyMongoError):
@@ -239,10 +239,10 @@ async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
 
 
 def _plain(collection: Any) -> Any:
-    """A collection whose documents are read without decoders of this package's.
+    """A collection read without this package's decoders.
 
-    With them the driver cannot make an error of a ``writeConcernError`` in the reply of
-    a ``findAndModify``, which comes when a primary steps down.
+    With them the driver does not raise for a ``writeConcernError`` in the reply of a
+    ``findAndModify``, which occurs when a primary steps down.
     """
     return collection.with_options(codec_options=CodecOptions())
 
@@ -254,7 +254,7 @@ async def add_checkpoint(
     log: object,
     position: Position | None,
 ) -> None:
-    """Store a new name's checkpoint; nothing happens if it has one."""
+    """Store a new name's checkpoint, unless it has one."""
     new = {
         "app_name": app_name,
         "epoch": 0,
@@ -281,15 +281,14 @@ async def _check_app(connection: Connection, name: str, app_name: str | None) ->
     if stored is not None and stored["app_name"] != app_name:
         what = stored["app_name"]
         message = (
-            f"Consumer {quoted(name)} was begun with app_name={what!r}, not"
-            f" {app_name!r}, and its checkpoint says nothing of the rest. Choose"
-            " another name."
+            f"Consumer {quoted(name)} was started with app_name={what!r}, not"
+            f" {app_name!r}, and its checkpoint covers only that. Choose another name."
         )
         raise ConfigurationError(message)
 
 
 def _saved(position: Position, log: object) -> Document:
-    """What a save sets."""
+    """The fields that a save sets."""
     return {
         "position": {"$literal": encode_position(position)},
         "log": {"$literal": log},
@@ -299,5 +298,5 @@ def _saved(position: Position, log: object) -> Document:
 
 
 def _expiry() -> Document:
-    """When a lease expires that is renewed now."""
+    """The expiry of a lease that is renewed now."""
     return {"$add": ["$$NOW", int(LEASE * 1000)]}

@@ -1,4 +1,4 @@
-"""A consumer's handler, called until a change is handled, or has failed for good."""
+"""Change processor: calls the handler, retries it, and keeps dead letters."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from mongo_session_service.consumers.coordinator import Tenure
-from mongo_session_service.consumers.dead_letters import bury, dead_letter
+from mongo_session_service.consumers.coordinator import Coordinator
+from mongo_session_service.consumers.dead_letters import dead_letter, store_dead_letter
 from mongo_session_service.consumers.fetcher import Delivery
 from mongo_session_service.consumers.handler import (
     Handler,
@@ -24,48 +24,50 @@ _LONGEST_PAUSE: Final = 30.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
-    """How often a handler is called, and whether in the checkpoint's transaction."""
+class Processor:
+    """A consumer's handler, and how it is called."""
 
     handler: Handler
-    most: int
+    max_attempts: int
     transactional: bool
 
-    async def at(self, tenure: Tenure, name: str, delivery: Delivery) -> None:
-        """Have a change handled and committed, or kept among the dead letters.
+    async def process(
+        self, coordinator: Coordinator, name: str, delivery: Delivery
+    ) -> None:
+        """Handle and commit a change, or keep it as a dead letter.
 
-        If the tenure ends between two attempts, it is left to the next reader.
+        If the coordinator ends between two attempts, the next reader gets the change.
         """
         work = handling(self.handler, delivery.item)
-        for attempt in range(self.most):
+        for attempt in range(self.max_attempts):
             try:
                 if self.transactional:
-                    await tenure.save_with(work, delivery.position)
+                    await coordinator.save_with(work, delivery.position)
                 else:
                     await work(None)
-                    await tenure.save(delivery.position)
+                    await coordinator.save(delivery.position)
                 return
             except HandlerFailedError as failed:
                 error = failed.error
-            is_last = attempt + 1 == self.most
-            if not is_last and await tenure.ends_within(_pause(attempt)):
+            is_last = attempt + 1 == self.max_attempts
+            if not is_last and await coordinator.ends_within(_pause(attempt)):
                 return
         logger.warning(
             "Consumer %r keeps a change as a dead letter: its handler failed %d times,"
             " last with %s.",
             name,
-            self.most,
+            self.max_attempts,
             type(error).__name__,
         )
-        letter = dead_letter(name, delivery.item, error, self.most)
+        letter = dead_letter(name, delivery.item, error, self.max_attempts)
 
         async def keep(txn: Txn) -> None:
-            await bury(tenure.connection, letter, txn)
+            await store_dead_letter(coordinator.connection, letter, txn)
 
-        await tenure.save_with(keep, delivery.position)
+        await coordinator.save_with(keep, delivery.position)
 
 
 def _pause(attempt: int) -> float:
-    """How many seconds to wait after a failed attempt, the first being 0."""
+    """Seconds to wait after a failed attempt; the first attempt is 0."""
     longest: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
     return longest * random.uniform(0.5, 1)  # noqa: S311  not for secrets

@@ -1,4 +1,4 @@
-"""Which consumers there are, and how each is doing."""
+"""Consumer status: lease, lag and dead letters of every consumer."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _DEAD_LETTERS: Final[list[Document]] = [
 @public
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """How a consumer is doing, seen from its checkpoint."""
+    """A consumer's status, according to its checkpoint."""
 
     name: str
     app_name: str | None
-    """The app whose changes it gets; None for all."""
+    """The app whose changes it receives; None for all."""
     is_active: bool
-    """Whether a reader has its lease."""
+    """Whether a reader holds its lease."""
     owner: str | None
-    """That reader: host, process and a random part."""
+    """That reader: host, process ID and a random part."""
     epoch: int
     """How many readers it has had."""
     is_replaying: bool
     """Whether it is still reading the log from the beginning."""
     lag_seconds: float | None
-    """How far its checkpoint is behind MongoDB; None if it has none. One that is idle
-    saves every 15 seconds."""
+    """How far its checkpoint is behind MongoDB; None without a checkpoint. An idle
+    consumer saves every 15 seconds."""
     checkpoint_age_seconds: float | None
-    """When that was saved; None if it has none."""
+    """Seconds since that was saved; None without a checkpoint."""
     dead_letters: int
 
 

@@ -135,16 +135,18 @@ async def snapshot(
     collection: Any,
     pipeline: list[dict[str, Any]],
     *,
+    not_before: Timestamp | None = None,
     whole: bool = True,
 ) -> Snapshot:
     """Results of an aggregation, not before this service's latest write.
 
-    Right after an election a new primary may not know yet that this write is committed;
-    the read is repeated until it does.
+    Nor before another time, if one is given. Right after an election a new primary may
+    not know yet that this write is committed; the read is repeated until it does.
     """
     while True:
         found = await snapshot_at(connection, collection, pipeline, whole=whole)
-        if _has_latest_write(connection, found.at):
+        is_old = not_before is not None and found.at < not_before
+        if not is_old and _has_latest_write(connection, found.at):
             return found
         await asyncio.sleep(_RETRY)
 

@@ -1,8 +1,9 @@
-"""Which sessions have expired, for whoever watches more than one of them.
+"""Session expiry: a timer per watched session, and a scanner for users and apps.
 
-No change stream tells that a time has come. So the soonest one that is known is waited
-for, and at that time, or when a change says that there may be an earlier one, a read of
-the index on ``expire_time`` tells which sessions are over, and when the next will be.
+A change stream does not report that a time has come. A subscription to one session
+knows when it expires and sets a timer. For wider subscriptions the scanner waits for
+the earliest known expiry, or for a change that may bring an earlier one. Then it reads
+the index on ``expire_time``: which sessions have expired, and when the next one will.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.changes.decoder import (
     Appended,
+    ChangeEvent,
     Created,
     Deleted,
     Expires,
-    Item,
     session_key,
 )
 from mongo_session_service.driver import snapshots
@@ -38,44 +39,47 @@ _SHORTEST: Final = 0.001
 _MOMENT: Final = 0.25  # seconds
 
 
-class Alarm:
-    """Has one reader look when its session's time may have come."""
+class ExpiryTimer:
+    """Has the reader of one session's subscription check whether it has expired."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
-        self.has_rung = False
-        """Whether its reader has yet to look."""
+        self.is_due = False
+        """Whether the reader has yet to check."""
 
     def set(self, expire_time: float | None, inbox: Inbox) -> bool:
-        """Remind the inbox then, and at no other time; True if it has come already."""
+        """Put a check into the inbox at that time; True if it has come already.
+
+        It replaces the check that was set before.
+        """
         self.cancel()
         if expire_time is None:
             return False
         delay = expire_time - platform_time.get_time()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(delay, _SHORTEST), inbox.remind)
+        self._timer = loop.call_later(max(delay, _SHORTEST), inbox.put_expiry_check)
         return delay <= 0
 
     def postpone(self, inbox: Inbox) -> None:
-        """Remind the inbox in a moment, and at no other time."""
+        """Put the check into the inbox a moment later instead."""
         self.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_MOMENT, inbox.remind)
+        self._timer = loop.call_later(_MOMENT, inbox.put_expiry_check)
 
     def cancel(self) -> None:
-        """Remind nobody."""
-        self.has_rung = False
+        """Put no check into the inbox."""
+        self.is_due = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-async def load_end(
+async def load_expiry(
     connection: Connection, key: SessionKey, create_time: float
 ) -> tuple[float | None, int]:
-    """When a session expires, and at which revision it is.
+    """When a session expires, None if never, and its revision.
 
-    None and -1 if it is not there any more, None if it never expires.
+    None and -1 if it is not stored any more.
 
     Raises:
         StorageUnavailableError: MongoDB has been away for a minute.
@@ -97,49 +101,49 @@ _NUMBER: Final = ["double", "int", "long"]
 _FIELDS: Final = {"expire_time": 1}
 
 _REMEMBERED: Final = 100_000
-"""Endings that were told, until the session is removed: that is not told again."""
+"""Expired sessions remembered as delivered, since their removal is not again."""
 _MOST: Final = 10_000
-"""Endings that one look finds; the next finds more."""
+"""Expired sessions that one scan reads; the next one reads more."""
 _PATIENCE: Final = 2.0
-"""Seconds for a look, while which nothing else is told."""
+"""Seconds a scan may take, during which nothing else is delivered."""
 _REST: Final = 0.25
-"""Seconds after one, however soon the next session ends."""
+"""Seconds between two scans, however soon the next session expires."""
 _LONGEST: Final = 60.0
-"""Seconds to the next, though nothing ends before: clocks may be set back."""
+"""Seconds after which a scan is due in any case: clocks may be set back."""
 _AGAIN: Final = 4.0
-"""Seconds after one that has failed."""
+"""Seconds after a failed scan."""
 _TICK: Final = 0.001
-"""Seconds: times of one millisecond may have come in any order."""
+"""Seconds: writes of one millisecond may arrive in any order."""
 
 
-class Endings:
-    """The sessions that expire while somebody watches; of one reader of the feed."""
+class ExpiryScanner:
+    """Finds the sessions that expire while users, apps or all are watched."""
 
     def __init__(self) -> None:
         self._since = self._next = math.inf
         self._rests_until = 0.0  # on the monotonic clock
         self._changed: set[SessionKey] = set()
         self._found: dict[SessionKey, tuple[Timestamp, Deleted]] = {}
-        self._told: dict[SessionKey, bool] = {}
+        self._delivered: dict[SessionKey, bool] = {}
 
     def begin(self) -> None:
-        """Take notice of what expires from now on, for somebody is to be told."""
+        """Find what expires from now on."""
         now = platform_time.get_time()
         if now < self._since:
             self._since = self._next = now
 
-    def note(self, item: Item) -> bool:
-        """Take notice of a change that is to be told; True if it was, as an ending."""
+    def note(self, item: ChangeEvent) -> bool:
+        """Update from a change; True if it is a deletion that was delivered already."""
         if isinstance(item, Deleted):
             self._found.pop(item.key, None)
-            return self._told.pop(item.key, False)
+            return self._delivered.pop(item.key, False)
         if isinstance(item, Appended | Created | Expires):
-            # It goes on, maybe by the clock of another, or is a new one.
+            # It has not expired by its writer's clock, or it is a new session.
             was_found = self._found.pop(item.key, None) is not None
-            was_told = self._told.pop(item.key, False)
+            was_delivered = self._delivered.pop(item.key, False)
             if was_found or isinstance(item, Expires):
                 self._changed.add(item.key)
-            if was_told or self._changed:
+            if was_delivered or self._changed:
                 self._next = 0.0
         if isinstance(item, Created):
             self._expect(item.document.get("expire_time"))
@@ -150,87 +154,88 @@ class Endings:
             self._next = min(self._next, expire_time)
             self._since = min(self._since, expire_time - _TICK)
 
-    async def look(self, connection: Connection, *, is_wanted: bool) -> None:
-        """Find what has expired since the last look, if it is time to.
+    async def scan(self, connection: Connection, *, is_wanted: bool) -> None:
+        """Find what has expired since the last scan, if one is due.
 
         Args:
-            connection: Where to.
-            is_wanted: Whether anybody is to be told; if not, it is begun anew.
+            connection: Where to read.
+            is_wanted: Whether anyone subscribes to more than one session; if not, the
+                scanner is reset.
         """
         if not is_wanted:
             self._since = self._next = math.inf
             self._changed.clear()
             return
-        self.begin()  # anew, if the clock was set back
+        self.begin()  # again, if the clock was set back
         now = platform_time.get_time()
         if now < self._next or time.monotonic() < self._rests_until:
             return
         try:
             async with asyncio.timeout(_PATIENCE):
-                await self._look(connection, now)
+                await self._scan(connection, now)
         except (PyMongoError, TimeoutError):
             self._rests_until = time.monotonic() + _AGAIN
 
-    async def _look(self, connection: Connection, now: float) -> None:
+    async def _scan(self, connection: Connection, now: float) -> None:
         sessions = connection.sessions.with_options(read_concern=_MAJORITY)
         changed = {"_id": {"$in": [key.id for key in self._changed]}}
         if self._changed:
             for each in await sessions.find(changed, _FIELDS).to_list(None):
                 self._expect(each.get("expire_time"))
-        past = sessions.find(ending_between(self._since, now), _FIELDS)
+        past = sessions.find(expiring_between(self._since, now), _FIELDS)
         over = await past.sort("expire_time", 1).limit(_MOST).to_list(None)
         until = _whole(over) if len(over) == _MOST else now
-        future = sessions.find(ending_between(until, math.inf), _FIELDS)
+        future = sessions.find(expiring_between(until, math.inf), _FIELDS)
         following = await future.sort("expire_time", 1).limit(1).to_list(None)
         latest = await snapshots.now(connection)
         self._changed.clear()
         self._since = until
         self._next = min([now + _LONGEST, *(each["expire_time"] for each in following)])
         self._rests_until = time.monotonic() + _REST
-        # After all that was committed before, the start of a subscription too.
+        # After everything committed so far, and the start of every subscription.
         at = Timestamp(latest.time, latest.inc + 1)
         for each in over:
             if each["expire_time"] > until:
                 break
             key = session_key(each["_id"], SessionKey._fields)
-            if key is not None and key not in self._told:
+            if key is not None and key not in self._delivered:
                 self._found.setdefault(key, (at, Deleted(key, each["expire_time"])))
 
-    def told_before(
+    def due_before(
         self, before: Timestamp | None
     ) -> Iterator[tuple[Timestamp, Deleted]]:
-        """What was found and is to be told now, with when it was read.
+        """The expired sessions to be delivered now, each with the time of its scan.
 
         Args:
-            before: Of the change to be told next; None if all changes before the
-                latest look were told.
+            before: The time of the change to be delivered next; None if all changes
+                before the latest scan were delivered.
         """
         while self._found:
-            key, (at, ending) = next(iter(self._found.items()))
+            key, (at, deletion) = next(iter(self._found.items()))
             if before is not None and before < at:
                 return
             del self._found[key]
-            self._told[key] = True
-            if len(self._told) > _REMEMBERED:
-                del self._told[next(iter(self._told))]
-            yield at, ending
+            self._delivered[key] = True
+            if len(self._delivered) > _REMEMBERED:
+                del self._delivered[next(iter(self._delivered))]
+            yield at, deletion
 
 
 def _whole(over: list[Document]) -> float:
-    """The time until which a list that was cut off has all that has expired."""
+    """The time up to which a truncated list of expired sessions is complete."""
     *_, last = times = [each["expire_time"] for each in over]
     before = [each for each in times if each < last]
     if before:
         return float(before[-1])
     logger.warning(
-        "More than %d sessions expire at the same moment. Who watches is told of some"
-        " of them only when they are removed.",
+        "More than %d sessions expire at the same moment. Subscribers receive some of"
+        " these deletions only when the sessions are removed.",
         _MOST,
     )
     return float(last)
 
 
-def ending_between(since: float, until: float) -> Document:
-    """The sessions that expire after a time, and not after another."""
+def expiring_between(since: float, until: float) -> Document:
+    """The filter of sessions that expire after one time, up to another."""
     times = {"$gt": since, "$lte": until, "$type": _NUMBER}
     return {"expire_time": times, "revision": {"$gte": 0}}

@@ -1,8 +1,8 @@
-"""The feed: one change stream for all subscriptions of a service.
+"""Feed: the one change stream that serves all subscriptions of a service.
 
 A service built from a URI works in any event loop, and loops come and go. Its feed
-therefore runs in a thread of its own, for as long as somebody subscribes. With a
-borrowed client, which belongs to one loop, it runs there.
+therefore runs in its own thread, for as long as there are subscriptions. A borrowed
+client belongs to one event loop, and its feed runs there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bson.timestamp import Timestamp
 
 from mongo_session_service.backend import Opener
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.feed.inbox import Doorbell
+from mongo_session_service.feed.inbox import Waker
 from mongo_session_service.feed.reader import Reader
 from mongo_session_service.feed.stats import Counters, FeedStats
 from mongo_session_service.feed.subscription import Subscription
@@ -29,7 +29,7 @@ _Runner = threading.Thread | asyncio.Task[None]
 
 
 class Feed:
-    """Where subscriptions get their changes; starts with the first of them."""
+    """Serves subscriptions from one change stream; starts with the first of them."""
 
     def __init__(
         self, opener: Opener, closer: Callable[[], Awaitable[None]] | None
@@ -38,8 +38,8 @@ class Feed:
 
         Args:
             opener: Opens the service's connection in the running event loop.
-            closer: Closes it there; None if the client cannot be used in a thread of
-                the feed's.
+            closer: Closes it there; None if the client cannot be used in the feed's
+                own thread.
         """
         self._opener = opener
         self._closer = closer
@@ -50,7 +50,7 @@ class Feed:
         self._lock = threading.Lock()
         self._reader: Reader | None = None
         self._runners: list[_Runner] = []  # of this reader, and of former ones
-        self._doorbells: dict[asyncio.AbstractEventLoop, Doorbell] = {}
+        self._wakers: dict[asyncio.AbstractEventLoop, Waker] = {}
         self.counters = Counters()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,53 +61,53 @@ class Feed:
         self._reset()
 
     async def connection(self) -> Connection:
-        """What to read with, in the running event loop."""
+        """The connection of the running event loop."""
         async with self._opener() as opened:
             return opened.connection
 
-    def doorbell(self) -> Doorbell:
-        """What wakes the readers of the running event loop."""
+    def waker(self) -> Waker:
+        """The waker of the running event loop's readers."""
         self._check_process()
         loop = asyncio.get_running_loop()
         with self._lock:
-            for each in [each for each in self._doorbells if each.is_closed()]:
-                del self._doorbells[each]
-            return self._doorbells.setdefault(loop, Doorbell(loop))
+            for each in [each for each in self._wakers if each.is_closed()]:
+                del self._wakers[each]
+            return self._wakers.setdefault(loop, Waker(loop))
 
     async def attach(self, subscription: Subscription) -> Timestamp:
-        """Leave all that happens after the time returned in its inbox.
+        """Put every change after the returned time into the subscription's inbox.
 
         Raises:
             ConfigurationError: the server or the client has no change streams.
             StorageUnavailableError: MongoDB cannot be reached.
-            MongoSessionServiceError: the service was closed meanwhile.
+            MongoSessionServiceError: the service was closed.
         """
         self._check_process()
         entered = None
         while entered is None:
-            entered = self._current_reader().enter(subscription)
+            entered = self._current_reader().attach(subscription)
         return await asyncio.wrap_future(entered)
 
     def detach(self, subscription: Subscription) -> None:
-        """Leave no more there."""
+        """Put no more changes into the subscription's inbox."""
         self._check_process()
         if reader := self._reader:
-            reader.leave(subscription)
+            reader.detach(subscription)
 
     async def close(self) -> None:
-        """End every subscription, and the stream."""
+        """End every subscription, and close the stream."""
         self._check_process()
         with self._lock:
             reader, self._reader = self._reader, None
             runners = self._runners
         if reader is not None:
             reader.stop()
-        # They are in other threads, or in loops that may be ending.
-        while any(map(_is_at_work, runners)):  # noqa: ASYNC110
+        # They run in other threads, or in event loops that may be closing.
+        while any(map(_is_running, runners)):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
     def stats(self) -> FeedStats:
-        """How it is doing."""
+        """Its current figures."""
         self._check_process()
         reader, counters = self._reader, self.counters
         subscriptions = reader.subscriptions() if reader else []
@@ -125,7 +125,7 @@ class Feed:
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            # After a fork the parent's thread is not there, and its lock may be held.
+            # After a fork the parent's thread is gone, and its lock may be held.
             self._reset()
 
     def _current_reader(self) -> Reader:
@@ -148,20 +148,20 @@ class Feed:
             runner.start()
         else:
             runner = asyncio.create_task(reader.run(), context=Context())
-        self._runners = [*filter(_is_at_work, self._runners), runner]
+        self._runners = [*filter(_is_running, self._runners), runner]
 
 
-def _is_at_work(runner: _Runner) -> bool:
+def _is_running(runner: _Runner) -> bool:
     if isinstance(runner, threading.Thread):
         return runner.is_alive()
-    # In a loop that was left standing, nothing is going to end.
+    # In an event loop that has stopped, a task never finishes.
     return not runner.done() and runner.get_loop().is_running()
 
 
 def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
         try:
-            # A task of its own, for a late cancellation must not end the closing.
+            # Its own task, since a late cancellation must not interrupt the closing.
             await asyncio.create_task(reader.run())
         finally:
             await closer()

@@ -1,7 +1,7 @@
-"""Where the feed leaves what a subscriber has not read yet: bounded, and thread-safe.
+"""Inbox: the bounded, thread-safe queue between the feed and one subscription.
 
-The feed has a thread of its own; a subscriber reads in its event loop. Only plain
-objects cross over, and one call into a loop wakes all its readers.
+The feed runs in its own thread; a subscription is read in its caller's event loop. Only
+plain objects cross over, and one call into an event loop wakes all its readers.
 """
 
 from __future__ import annotations
@@ -18,133 +18,133 @@ from bson.timestamp import Timestamp
 from mongo_session_service.changes.change import Change
 
 CAPACITY: Final = 1024
-"""Changes that may wait for one subscriber."""
+"""Changes that may wait in one inbox."""
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Notification:
     """A change, and when it was committed on the deployment's clock."""
 
     at: Timestamp
     change: Change | None
-    """None if the session that is watched expires at another time than it did."""
+    """None if the watched session's expiry time has changed."""
 
 
-MISSED: Final = Notice(Timestamp(2**32 - 1, 2**32 - 1), None)
-"""Whoever follows has to read from storage what the feed could not tell."""
+RESYNC: Final = Notification(Timestamp(2**32 - 1, 2**32 - 1), None)
+"""The feed has missed changes: the subscription has to read from storage."""
 
-EXPIRING: Final = Notice(MISSED.at, None)
-"""The session that is watched may have expired."""
+EXPIRY_CHECK: Final = Notification(RESYNC.at, None)
+"""The watched session may have expired."""
 
 
-class Doorbell:
+class Waker:
     """Wakes the readers of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._rung: deque[Inbox] = deque()
-        self._is_ringing = False
+        self._pending: deque[Inbox] = deque()
+        self._is_scheduled = False
 
-    def ring(self, inbox: Inbox) -> None:
-        """Wake who waits for this inbox; from any thread.
+    def schedule(self, inbox: Inbox) -> None:
+        """Wake the reader of this inbox; from any thread.
 
         Raises:
             RuntimeError: the loop is closed.
         """
-        if self.is_broken:
+        if self.is_closed:
             raise RuntimeError("The event loop is closed.")
-        self._rung.append(inbox)
-        if not self._is_ringing:
-            self._is_ringing = True
+        self._pending.append(inbox)
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self._loop.call_soon_threadsafe(self._wake)
 
     @property
-    def is_broken(self) -> bool:
-        """Whether nobody can be woken any more: the loop is closed."""
+    def is_closed(self) -> bool:
+        """Whether its event loop is closed."""
         return self._loop.is_closed()
 
     def _wake(self) -> None:
-        # First, so that whoever rings from here on calls again.
-        self._is_ringing = False
-        while self._rung:
-            self._rung.popleft().wake()
+        # First, so that whatever is added from here on schedules another call.
+        self._is_scheduled = False
+        while self._pending:
+            self._pending.popleft().wake()
 
 
 class Inbox:
-    """What waits for one subscriber. Writers are in any thread, its reader in one."""
+    """The changes that wait for one subscription: any writers, one reader."""
 
-    __slots__ = ("_arrived", "_doorbell", "_end", "_has_ended", "_notices", "_size")
+    __slots__ = ("_arrived", "_end", "_has_ended", "_notifications", "_size", "_waker")
 
-    def __init__(self, doorbell: Doorbell, size: int) -> None:
-        self._doorbell = doorbell
+    def __init__(self, waker: Waker, size: int) -> None:
+        self._waker = waker
         self._size = size
-        self._notices: deque[Notice] = deque()
+        self._notifications: deque[Notification] = deque()
         self._arrived = asyncio.Event()
         self._has_ended = False
         self._end: Exception | None = None
 
     def __len__(self) -> int:
-        return len(self._notices)
+        return len(self._notifications)
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody can read it any more: its loop is closed."""
-        return self._doorbell.is_broken
+        """Whether its reader is gone: its event loop is closed."""
+        return self._waker.is_closed
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended for no other reason than that the feed was closed."""
+        """Whether it has ended only because the feed was closed."""
         return self._has_ended and self._end is None
 
-    def put(self, notice: Notice) -> bool:
-        """Leave something; False if there is no room left for it.
+    def put(self, notification: Notification) -> bool:
+        """Add a notification; False if the inbox is full.
 
         Raises:
             RuntimeError: the reader's loop is closed.
         """
-        if len(self._notices) >= self._size:
+        if len(self._notifications) >= self._size:
             return False
-        self._notices.append(notice)
-        if len(self._notices) == 1:
-            self._doorbell.ring(self)
+        self._notifications.append(notification)
+        if len(self._notifications) == 1:
+            self._waker.schedule(self)
         return True
 
-    def remind(self) -> None:
-        """Have the reader look, after what waits already, if its session has expired.
+    def put_expiry_check(self) -> None:
+        """Have the reader check, after what waits already, if its session has expired.
 
-        In its loop only. There is always room for it.
+        In its event loop only; the size does not limit it.
         """
-        self._notices.append(EXPIRING)
+        self._notifications.append(EXPIRY_CHECK)
         self._arrived.set()
 
     def end(self, error: Exception | None) -> None:
-        """Let the reader read what is left, and then nothing or an error."""
+        """Have the reader stop after what is left, or raise the error then."""
         if not self._has_ended:
             self._end = error
             self._has_ended = True
             with suppress(RuntimeError):  # its loop is closed
-                self._doorbell.ring(self)
+                self._waker.schedule(self)
 
     def clear(self) -> None:
-        """Forget all that waits."""
-        self._notices.clear()
+        """Remove everything."""
+        self._notifications.clear()
 
     def wake(self) -> None:
-        """Tell the reader to look; in its loop only."""
+        """Wake the reader; in its event loop only."""
         self._arrived.set()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Notice:
+    async def __anext__(self) -> Notification:
         while True:
-            # Asked before looking: what is left before the end is read before it.
+            # Checked first: what was added before the end is read before it.
             has_ended = self._has_ended
             with suppress(IndexError):  # it is empty, or was cleared just now
-                return self._notices.popleft()
+                return self._notifications.popleft()
             if has_ended:
                 if self._end is not None:
-                    # One each: it collects the traceback of whoever raises it.
+                    # A copy for each reader, since raising adds a traceback.
                     raise copy.copy(self._end)
                 raise StopAsyncIteration
             self._arrived.clear()

@@ -1,7 +1,7 @@
-"""The feed's one reader: takes changes off the stream and hands them out.
+"""Feed reader: reads the change stream and delivers changes to subscriptions.
 
-It lives in one event loop. Whoever comes from another thread leaves itself in
-``enter()``, and is let in between two changes.
+It runs in one event loop. A subscription of another thread is queued by ``attach()``
+and admitted between two changes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from mongo_session_service.errors import (
     SlowSubscriberError,
     StorageError,
 )
-from mongo_session_service.feed.expiry import Endings
-from mongo_session_service.feed.inbox import CAPACITY, MISSED, Notice
+from mongo_session_service.feed.expiry import ExpiryScanner
+from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Notification
 from mongo_session_service.feed.stats import Counters
 from mongo_session_service.feed.subscription import Subscription
 from mongo_session_service.model.records import Document
@@ -43,25 +43,25 @@ from mongo_session_service.model.records import Document
 logger = logging.getLogger(__name__)
 
 LINGER: Final = 10.0
-"""Seconds the stream is kept open after the last subscription has gone."""
+"""Seconds the stream is kept open after the last subscription was closed."""
 
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _SWEPT_EVERY: Final = 1.0  # seconds
-_TURN: Final = CAPACITY // 4
-"""Changes in a row, after which their readers have a turn."""
+_BATCH: Final = CAPACITY // 4
+"""Changes in a row, after which the subscriptions' readers get to run."""
 _REST: Final = 0.001  # seconds
 
 
 class Reader:
-    """One run of the feed, from its first subscriber to its last, or to its failure."""
+    """One run of the feed: from its first subscription to its last, or a failure."""
 
     def __init__(self, opener: Opener, counters: Counters) -> None:
         self._opener = opener
         self._counters = counters
         self._router: Router[Subscription] = Router()
-        self._endings = Endings()
+        self._expiry_scanner = ExpiryScanner()
         self._lock = threading.Lock()
-        self._arrivals: list[tuple[Subscription, Future[Timestamp]]] = []
+        self._waiting: list[tuple[Subscription, Future[Timestamp]]] = []
         self._has_ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -70,20 +70,20 @@ class Reader:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nobody is let in any more."""
+        """Whether no subscription can be attached any more."""
         return self._has_ended
 
-    def enter(self, subscription: Subscription) -> Future[Timestamp] | None:
-        """Be let in, from any thread; None if this run is over.
+    def attach(self, subscription: Subscription) -> Future[Timestamp] | None:
+        """Attach a subscription, from any thread; None if this run is over.
 
-        From the time on the deployment's clock that comes of it, the subscription is
-        told everything.
+        The result is the time, on the deployment's clock, from which on the
+        subscription receives every change.
         """
         future: Future[Timestamp] = Future()
         with self._lock:
             if self._has_ended:
                 return None
-            self._arrivals.append((subscription, future))
+            self._waiting.append((subscription, future))
             if self._loop is not None:
                 try:
                     self._loop.call_soon_threadsafe(self._admit)
@@ -92,8 +92,8 @@ class Reader:
                     return None
         return future
 
-    def leave(self, subscription: Subscription) -> None:
-        """Be told nothing more, from any thread."""
+    def detach(self, subscription: Subscription) -> None:
+        """Deliver nothing more to a subscription; from any thread."""
         self._post(self._router.detach, subscription)
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class Reader:
                 self._post(self._task.cancel)
 
     def give_up(self) -> None:
-        """Tell who waits, if it could not even begin; in any thread."""
+        """Fail waiting subscriptions if the run could not start; from any thread."""
         if not self._has_ended:
             self._end(None)
 
@@ -118,11 +118,11 @@ class Reader:
         return True
 
     def subscriptions(self) -> list[Subscription]:
-        """Who is being told."""
+        """The attached subscriptions."""
         return list(self._router)
 
     async def run(self) -> None:
-        """Read until nobody listens any more, or until it cannot go on."""
+        """Read until there are no subscriptions any more, or until it fails."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
             self._task = asyncio.current_task()
@@ -132,7 +132,7 @@ class Reader:
                 await self._run()
         except MongoSessionServiceError as failure:
             error = failure
-        except Exception as failure:  # noqa: BLE001  told to whom it concerns
+        except Exception as failure:  # noqa: BLE001  raised by the subscriptions
             where = traceback.extract_tb(failure.__traceback__)[-1]
             # Without its text, which may quote what is stored.
             logger.error("The change feed failed at %s.", where)  # noqa: TRY400
@@ -162,11 +162,11 @@ class Reader:
     async def _follow(
         self, connection: Connection, stream: Stream, names: Names
     ) -> None:
-        """Hand out what the stream says, until it cannot say what comes next."""
+        """Dispatch the stream's changes until it cannot be resumed."""
         reopened, measured_at, swept_at = 0, 0.0, 0.0
         while not self._is_over():
-            is_wanted = self._router.has_any_of_many
-            await self._endings.look(connection, is_wanted=is_wanted)
+            is_wanted = self._router.has_wide_subscribers
+            await self._expiry_scanner.scan(connection, is_wanted=is_wanted)
             try:
                 change = await stream.next()
             except HistoryLostError as error:
@@ -177,22 +177,22 @@ class Reader:
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
             before = None if change is None else decoder.cluster_time(change)
-            await self._tell_endings(before)
+            await self._deliver_expired(before)
             if change is not None:
-                self._hand_out(change, names, connection.hooks)
+                self._dispatch(change, names, connection.hooks)
                 self._position = decoder.cluster_time(change)
-                if self._counters.delivered % _TURN == 0:
-                    # The driver may have thousands at hand. A pause of 0 would do in a
-                    # shared loop, but starve readers in other threads of the GIL.
+                if self._counters.delivered % _BATCH == 0:
+                    # The driver may have thousands buffered. A pause of 0 suffices in a
+                    # shared event loop, but keeps the GIL from threads that read.
                     await asyncio.sleep(_REST)
             if time.monotonic() - swept_at > _SWEPT_EVERY:
                 swept_at = time.monotonic()
-                self._sweep()
+                self._detach_abandoned()
             if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
                 measured_at = time.monotonic()
                 self._counters.oplog_window = await snapshots.oplog_window(connection)
 
-    def _hand_out(self, change: Document, names: Names, hooks: Hooks) -> None:
+    def _dispatch(self, change: Document, names: Names, hooks: Hooks) -> None:
         item = decoder.interpret(change, names, hooks)
         if item is None:
             return
@@ -200,35 +200,37 @@ class Reader:
             raise HistoryLostError(f"{item.what}: there is nothing left to watch.")
         at = decoder.cluster_time(change)
         self._router.note(item, decoder.transaction_of(change))
-        if self._router.is_silent(item):
+        if self._router.is_suppressed(item):
             return
-        has_ended = self._endings.note(item)
-        notice = None
+        has_ended = self._expiry_scanner.note(item)
+        notification = None
         try:
-            for each, told in self._router.deliveries(item):
+            for each, payload in self._router.deliveries(item):
                 if has_ended and not each.scope.is_session:
                     continue
-                if notice is None or notice.change is not told:
-                    notice = Notice(at, told)
-                self._leave_with(each, notice)
+                if notification is None or notification.change is not payload:
+                    notification = Notification(at, payload)
+                self._deliver(each, notification)
         except StorageError as error:
             for each in self._router.recipients(item):
-                self._dismiss(each, error)
+                self._end_subscription(each, error)
 
-    async def _tell_endings(self, before: Timestamp | None) -> None:
-        """Tell what has expired to all but those who watch the session alone."""
-        for told, (at, ending) in enumerate(self._endings.told_before(before), 1):
-            notice = Notice(at, ending.change())
-            for each in self._router.recipients(ending):
+    async def _deliver_expired(self, before: Timestamp | None) -> None:
+        """Deliver expired sessions to all but the subscriptions to a single session."""
+        for count, (at, deletion) in enumerate(
+            self._expiry_scanner.due_before(before), 1
+        ):
+            notification = Notification(at, deletion.change())
+            for each in self._router.recipients(deletion):
                 if not each.scope.is_session:
-                    self._leave_with(each, notice)
-            if told % _TURN == 0:
+                    self._deliver(each, notification)
+            if count % _BATCH == 0:
                 await asyncio.sleep(_REST)
 
-    def _leave_with(self, subscription: Subscription, notice: Notice) -> None:
+    def _deliver(self, subscription: Subscription, notification: Notification) -> None:
         inbox = subscription.inbox
         try:
-            has_room = inbox.put(notice)
+            has_room = inbox.put(notification)
         except RuntimeError:  # its loop is closed
             self._router.detach(subscription)
             return
@@ -238,46 +240,48 @@ class Reader:
             inbox.clear()
             inbox.end(SlowSubscriberError(None))
 
-    def _sweep(self) -> None:
-        """Let go of whoever was left open in an event loop that is gone."""
+    def _detach_abandoned(self) -> None:
+        """Detach subscriptions that were left open in a closed event loop."""
         for each in self._router:
             if each.inbox.is_abandoned:
                 self._router.detach(each)
 
-    def _dismiss(self, subscription: Subscription, error: Exception | None) -> None:
+    def _end_subscription(
+        self, subscription: Subscription, error: Exception | None
+    ) -> None:
         self._router.detach(subscription)
         subscription.inbox.end(error)
 
     def _resynchronise(self, error: HistoryLostError) -> None:
-        """Have sessions read from the events collection; tell all others."""
-        logger.warning("The change feed starts anew. %s", error)
+        """Have session subscriptions read from storage, and end all others."""
+        logger.warning("The change feed restarts. %s", error)
         self._counters.resyncs += 1
-        # Whoever comes now, the following sessions first, waits for the next stream:
-        # before it starts, nothing is told.
+        # Subscriptions attached from here on wait until the next stream has started;
+        # nothing is delivered before.
         self._position = None
-        self._endings = Endings()
+        self._expiry_scanner = ExpiryScanner()
         for each in self._router:
             if each.scope.is_session:
                 each.inbox.clear()
-                self._leave_with(each, MISSED)
+                self._deliver(each, RESYNC)
             else:
-                self._dismiss(each, error)
+                self._end_subscription(each, error)
 
     def _admit(self) -> None:
         if self._position is None:
             return  # the stream is not open yet; this is called again when it is
         with self._lock:
-            arrivals, self._arrivals = self._arrivals, []
-        for subscription, future in arrivals:
+            waiting, self._waiting = self._waiting, []
+        for subscription, future in waiting:
             if future.set_running_or_notify_cancel():
                 self._router.attach(subscription)
-                if self._router.has_any_of_many:
-                    self._endings.begin()
+                if self._router.has_wide_subscribers:
+                    self._expiry_scanner.begin()
                 future.set_result(self._position)
 
     def _is_over(self) -> bool:
         with self._lock:
-            if self._router or self._arrivals:
+            if self._router or self._waiting:
                 self._emptied_at = time.monotonic()
             elif time.monotonic() - self._emptied_at > LINGER:
                 self._has_ended = True
@@ -286,11 +290,11 @@ class Reader:
     def _end(self, error: Exception | None) -> None:
         with self._lock:
             self._has_ended = True
-            arrivals, self._arrivals = self._arrivals, []
+            waiting, self._waiting = self._waiting, []
         closed = MongoSessionServiceError("The service was closed meanwhile.")
-        for _, future in arrivals:
+        for _, future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_exception(copy.copy(error or closed))
         for each in self._router:
-            self._dismiss(each, error)
+            self._end_subscription(each, error)
         self._counters.is_running = False

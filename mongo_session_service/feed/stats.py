@@ -1,4 +1,4 @@
-"""Figures of the feed, and their OpenTelemetry metrics."""
+"""Feed statistics, and their OpenTelemetry metrics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mongo_session_service.changes.decoder import committed_at
 from mongo_session_service.telemetry import DATABASE, NAME, meter
 
 _SILENT: Final = 2.0
-"""Seconds without a reply, beyond which a stream is behind: it has one every second."""
+"""Seconds without a reply after which a stream counts as behind."""
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class FeedStats:
-    """How the change feed of a service is doing; counts are since it was built."""
+    """Statistics of a service's change feed; counts are since it was built."""
 
     is_running: bool
     """Whether a change stream is open, as it is while there are subscriptions."""
@@ -29,27 +29,27 @@ class FeedStats:
     queue_depth: int
     """Changes that wait for the slowest subscriber."""
     lag_seconds: float
-    """How old the latest change was when it was read, or how long MongoDB has been
-    silent; 0 when there is nothing to be read. Off by what the clocks differ."""
+    """How old the latest change was when it was read, or how long MongoDB has not
+    answered; 0 when there is nothing to read. It includes the clocks' difference."""
     oplog_window_seconds: float | None
-    """How far MongoDB's oplog reaches back behind the feed, as of a minute ago; None if
-    the user may not know, who needs the role ``read`` on ``local``."""
+    """How far MongoDB's oplog reaches back, as of a minute ago; None if the user may
+    not read it, which takes the role ``read`` on ``local``."""
     delivered: int
-    """Changes read off the stream."""
+    """Changes read from the stream."""
     reconnects: int
-    """How often the stream broke and was opened again where it was."""
+    """How often the stream failed and was resumed."""
     resyncs: int
-    """How often it could not be, so that sessions were read from storage instead."""
+    """How often it could not be resumed, and sessions were read from storage."""
     drops: int
     """Subscriptions ended because they were read too slowly."""
     checkpoint_ages: dict[str, float] = field(default_factory=dict)
-    """By the name of each consumer that reads through this service, how many seconds
-    ago its checkpoint, with its resume token, was saved."""
+    """Seconds since the checkpoint was saved, by the name of each consumer that reads
+    through this service."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What a feed counts; written by its reader alone."""
+    """A feed's counters; only its reader writes them."""
 
     is_running: bool = False
     delivered: int = 0
@@ -61,12 +61,12 @@ class Counters:
     heard_at: float = 0.0
 
     def opened(self) -> None:
-        """Note that there is a stream to hear from."""
+        """Note that the stream is open."""
         self.is_running = True
         self.heard_at = time.monotonic()
 
     def heard(self, change: dict[str, Any] | None) -> None:
-        """Note that the stream has answered."""
+        """Note an answer of the stream."""
         self.heard_at = time.monotonic()
         if change is None:
             self.lag = 0.0
@@ -88,21 +88,21 @@ _CONSUMER: Final = "messaging.consumer.group.name"
 
 
 class Observed(Protocol):
-    """A service whose feed is observed."""
+    """A service whose feed statistics are reported."""
 
     @property
     def database_name(self) -> str:
-        """What its figures are labelled with."""
+        """The label of its metrics."""
 
     def feed_stats(self) -> FeedStats:
-        """Its figures."""
+        """Its feed statistics."""
 
 
 _observed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def observe(service: Observed) -> None:
-    """Report a service's figures for as long as it lives."""
+    """Report a service's feed statistics as metrics for as long as it lives."""
     _observed.add(service)
 
 
@@ -146,9 +146,9 @@ for _name, _unit, _figure, _description in (
     )
 
 for _name, _unit, _figure, _description in (
-    ("delivered", "{change}", lambda it: it.delivered, "Changes read off the stream"),
-    ("reconnects", "{reconnect}", lambda it: it.reconnects, "Streams opened again"),
-    ("resyncs", "{resync}", lambda it: it.resyncs, "Streams begun anew after a gap"),
+    ("delivered", "{change}", lambda it: it.delivered, "Changes read from the stream"),
+    ("reconnects", "{reconnect}", lambda it: it.reconnects, "Streams resumed"),
+    ("resyncs", "{resync}", lambda it: it.resyncs, "Streams restarted after a gap"),
     ("drops", "{subscription}", lambda it: it.drops, "Subscriptions read too slowly"),
 ):
     meter.create_observable_counter(

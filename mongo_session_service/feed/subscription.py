@@ -1,13 +1,12 @@
-"""Live subscriptions: what one reader sees of the feed, without gap or repetition."""
+"""Subscriptions: what one reader receives of the feed, without gap or duplicate."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
@@ -28,23 +27,23 @@ from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
-from mongo_session_service.feed.expiry import Alarm, load_end
-from mongo_session_service.feed.inbox import CAPACITY, MISSED, Doorbell, Inbox, Notice
+from mongo_session_service.feed.expiry import ExpiryTimer, load_expiry
+from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Inbox, Notification
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import read_page
+from mongo_session_service.sessions.queries import Wanted
 from mongo_session_service.sessions.store import not_found
 
-_RETRY: Final = 0.02  # seconds
-
-PAGE: Final = 256
-"""Events read at once, if they fit into a reply of 16 MB."""
+if TYPE_CHECKING:
+    from mongo_session_service.feed.feed import Feed
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A session, and its events after a revision: a page of them, if it is full."""
+    """A session with a page of its events after a revision, at one point in time."""
 
     at: Timestamp
     key: SessionKey
@@ -54,7 +53,7 @@ class View:
     scopes: ScopedState
     appended: list[Change]
     is_complete: bool
-    """Whether there are no more events than these."""
+    """Whether no events follow these."""
 
     def snapshot(self) -> Change:
         """The whole merged state, as a change."""
@@ -67,7 +66,7 @@ class View:
         )
 
     def shared_state(self) -> list[Change]:
-        """State of the app and the user, as changes to who may have missed some."""
+        """State of the app and the user, as the changes that may have been missed."""
         app_name, user_id, _ = self.key
         app = scopes.merge(ScopedState(app=self.scopes.app))
         user = scopes.merge(ScopedState(user=self.scopes.user))
@@ -91,24 +90,16 @@ async def load_view(
     after_revision: int | None,
     not_before: Timestamp,
 ) -> View | None:
-    """A session with its events after a revision, or with none; None if not stored.
-
-    Right after an election a new primary may not know yet that what the old one told
-    is committed; it is asked until it does.
-    """
-    unions = [
-        {"coll": getattr(connection, each.collection).name, "pipeline": each.stages()}
-        for each in queries.shared_state(key.app_name, key.user_id)
-    ]
-    stages: list[dict[str, Any]] = [
-        {"$match": {"_id": key.id, **queries.visible(platform_time.get_time())}},
-        *({"$unionWith": each} for each in unions),
-    ]
-    while True:
-        found = await snapshots.snapshot_at(connection, connection.sessions, stages)
-        if found.at >= not_before:
-            break
-        await asyncio.sleep(_RETRY)
+    """A session with its events after a revision, or with none; None if not stored."""
+    stored = {"_id": key.id, **queries.visible(platform_time.get_time())}
+    stages = queries.union(
+        connection,
+        Wanted("sessions", stored),
+        *queries.shared_state(key.app_name, key.user_id),
+    )
+    found = await snapshots.snapshot(
+        connection, connection.sessions, stages, not_before=not_before
+    )
     session = next((each for each in found.documents if _is_session(each)), None)
     if session is None:
         return None
@@ -137,18 +128,9 @@ async def _load_appended(
     connection: Connection, key: SessionKey, after_revision: int, at: Timestamp
 ) -> tuple[list[Change], bool]:
     """A page of a session's events, and whether it is the last."""
-    stages: list[dict[str, Any]] = [
-        {"$match": queries.events_after(key, after_revision)},
-        {"$sort": {"_id": 1}},
-        {"$limit": PAGE},
-    ]
-    page = await snapshots.snapshot_at(
-        connection, connection.events, stages, at=at, whole=False
-    )
-    appended = [
-        Appended(key, each, connection.hooks).change() for each in page.documents
-    ]
-    return appended, page.is_whole and len(appended) < PAGE
+    page = await read_page(connection, queries.events_after(key, after_revision), at=at)
+    appended = [Appended(key, each, connection.hooks).change() for each in page.events]
+    return appended, page.is_last
 
 
 def _is_session(document: dict[str, Any]) -> bool:
@@ -157,22 +139,6 @@ def _is_session(document: dict[str, Any]) -> bool:
 
 
 _THE_BEGINNING: Final = Timestamp(0, 0)
-
-
-class Source(Protocol):
-    """Where a subscription's changes come from."""
-
-    async def connection(self) -> Connection:
-        """What to read with, in the running event loop."""
-
-    def doorbell(self) -> Doorbell:
-        """What wakes the readers of the running event loop."""
-
-    async def attach(self, subscription: Subscription) -> Timestamp:
-        """Leave all that happens after the time returned in its inbox."""
-
-    def detach(self, subscription: Subscription) -> None:
-        """Leave no more there."""
 
 
 @public
@@ -185,33 +151,33 @@ class Subscription:
             async for change in changes:
                 print(change.kind, change.state_delta)
 
-    Each change is told once, in the order of commit. The subscription ends after
-    ``deleted``, when it is closed, and when the service is. A cancelled reader loses
-    nothing: the next ``anext()`` goes on where it was.
+    Each change is delivered once, in the order of commit. The subscription ends after
+    ``deleted``, when it is closed, and when the service is closed. A cancelled reader
+    loses nothing: the next ``anext()`` resumes where it was.
 
     Opening raises ``SessionNotFoundError``, ``InvalidInputError`` for an
-    ``after_revision`` the session has not reached, and what any call of the service
-    may. Reading raises:
+    ``after_revision`` the session has not reached, and the errors of every call of the
+    service. Reading raises:
 
-    - ``SlowSubscriberError``: it was read too slowly; go on after its
+    - ``SlowSubscriberError``: it was read too slowly; resume after the error's
       ``last_revision``.
-    - ``HistoryLostError``: MongoDB cannot tell what comes next, or what was watched
-      was dropped. In the first case a session's subscription reads on from storage
-      instead, and does not raise.
-    - ``StorageUnavailableError``: MongoDB has been away for a minute.
+    - ``HistoryLostError``: the change stream cannot be resumed, or the watched
+      collections were dropped. In the first case a session's subscription continues
+      from storage instead, and does not raise.
+    - ``StorageUnavailableError``: MongoDB has been unreachable for a minute.
     - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
     """
 
-    def __init__(self, source: Source, scope: Scope) -> None:
+    def __init__(self, feed: Feed, scope: Scope) -> None:
         self.scope = scope
-        self._source = source
+        self._feed = feed
         self._inbox: Inbox | None = None
         self._since = _THE_BEGINNING
         self._is_closed = False
 
     @property
     def inbox(self) -> Inbox:
-        """Where the feed leaves what is to be read."""
+        """The queue that the feed puts changes into."""
         if self._inbox is None:
             message = "Open a subscription with 'async with' before reading from it."
             raise RuntimeError(message)
@@ -219,14 +185,14 @@ class Subscription:
 
     @property
     def last_revision(self) -> int | None:
-        """The session's revision as told so far; None for other subscriptions."""
+        """The session's revision as delivered so far; None for other subscriptions."""
         return None
 
     async def __aenter__(self) -> Self:
         if self._inbox is not None:
-            message = "A subscription is opened once; call watch() for another."
+            message = "A subscription can be opened only once; call watch() again."
             raise RuntimeError(message)
-        self._inbox = Inbox(self._source.doorbell(), CAPACITY)
+        self._inbox = Inbox(self._feed.waker(), CAPACITY)
         try:
             with translated():
                 await self._begin()
@@ -234,7 +200,7 @@ class Subscription:
             self.close()
             raise
         if self._is_closed:
-            self._source.detach(self)
+            self._feed.detach(self)
             self._inbox.end(None)
         return self
 
@@ -247,10 +213,10 @@ class Subscription:
         self.close()
 
     def close(self) -> None:
-        """End it at once: who is reading from it sees its end."""
+        """End it at once, for a reader that is waiting as well."""
         if not self._is_closed:
             self._is_closed = True
-            self._source.detach(self)
+            self._feed.detach(self)
             if self._inbox is not None:
                 self._inbox.clear()
                 self._inbox.end(None)
@@ -259,129 +225,134 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Change:
-        change = (await self._next_notice()).change
+        change = (await self._next_notification()).change
         if change is None:
             raise StopAsyncIteration
         return change
 
     async def _begin(self) -> None:
-        """Have all that is committed from now on told."""
-        await self._source.attach(self)
-        connection = await self._source.connection()
+        """Deliver everything that is committed from now on."""
+        await self._feed.attach(self)
+        connection = await self._feed.connection()
         self._since = await persistently(lambda: snapshots.now(connection))
 
-    async def _next_notice(self) -> Notice:
-        """The next of what the starting point does not show.
+    async def _next_notification(self) -> Notification:
+        """The next notification that is later than the starting point.
 
         Raises:
-            StopAsyncIteration: there will be no more.
+            StopAsyncIteration: there are no more.
         """
         try:
-            while (notice := await anext(self.inbox)).at <= self._since:
+            while (notification := await anext(self.inbox)).at <= self._since:
                 pass
         except SlowSubscriberError:
             raise SlowSubscriberError(self.last_revision) from None
-        return notice
+        return notification
 
 
 class SessionSubscription(Subscription):
     """The changes of one session, and of the state it shares with others.
 
-    It is either catching up, from storage, or following, from the inbox. A revision
-    that is missing in what it follows makes it catch up again.
+    It either catches up, from storage, or follows, from the inbox. If a revision is
+    missing from the inbox, it catches up again.
     """
 
-    def __init__(
-        self, source: Source, key: SessionKey, after_revision: int | None
-    ) -> None:
-        super().__init__(source, Scope(*key))
+    def __init__(self, feed: Feed, key: SessionKey, after_revision: int | None) -> None:
+        super().__init__(feed, Scope(*key))
         self._key = key
         self._revision = after_revision
         self._create_time: float | None = None
         self._waiting: deque[Change] = deque()
-        self._alarm = Alarm()
+        self._expiry_timer = ExpiryTimer()
         self._is_following = False
         self._is_gone = False
 
     @property
     def last_revision(self) -> int | None:
-        """The session's revision as told so far; None if nothing was."""
+        """The session's revision as delivered so far; None before the first change."""
         return self._revision
 
     async def __anext__(self) -> Change:
         while not self._is_closed:
             if self._waiting:
-                return self._told(self._waiting.popleft())
+                return self._deliver(self._waiting.popleft())
             if self._is_gone:
                 break
             if not self._is_following:
                 if self.inbox.is_closed:
-                    break  # by the service: it is not to be opened again
+                    break  # by the service, which must not be reopened
                 with translated():
                     await self._catch_up()
                 continue
-            if self._alarm.has_rung:
+            if self._expiry_timer.is_due:
                 with translated():
-                    await self._look_at_the_clock()
+                    await self._check_expiry()
                 continue
-            notice = await self._next_notice()
-            change = notice.change
-            if notice is MISSED or (change is not None and self._is_ahead(change)):
+            notification = await self._next_notification()
+            change = notification.change
+            if notification is RESYNC or (
+                change is not None and self._is_ahead(change)
+            ):
                 self._is_following = False
             elif change is None:
-                self._alarm.has_rung = True
+                self._expiry_timer.is_due = True
             elif not self._is_known(change):
-                return self._told(change)
+                return self._deliver(change)
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """End it at once: who is reading from it sees its end."""
-        self._alarm.cancel()
+        """End it at once, for a reader that is waiting as well."""
+        self._expiry_timer.cancel()
         super().close()
 
-    async def _look_at_the_clock(self) -> None:
-        """Tell that the session has expired, or wait until it will."""
+    async def _check_expiry(self) -> None:
+        """Queue ``deleted`` if the session has expired; else set the timer again."""
         key, create_time = self._key, self._create_time or 0.0
-        connection = await self._source.connection()
-        expire_time, revision = await load_end(connection, key, create_time)
-        if self._is_closed or not self._alarm.set(expire_time, self.inbox):
+        connection = await self._feed.connection()
+        expire_time, revision = await load_expiry(connection, key, create_time)
+        if self._is_closed or not self._expiry_timer.set(expire_time, self.inbox):
             return
-        if revision > self._told_up_to:
-            self._alarm.postpone(self.inbox)  # what was appended is told before
+        if revision > self._delivered_revision:
+            self._expiry_timer.postpone(self.inbox)  # deliver appended events first
         else:
-            self._tell_that_it_is_gone()
+            self._queue_deleted()
 
-    def _tell_that_it_is_gone(self) -> None:
+    def _queue_deleted(self) -> None:
         gone = Change(kind="deleted", **self._key.id, time=time.time())
         self._waiting.append(gone)
 
-    def _told(self, change: Change) -> Change:
+    def _deliver(self, change: Change) -> Change:
         if change.revision is not None:
             self._revision = change.revision
         self._is_gone = change.kind == "deleted"
         if self._is_gone:
-            self._alarm.cancel()
+            self._expiry_timer.cancel()
         return change
 
     def _is_ahead(self, change: Change) -> bool:
-        return change.kind == "appended" and _revision(change) > self._told_up_to + 1
+        return (
+            change.kind == "appended"
+            and _revision(change) > self._delivered_revision + 1
+        )
 
     def _is_known(self, change: Change) -> bool:
-        return change.kind == "appended" and _revision(change) <= self._told_up_to
+        return (
+            change.kind == "appended" and _revision(change) <= self._delivered_revision
+        )
 
     @property
-    def _told_up_to(self) -> int:
+    def _delivered_revision(self) -> int:
         return -1 if self._revision is None else self._revision
 
     async def _begin(self) -> None:
         await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """Have what was missed wait to be read; follow, if that is all."""
-        # A new one, since the old may have overflowed with what is read here instead.
-        self._inbox = Inbox(self._source.doorbell(), CAPACITY)
-        position = await self._source.attach(self)
-        connection = await self._source.connection()
+        """Queue what was missed, and follow if that is complete."""
+        # A new inbox: the old one may have overflowed with what is read here.
+        self._inbox = Inbox(self._feed.waker(), CAPACITY)
+        position = await self._feed.attach(self)
+        connection = await self._feed.connection()
         async with naming_privileges(connection):
             view = await persistently(
                 lambda: load_view(
@@ -392,21 +363,21 @@ class SessionSubscription(Subscription):
                 )
             )
         if self._is_closed:
-            self._source.detach(self)
+            self._feed.detach(self)
         elif self._create_time is None:
             self._start_from(view)
         elif view is None or view.marker.create_time != self._create_time:
-            self._tell_that_it_is_gone()
+            self._queue_deleted()
         else:
             self._continue_from(view)
 
     def _start_from(self, view: View | None) -> None:
         if view is None:
             raise not_found(self._key.session_id)
-        if self._told_up_to > view.marker.revision:
+        if self._delivered_revision > view.marker.revision:
             message = (
                 f"after_revision is {self._revision}, but the session is at revision"
-                f" {view.marker.revision}. Watch it from a snapshot, without."
+                f" {view.marker.revision}. Leave it out to begin with a snapshot."
             )
             raise InvalidInputError(message)
         self._create_time = view.marker.create_time
@@ -425,7 +396,7 @@ class SessionSubscription(Subscription):
     def _follow(self, view: View) -> None:
         self._since = view.at
         self._is_following = True
-        self._alarm.set(view.expire_time, self.inbox)
+        self._expiry_timer.set(view.expire_time, self.inbox)
 
 
 def _revision(change: Change) -> int:

@@ -1,22 +1,83 @@
-"""Reading the log of events page by page, each together with whose events they are.
+"""The event log's pager: pages by key, each of one point in time, without a cursor.
 
-A page is of one point in time, and leaves no cursor behind. So it tells whether its
-session is still there, and still the one that the pages before were of.
+A page of a session's log, or of a user's, also says which sessions its events belong
+to, so that a reader notices a session that was deleted or recreated between two pages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from bson.timestamp import Timestamp
 
 from mongo_session_service.codec.documents import is_visible
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.queries import Wanted
 
 PAGE: Final = 256
 """Events read at once, if they fit into a reply of 16 MB."""
+
+
+class Page(NamedTuple):
+    """Events as they are stored, in the order of ``_id`` or against it."""
+
+    events: list[Document]
+    sessions: list[Document]
+    """What was read together with them, if asked for."""
+    at: Timestamp | None
+    """The point in time that all of it is from; None without transactions."""
+    is_last: bool
+    """Whether no events follow these."""
+
+
+async def read_page(
+    connection: Connection,
+    where: Document,
+    *,
+    size: int | None = None,
+    order: int = 1,
+    at: Timestamp | None = None,
+    session: Wanted | None = None,
+) -> Page:
+    """The first events that match a filter on their ``_id``.
+
+    Args:
+        connection: Where to read.
+        where: The filter; the next page's begins after the last event of this one.
+        size: How many to read at most; ``PAGE`` by default.
+        order: The direction of ``_id``: 1 or -1.
+        at: The point in time to read at; by default a current one, which holds what
+            this service has written.
+        session: The session to be read with them, as of the same time.
+    """
+    size = PAGE if size is None else size
+    events = Wanted("events", where, order=order, limit=size)
+    wanted = [events] if session is None else [session, events]
+    documents: list[Document] = []
+    is_whole = True
+    if connection.has_transactions:
+        collection = getattr(connection, wanted[0].collection)
+        stages = queries.union(connection, *wanted)
+        reading = (
+            snapshots.snapshot(connection, collection, stages, whole=False)
+            if at is None
+            else snapshots.snapshot_at(
+                connection, collection, stages, at=at, whole=False
+            )
+        )
+        documents, at, is_whole = await reading
+    else:
+        for each in wanted:
+            cursor = each.find(getattr(connection, each.collection))
+            documents += await cursor.to_list(None)
+    found = [each for each in documents if "revision" in each["_id"]]
+    sessions = [each for each in documents if "revision" not in each["_id"]]
+    return Page(found, sessions, at, is_whole and len(found) < size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +94,6 @@ class Span:
     def size(self) -> int:
         """How many to read at once."""
         return PAGE if self.left is None else min(PAGE, self.left)
-
-    def filter(self, key: SessionKey) -> Document:
-        """What finds them."""
-        end: Any = {} if self.before is None else self.before
-        upper = {**key.id, "revision": end}
-        return {"_id": {"$gt": key.event_id(self.after), "$lt": upper}}
 
     @property
     def order(self) -> int:
@@ -59,7 +114,7 @@ def events_of_user(app_name: str, user_id: str, after: Document | None) -> Docum
     return {"_id": {"$gt": after or user, "$lt": {**user, "session_id": {}}}}
 
 
-_HEAD: Final = {"create_time": 1, "revision": 1, "expire_time": 1}
+_HEAD: Final = ("create_time", "revision", "expire_time")
 _KEY: Final = SessionKey._fields
 
 
@@ -80,11 +135,14 @@ async def load_session_page(
     Raises:
         StorageUnavailableError: MongoDB has been away for a minute.
     """
-    found, is_whole = await persistently(lambda: _session_part(connection, key, span))
-    heads = [each for each in found if "revision" not in each["_id"]]
-    events = [each for each in found if "revision" in each["_id"]]
-    is_last = is_whole and len(events) < span.size
-    return LogPage(events, _created(heads, now), is_last)
+    head = Wanted("sessions", {"_id": key.id}, fields=_HEAD)
+    where = queries.events_after(key, span.after, span.before)
+    page = await persistently(
+        lambda: read_page(
+            connection, where, size=span.size, order=span.order, session=head
+        )
+    )
+    return LogPage(page.events, _created(page.sessions, now), page.is_last)
 
 
 async def load_user_page(
@@ -100,56 +158,21 @@ async def load_user_page(
         StorageUnavailableError: MongoDB has been away for a minute.
     """
     where = events_of_user(app_name, user_id, after)
-    events, heads, is_whole = await persistently(lambda: _user_part(connection, where))
-    return LogPage(events, _created(heads, now), is_whole and len(events) < PAGE)
+    page = await persistently(lambda: _read_user_page(connection, where))
+    return LogPage(page.events, _created(page.sessions, now), page.is_last)
 
 
-async def _session_part(
-    at: Connection, key: SessionKey, span: Span
-) -> tuple[list[Document], bool]:
-    where = span.filter(key)
-    if not at.has_transactions:
-        head = at.sessions.find({"_id": key.id}, _HEAD)
-        cursor = at.events.find(where).sort("_id", span.order).limit(span.size)
-        return [*await head.to_list(None), *await cursor.to_list(None)], True
-    stages = [{"$match": where}, {"$sort": {"_id": span.order}}, {"$limit": span.size}]
-    read = await snapshots.snapshot(
-        at,
-        at.sessions,
-        [
-            {"$match": {"_id": key.id}},
-            {"$project": _HEAD},
-            {"$unionWith": {"coll": at.events.name, "pipeline": stages}},
-        ],
-        whole=False,
-    )
-    return read.documents, read.is_whole
-
-
-async def _user_part(
-    at: Connection, where: Document
-) -> tuple[list[Document], list[Document], bool]:
-    if not at.has_transactions:
-        cursor = at.events.find(where).sort("_id", 1).limit(PAGE)
-        events = await cursor.to_list(None)
-        heads = at.sessions.find(_sessions_of(events), _HEAD)
-        return events, await heads.to_list(None), True
-    stages: list[dict[str, Any]] = [
-        {"$match": where},
-        {"$sort": {"_id": 1}},
-        {"$limit": PAGE},
-    ]
-    read = await snapshots.snapshot(at, at.events, stages, whole=False)
-    if not read.documents:
-        return [], [], True
-    stages = [{"$match": _sessions_of(read.documents)}, {"$project": _HEAD}]
-    heads = await snapshots.snapshot_at(at, at.sessions, stages, at=read.at)
-    return read.documents, heads.documents, read.is_whole
-
-
-def _sessions_of(events: list[Document]) -> Document:
-    keys = {SessionKey(*(each["_id"][name] for name in _KEY)) for each in events}
-    return {"_id": {"$in": [key.id for key in sorted(keys)]}}
+async def _read_user_page(at: Connection, where: Document) -> Page:
+    page = await read_page(at, where)
+    if not page.events:
+        return page
+    keys = {SessionKey(*(each["_id"][name] for name in _KEY)) for each in page.events}
+    ids = [key.id for key in sorted(keys)]
+    heads = Wanted("sessions", {"_id": {"$in": ids}}, fields=_HEAD)
+    if page.at is None:
+        return page._replace(sessions=await heads.find(at.sessions).to_list(None))
+    read = await snapshots.snapshot_at(at, at.sessions, heads.stages(), at=page.at)
+    return page._replace(sessions=read.documents)
 
 
 def session_id(event: Document) -> str:

@@ -169,7 +169,7 @@ async def revisit(
     documents = await store.read(
         Wanted("sessions", {"_id": key.id}),
         Wanted("events", {"_id": key.event_id(0)}),
-        Wanted("events", wanted, latest_first=True),
+        Wanted("events", wanted, order=-1),
         *queries.shared_state(key.app_name, key.user_id),
     )
     beginning = Beginning.among(documents, key)

@@ -80,9 +80,9 @@ def all_events(key: SessionKey) -> Document:
     return _between(key.id, "revision")
 
 
-def events_after(key: SessionKey, revision: int) -> Document:
-    """The events of a session after a revision."""
-    upper = {**key.id, "revision": {}}
+def events_after(key: SessionKey, revision: int, before: int | None = None) -> Document:
+    """The events of a session after a revision, and before another if there is one."""
+    upper = {**key.id, "revision": {} if before is None else before}
     return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
 
 
@@ -127,7 +127,8 @@ class Wanted:
 
     collection: str
     filter: Document
-    latest_first: bool = False
+    order: int | None = None
+    """The direction of ``_id``: 1 or -1; None for any."""
     limit: int | None = None
     since: float | None = None
     fields: tuple[str, ...] = ()
@@ -136,8 +137,8 @@ class Wanted:
     def stages(self) -> list[Document]:
         """The pipeline that reads them."""
         stages: list[Document] = [{"$match": self.filter}]
-        if self.latest_first:
-            stages.append({"$sort": {"_id": -1}})
+        if self.order is not None:
+            stages.append({"$sort": {"_id": self.order}})
         if self.limit is not None:
             stages.append({"$limit": self.limit})
         if self.since is not None:
@@ -149,8 +150,8 @@ class Wanted:
     def find(self, collection: Any) -> Any:
         """The cursor that reads them without a pipeline, whenever they are of."""
         cursor = collection.find(self.filter, self.fields or None)
-        if self.latest_first:
-            cursor = cursor.sort("_id", -1)
+        if self.order is not None:
+            cursor = cursor.sort("_id", self.order)
         return cursor.limit(self.limit or 0)
 
     def since_then(self, documents: list[Document]) -> list[Document]:
@@ -158,6 +159,18 @@ class Wanted:
         if self.since is None:
             return documents
         return [each for each in documents if each["event"]["timestamp"] >= self.since]
+
+
+def union(at: Any, first: Wanted, *others: Wanted) -> list[Document]:
+    """The pipeline that reads several collections of a connection as of one time.
+
+    It is run on the first one's collection.
+    """
+    stages = first.stages()
+    for each in others:
+        name = getattr(at, each.collection).name
+        stages.append({"$unionWith": {"coll": name, "pipeline": each.stages()}})
+    return stages
 
 
 def shared_state(app_name: str, user_id: str | None) -> list[Wanted]:
@@ -190,7 +203,7 @@ def events(
         Wanted(
             "events",
             events_after(key, after_revision),
-            latest_first=True,
+            order=-1,
             limit=_at_most_int64(config.num_recent_events),
             since=config.after_timestamp,
         )

@@ -337,9 +337,7 @@ async def _load(
         return documents, shared
     found = await snapshots.snapshot(at, at.sessions, stages)
     if with_state and found.documents:
-        first, other = _shared_by(found.documents)
-        union = {"coll": at.user_states.name, "pipeline": other.stages()}
-        both = [*first.stages(), {"$unionWith": union}]
+        both = queries.union(at, *_shared_by(found.documents))
         read = await snapshots.snapshot_at(at, at.app_states, both, at=found.at)
         shared = read.documents
     return found.documents, shared

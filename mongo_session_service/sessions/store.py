@@ -214,12 +214,8 @@ class SessionStore:
                 cursor = each.find(getattr(at, each.collection))
                 documents += each.since_then(await cursor.to_list(None))
             return documents
-        first, *others = wanted
-        stages = first.stages()
-        for each in others:
-            name = getattr(at, each.collection).name
-            stages.append({"$unionWith": {"coll": name, "pipeline": each.stages()}})
-        collection = getattr(at, first.collection)
+        collection = getattr(at, wanted[0].collection)
+        stages = queries.union(at, *wanted)
         return await snapshots.read(at, collection, stages, anywhere=anywhere)
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:

@@ -20,7 +20,6 @@ SESSION = {**ADA, "session_id": "s"}
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of three events, so that few make many pages."""
     monkeypatch.setattr(event_log, "PAGE", 3)
-    monkeypatch.setattr("mongo_session_service.sessions.event_log.PAGE", 3)
 
 
 async def fill(

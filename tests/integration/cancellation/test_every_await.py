@@ -136,8 +136,7 @@ async def test_a_read_cancelled_at_every_point(
     # As if the documents were so large that a reply has no more than two.
     for module in (connection, snapshots):
         monkeypatch.setattr(module, "ONE_BATCH", 2)
-    for module in (event_log, event_log):
-        monkeypatch.setattr(module, "PAGE", 2)
+    monkeypatch.setattr(event_log, "PAGE", 2)
     for case in READS:
         with subtests.test(case.what, how=case.prepare.__name__):
             await cancel_at_every_point(world, admin, case, late=late)

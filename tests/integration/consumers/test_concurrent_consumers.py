@@ -26,7 +26,7 @@ async def test_a_consumer_runs_once(service: MongoSessionService) -> None:
     running = asyncio.create_task(consumer.run(handler))
     await started.wait()
     for reading in (consumer.run(handler), anext(consumer)):
-        with pytest.raises(MongoSessionServiceError, match="'c' is under way already"):
+        with pytest.raises(MongoSessionServiceError, match="'c' is already running"):
             await reading
     may_end.set()
     async with asyncio.timeout(PATIENCE):
@@ -55,9 +55,9 @@ async def test_handlers_that_close_the_service_do_not_wait_for_each_other(
         await asyncio.wait(runs)
 
 
-def _beginning(tasks: set[asyncio.Task[Any]]) -> list[object]:
+def _waiting(tasks: set[asyncio.Task[Any]]) -> list[object]:
     """Those of the tasks that wait for a consumer's name."""
-    return [each for each in tasks if "consumers._begin" in repr(each.get_coro())]
+    return [each for each in tasks if "_start_coordinator" in repr(each.get_coro())]
 
 
 async def test_who_has_left_the_queue_is_not_in_it(
@@ -73,7 +73,7 @@ async def test_who_has_left_the_queue_is_not_in_it(
                 async with asyncio.timeout(0.01):
                     await anext(service.consumer("c"))
         gc.collect()
-        await until(lambda: not _beginning(asyncio.all_tasks() - tasks))
+        await until(lambda: not _waiting(asyncio.all_tasks() - tasks))
 
     async with service.consumer("c") as following:
         await take(following, 1)

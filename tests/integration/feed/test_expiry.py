@@ -104,7 +104,7 @@ async def test_a_cancelled_reader_is_told_of_the_end(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that is cancelled while it looks at the clock looks again."""
-    looking, look = asyncio.Event(), subscription.load_end
+    looking, look = asyncio.Event(), subscription.load_expiry
 
     async def never(*_: object) -> None:
         looking.set()
@@ -114,12 +114,12 @@ async def test_a_cancelled_reader_is_told_of_the_end(
     await service.create_session(**SESSION, ttl=0.1)
     async with asyncio.timeout(PATIENCE), service.watch(APP, USER, ID) as changes:
         assert (await anext(changes)).kind == "snapshot"
-        monkeypatch.setattr(subscription, "load_end", never)
+        monkeypatch.setattr(subscription, "load_expiry", never)
         reading = asyncio.ensure_future(anext(changes))
         await looking.wait()
         reading.cancel()
         await asyncio.wait([reading])
-        monkeypatch.setattr(subscription, "load_end", look)
+        monkeypatch.setattr(subscription, "load_expiry", look)
         clock.now += 1
 
         assert (await anext(changes)).kind == "deleted"

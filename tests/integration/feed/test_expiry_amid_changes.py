@@ -153,7 +153,7 @@ async def test_a_feed_that_is_behind_tells_the_last_event(
     """A session's own subscription ends with its last event told, however late."""
     mine = Clock.set()
     is_behind, has_looked = threading.Event(), threading.Event()
-    following, look = stream.Stream.next, subscription.load_end
+    following, look = stream.Stream.next, subscription.load_expiry
 
     async def late(self: stream.Stream) -> Any:
         change = await following(self)
@@ -167,7 +167,7 @@ async def test_a_feed_that_is_behind_tells_the_last_event(
         return found
 
     monkeypatch.setattr(stream.Stream, "next", late)
-    monkeypatch.setattr(subscription, "load_end", looking)
+    monkeypatch.setattr(subscription, "load_expiry", looking)
     session = await service.create_session(**SESSION, ttl=10)
     async with Follower(service.watch(APP, USER, ID)) as follower:
         await follower.reached(0)

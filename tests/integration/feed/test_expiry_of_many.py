@@ -132,14 +132,14 @@ async def test_what_expires_as_soon_as_it_is_watched_is_told(
     service: MongoSessionService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told from when the subscription is open, though the feed looks later."""
-    look = expiry.Endings.look
+    scan = expiry.ExpiryScanner.scan
     has_expired = threading.Event()
 
     async def late(*arguments: Any, **named: Any) -> None:
         assert await asyncio.to_thread(has_expired.wait, PATIENCE)
-        await look(*arguments, **named)
+        await scan(*arguments, **named)
 
-    monkeypatch.setattr(expiry.Endings, "look", late)
+    monkeypatch.setattr(expiry.ExpiryScanner, "scan", late)
     Clock.set()
     await service.create_session(**SESSION, ttl=10)
     await service.create_session(**IDS)  # the feed may see the latest write

@@ -20,7 +20,7 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import InvalidInputError, MongoSessionService
-from mongo_session_service.feed.subscription import PAGE
+from mongo_session_service.sessions.event_log import PAGE
 
 
 async def test_snapshot_then_every_change(service: MongoSessionService) -> None:

@@ -16,7 +16,7 @@ from support.long_sessions import left_in, store_long_session
 
 from mongo_session_service import MongoSessionService, Pruned
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.feed.expiry import ending_between
+from mongo_session_service.feed.expiry import expiring_between
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import deletion, queries
 from mongo_session_service.sessions.deletion import Step
@@ -243,7 +243,9 @@ async def test_prune_finishes_deletes(
 
 
 @pytest.mark.parametrize(
-    "filter_", [queries.expired(1e12), ending_between(0.0, 1e12)], ids=["prune", "feed"]
+    "filter_",
+    [queries.expired(1e12), expiring_between(0.0, 1e12)],
+    ids=["prune", "feed"],
 )
 async def test_what_has_expired_is_found_by_its_index(
     service: MongoSessionService,

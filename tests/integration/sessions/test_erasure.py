@@ -20,7 +20,7 @@ from support.subscriptions import Follower, new_event, until
 from mongo_session_service import Change, Erased, MongoSessionService, StorageError
 from mongo_session_service.consumers import fetcher
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion
+from mongo_session_service.sessions import deletion, event_log
 from mongo_session_service.transfer import ServiceSource, move
 
 APP, OTHER = "app-to-be-erased", "another-app"
@@ -150,7 +150,7 @@ async def test_a_replay_goes_on_after_who_is_erased(
     read: int,
 ) -> None:
     """Wherever a replay was left, its checkpoint is cleared; all others' are told."""
-    monkeypatch.setattr(fetcher, "_PAGE", 2)
+    monkeypatch.setattr(event_log, "PAGE", 2)
     monkeypatch.setattr(fetcher, "_FRESH", -1)  # a replay in as many parts
     for user in ("al", ALICE, BOB):
         await fill(service, user, "s")
@@ -170,31 +170,6 @@ async def test_a_replay_goes_on_after_who_is_erased(
     assert sorted(told(changes, "az")) == [
         *(("appended", "new", n) for n in (1, 2, 3)),
         ("created", "new", 0),
-    ]
-
-
-async def test_an_earlier_releases_token_is_taken_out(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
-) -> None:
-    """A checkpoint with the token of a change of the user goes on at its time."""
-    checkpoints = admin[database].checkpoints
-    async with service.consumer("c", start="now") as consumer:
-        with admin[database].events.watch() as stream:
-            await fill(service, ALICE, "a")
-            token = [next(stream)["_id"] for _ in range(3)][-1]
-        await fill(service, BOB, "b")
-        change = {"position.token": token, "position.start_at": None}
-        checkpoints.update_one({"_id": "c"}, {"$set": change})
-        assert "checkpoints" in traces(admin, database)
-
-        erased = await service.delete_user(app_name=APP, user_id=ALICE)
-
-        assert erased.checkpoints == 1
-        assert traces(admin, database) == []
-        changes = await take(consumer, 6, commit=True)
-    assert told(changes)[:4] == [
-        ("created", "b", 0),
-        *(("appended", "b", n) for n in (1, 2, 3)),
     ]
 
 

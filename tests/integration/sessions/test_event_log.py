@@ -13,6 +13,7 @@ from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import PAGE, Span, events_of_user
 
 KEY = SessionKey("app", "ada", "s")
@@ -133,7 +134,7 @@ async def test_a_page_is_a_range_of_the_index(
     span = Span(100, 200, newest_first, 50)
     after = KEY.event_id(290)
     for where, order in (
-        (span.filter(KEY), span.order),
+        (queries.events_after(KEY, span.after, span.before), span.order),
         (events_of_user("app", "ada", after), 1),
     ):
         stages = [{"$match": where}, {"$sort": {"_id": order}}, {"$limit": 50}]

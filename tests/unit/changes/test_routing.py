@@ -164,10 +164,10 @@ def test_what_was_announced_is_silent_in_its_transaction(
     announcement = Removed(KEY)
 
     router.note(announcement, ("t", 1))
-    assert router.is_silent(announcement)
+    assert router.is_suppressed(announcement)
     router.note(Deleted(KEY, 1.0), ("t", 1))
-    assert router.is_silent(Deleted(KEY, 1.0))
-    assert not router.is_silent(Deleted(OTHER, 1.0))
+    assert router.is_suppressed(Deleted(KEY, 1.0))
+    assert not router.is_suppressed(Deleted(OTHER, 1.0))
 
     router.note(Deleted(KEY, 2.0), ("t", 2))
-    assert not router.is_silent(Deleted(KEY, 2.0))
+    assert not router.is_suppressed(Deleted(KEY, 2.0))
