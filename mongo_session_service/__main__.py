@@ -1,4 +1,4 @@
-"""Runs the command line: ``python -m mongo_session_service``."""
+"""Entry point of ``python -m mongo_session_service``."""
 
 from __future__ import annotations
 

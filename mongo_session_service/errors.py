@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""Errors: one tree for everything that can go wrong.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Spans and metrics of the service's calls, by OpenTelemetry's conventions.
+"""Telemetry: spans and metrics of the service's calls, by OpenTelemetry's conventions.
 
 They go where the application's SDK sends them, which may be set up long after this
 package is imported. Without one, a call pays a few microseconds. They name the

@@ -1,4 +1,4 @@
-"""What subscribers and consumers get: one committed change."""
+"""``Change``: one committed change, as subscribers and consumers receive it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a change stream says, in this package's words.
+"""Change decoder: change stream documents to typed changes.
 
 A change stream tells of single documents. Of an append only the event's insert is of
 interest, since it holds the delta as well; of a session its insert and its delete, and

@@ -1,4 +1,4 @@
-"""Who gets which change: found by key, whatever the number of subscriptions."""
+"""Change routing: from a change to its subscriptions, by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A change stream that survives: re-opened where it was, whatever breaks it."""
+"""Resumable change stream: reopened where it was after any failure."""
 
 from __future__ import annotations
 

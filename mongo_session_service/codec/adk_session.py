@@ -1,4 +1,4 @@
-"""ADK's ``Session`` objects, and the mark of what they were read at."""
+"""ADK ``Session`` objects: built from records, with the version they were read at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single values and keys to and from BSON, exactly.
+"""BSON values: single JSON values and state keys to and from BSON, exactly.
 
 A value is stored natively, so that it can be queried, but for the parts BSON cannot
 hold exactly: each of those is stored alone as ``{"%json": "<text>"}``. State keys are

@@ -1,4 +1,4 @@
-"""ADK's ``Event`` objects, taken apart into their fields and built from them."""
+"""Event fields: ADK ``Event`` objects to and from plain fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values as JSON holds them, with tags for what it cannot.
+"""Extended JSON: values as strict JSON, with type tags for what JSON cannot hold.
 
 That is an object of one field: ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``,
 ``{"%text": "<base64>"}`` for a string with a lone surrogate, and ``{"%object": [[key,

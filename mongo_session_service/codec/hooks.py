@@ -1,4 +1,4 @@
-"""What the application makes of content before it is stored, and after it is loaded.
+"""Application hooks: ``before_store`` and ``after_load``, applied to events and state.
 
 Content is an event, and each value of state. A value of state is changed once, and is
 then the same in the event that sets it and in the state it is set in. What the storage

@@ -1,4 +1,4 @@
-"""What fits into a document, and what to say of what does not."""
+"""Document size limits, and the errors that name what is too large."""
 
 from __future__ import annotations
 

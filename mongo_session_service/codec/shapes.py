@@ -1,4 +1,4 @@
-"""Sessions and events as they are stored."""
+"""Document shapes: sessions and events as they are stored."""
 
 from __future__ import annotations
 

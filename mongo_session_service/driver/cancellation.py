@@ -1,4 +1,4 @@
-"""What a cancelled caller may interrupt, and what not."""
+"""Cancellation: awaits that finish their work before a cancellation is raised."""
 
 from __future__ import annotations
 

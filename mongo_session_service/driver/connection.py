@@ -1,4 +1,4 @@
-"""The one door to the driver: connections, transactions, snapshots.
+"""Connection: a client as one event loop uses it, its collections and transactions.
 
 PyMongo's ``AsyncMongoClient``, Motor and mongomock-motor differ in small ways; the
 differences end here.

@@ -1,4 +1,4 @@
-"""The driver's errors, in this package's words.
+"""Driver error mapping: PyMongo exceptions to this package's errors.
 
 A server's error text may quote the documents it refused, and so is never passed on:
 its name and code are. What the driver says of connections names no more than hosts.

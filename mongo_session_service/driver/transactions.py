@@ -1,4 +1,4 @@
-"""Transactions brought to an end: in bounded time, and with nothing left open."""
+"""Transactions: run to their end, in bounded time, with nothing left open."""
 
 from __future__ import annotations
 

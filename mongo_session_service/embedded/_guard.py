@@ -1,4 +1,4 @@
-"""Runs one mongod, and ends it when the process that asked for it is gone.
+"""Guard process: runs one mongod, and ends it with the process that asked for it.
 
 `embedded.py` launches this file by path, so it imports only the standard library and
 is running in about 25 ms. Its stdin is a pipe whose other end only that process holds:

@@ -1,4 +1,4 @@
-"""One mongod process on this machine: finding it, starting it, and why it ended."""
+"""One local mongod process: found, started, and its failure explained."""
 
 from __future__ import annotations
 

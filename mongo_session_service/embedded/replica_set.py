@@ -1,4 +1,4 @@
-"""A real MongoDB replica set on this machine, without Docker: for tests and demos.
+"""Embedded replica set: a real MongoDB on this machine, without Docker.
 
 ::
 

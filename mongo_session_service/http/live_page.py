@@ -1,4 +1,4 @@
-"""The page that shows a session live, and the list of sessions it offers."""
+"""Live page: the page that shows a session, and its list of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's changes over HTTP, as server-sent events, and a page that shows them.
+"""Server-sent events: a session's changes over HTTP, and the app that shows them.
 
 ::
 

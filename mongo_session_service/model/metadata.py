@@ -1,4 +1,4 @@
-"""What a session has beside its state: a title, labels, and a time to live.
+"""Session metadata: title, labels, time to live and expiry.
 
 All of it is optional, in arguments and in documents. Labels are stored as a list of
 names and values, so that one index finds a session by any of them.

@@ -1,4 +1,4 @@
-"""What storage speaks: frozen records, and the ids that name them."""
+"""Records and keys: the frozen values that the store works with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ADK's flat state, taken apart by scope and put together again.
+"""State scopes: flat ADK state split into app, user and session parts, and merged.
 
 A key's prefix names its scope: ``app:``, ``user:``, none for the session, and
 ``temp:`` for the current invocation, which is never stored.

@@ -1,4 +1,4 @@
-"""Validation of arguments: each check says what is wrong and what would be right."""
+"""Argument validation: each check says what is wrong and what would be right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session's state has been: its initial state, folded with the log so far.
+"""Session history: the state at any revision, and rewinds, folded from the event log.
 
 What is folded are fields as they are stored, but for :func:`restored`.
 """

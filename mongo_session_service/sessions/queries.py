@@ -1,4 +1,4 @@
-"""Filters, pipelines and updates, built from records and nothing else.
+"""Queries: filters, pipelines and updates, built from records alone.
 
 All reads are ranges of ``_id``. Documents compare field by field, so a shorter one is
 the lower bound of all that begin with it. The upper bound has one more field, holding

@@ -1,4 +1,4 @@
-"""Appending for a second writer: on top of what others have appended meanwhile."""
+"""Rebase: appends of a second writer, on top of what others appended meanwhile."""
 
 from __future__ import annotations
 

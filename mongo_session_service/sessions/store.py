@@ -1,4 +1,4 @@
-"""Every read and write of sessions, events and scoped state, in records only."""
+"""Session store: reads and writes of sessions, events and scoped state."""
 
 from __future__ import annotations
 

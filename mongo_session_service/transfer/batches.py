@@ -1,4 +1,4 @@
-"""Sessions on their way in: encoded as the service itself would store them."""
+"""Import batches: sessions encoded as the service itself would store them."""
 
 from __future__ import annotations
 

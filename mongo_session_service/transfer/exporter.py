@@ -1,4 +1,4 @@
-"""The way out: to JSON Lines, and to any other session service."""
+"""Exporter: sessions written as JSON Lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The move: a source's sessions into a ``MongoSessionService``.
+"""Importer: a source's sessions moved into a ``MongoSessionService``.
 
 Reading and decoding go on while a batch is being written. What is there already is
 compared rather than written, so the same move, run again, finishes what was broken off

@@ -1,4 +1,4 @@
-"""The JSON Lines form of sessions, version 1.
+"""JSON Lines format of exported sessions, version 1.
 
 The first line names the form; then each line is an object with one field::
 

@@ -1,4 +1,4 @@
-"""What is to be done about a session, decided from what the target holds of it."""
+"""Reconciliation: what to do about a session, given what the target holds of it."""
 
 from __future__ import annotations
 

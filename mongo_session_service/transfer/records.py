@@ -1,4 +1,4 @@
-"""What flows from a source to wherever it is wanted: a few frozen records.
+"""Transfer records: what flows from a source to a target.
 
 A source is read as one stream. State that sessions share comes when it is known; a
 session's header is followed by its events, in order; what cannot be read comes as a

@@ -1,4 +1,4 @@
-"""The way out to any ``BaseSessionService``, through its public methods alone."""
+"""Replay: sessions handed over to any ``BaseSessionService``."""
 
 from __future__ import annotations
 

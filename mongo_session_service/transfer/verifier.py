@@ -1,4 +1,4 @@
-"""The proof: a source and a target compared, session by session.
+"""Verifier: a source and a target compared, session by session.
 
 Both are compared in decoded form, by content hashes: what an agent would be given.
 """

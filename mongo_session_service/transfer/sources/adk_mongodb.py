@@ -1,4 +1,4 @@
-"""ADK's ``MongoDbSessionService``, as of 2.13 and in its earlier layout.
+"""Source: ADK's ``MongoDbSessionService``, as of 2.13 and in its earlier layout.
 
 Earlier its ids were texts, ``app/user/session/event``; now they are documents. Both
 name app, user and session in fields of their own, except in the state of users.

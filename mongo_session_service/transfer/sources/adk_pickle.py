@@ -1,4 +1,4 @@
-"""Actions of events as google-adk 1.x pickled them, read without running any of it.
+"""ADK 1.x pickles: event actions read as data, never run.
 
 A pickle names classes to call. Here a name resolves to plain data of the standard
 library or to a stand-in that only remembers what it was given: not one class of the

@@ -1,4 +1,4 @@
-"""Rows of ADK's SQL and SQLite session services, read as sessions and events.
+"""ADK's SQL rows: decoded to sessions and events.
 
 Drivers differ in what they make of a JSON or a time column, so each is taken in every
 form: text, parsed, or a number of seconds.

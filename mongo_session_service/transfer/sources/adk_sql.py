@@ -1,4 +1,4 @@
-"""ADK's ``DatabaseSessionService``, in schema version 1 and in 0 of google-adk 1.x."""
+"""Source: ADK's ``DatabaseSessionService``, schema versions 0 and 1."""
 
 from __future__ import annotations
 

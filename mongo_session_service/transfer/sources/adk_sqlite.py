@@ -1,4 +1,4 @@
-"""ADK's ``SqliteSessionService``."""
+"""Source: ADK's ``SqliteSessionService``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sources have in common: being opened and closed, and reading in threads."""
+"""Source base class: opening, closing, and reading in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MongoDB services of adk-extra-services and of google-adk-extras.
+"""Source: the MongoDB services of adk-extra-services and google-adk-extras.
 
 They store the same documents: a session's holds the merged state as its last writer
 saw it, ``app:``, ``user:`` and ``temp:`` keys included, and only what events set is in

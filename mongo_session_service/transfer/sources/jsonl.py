@@ -1,4 +1,4 @@
-"""Sessions exported as JSON Lines."""
+"""Source: sessions exported as JSON Lines."""
 
 from __future__ import annotations
 

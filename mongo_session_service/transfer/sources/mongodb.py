@@ -1,4 +1,4 @@
-"""What sources in MongoDB share: a client, and two sorted streams read as one."""
+"""Base of sources in MongoDB: a client, and two sorted streams read as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any ``BaseSessionService``, through its public methods alone."""
+"""Source: any ``BaseSessionService``, through its public methods."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which rows an SQLite file has, so that none that comes later is taken for one.
+"""SQLite row identity: rows that were there from the start, told from later ones.
 
-It gives the place of a row that was deleted to another, which may be anybody's, and
+SQLite gives the place of a row that was deleted to another, which may be anybody's, and
 `VACUUM` moves rows.
 """
 

@@ -1,4 +1,4 @@
-"""This package's own store, for export, verification and moves elsewhere."""
+"""Source: this package's own store."""
 
 from __future__ import annotations
 
