@@ -95,7 +95,6 @@ from mongo_session_service.sessions.event_log import (
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.group_commit import Caller
 from mongo_session_service.sessions.history import revisit, rewinding
-from mongo_session_service.sessions.page_key import load_page_key
 from mongo_session_service.sessions.search import (
     check_limit,
     load_page,
@@ -517,16 +516,11 @@ class MongoSessionService(BaseSessionService):
             hooks=self._hooks,
         )
         now = platform_time.get_time()
+        after = None if page_token is None else place_in(page_token, search)
         async with self._backend() as backend:
-            at, after, key = backend.connection, None, None
-            if page_token is not None:
-                key = await load_page_key(at)
-                after = place_in(page_token, search, key)
+            at = backend.connection
             page = await load_page(at, search, after, limit, now, with_state=with_state)
-            following = None
-            if page.last is not None:
-                key = key or await load_page_key(at)
-                following = token(page.last, search, key)
+        following = None if page.last is None else token(page.last, search)
         return SessionPage(sessions=page.summaries, next_page_token=following)
 
     def iter_events(

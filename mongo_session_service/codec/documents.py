@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import bson
 from google.adk.events.event import Event
+from google.adk.sessions.state import State
 
 from mongo_session_service.codec.bson_values import (
     MAX_KEY_LENGTH,
@@ -124,6 +125,40 @@ def encode_new_session(
     return NewSession(key, create_time, delta, size, details)
 
 
+def encode_state(
+    state: Mapping[str, Any], owner: Owner, hooks: Hooks
+) -> tuple[dict[str, Any], int]:
+    """The state of one app, user or session, ready to be stored, and its size.
+
+    Its keys have no prefix. A session's state has no ``app:``, ``user:`` or ``temp:``
+    keys; if it does, they are left out.
+
+    Raises:
+        InvalidInputError: a key is not a string or too long, a value cannot be stored,
+            or the application's hook failed.
+        DocumentTooLargeError: it is over ``MAX_DOCUMENT_BYTES``.
+    """
+    own = _check_state(dict(state))
+    shown = _check_state({owner.prefix + key: value for key, value in own.items()})
+    stored = hooks.state_to_store(_json_state(shown), owner._replace(prefix=""))
+    parts = _encode_scopes(stored)
+    by_prefix = {State.APP_PREFIX: parts.app, State.USER_PREFIX: parts.user}
+    fields = by_prefix.get(owner.prefix, parts.session)
+    return fields, check_initial_state(fields)
+
+
+def encode_event_fields(event: Event) -> dict[str, Any]:
+    """An event's fields as they are stored without hooks.
+
+    Raises:
+        InvalidInputError: the event or its delta holds a value that cannot be stored.
+        DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
+    """
+    document, delta = _encode_event(event, lambda delta: delta)
+    check_event_size(event.id, delta, len(bson.encode(document)))
+    return document
+
+
 def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
     """An event and its effect on state, ready to be stored, ``temp:`` left out.
 
@@ -132,23 +167,8 @@ def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
             or the application's hook failed.
         DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
     """
-    check_id("The event's id", event.id)
-    try:
-        document, is_doubtful = dump_event(event)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"The event cannot be stored: {error}.") from None
-    delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
     owner = Owner.of_session(key)
-    delta = hooks.state_to_store(delta, owner)
-    document["actions"]["state_delta"] = delta
-    drop_defaults(document)
-    try:
-        document = encode_value(document)
-        if is_doubtful:
-            check_readable(decode_value(document))
-    except InvalidInputError as error:
-        message = f"Event {quoted(event.id)} cannot be stored: {error}."
-        raise InvalidInputError(message) from None
+    document, delta = _encode_event(event, partial(hooks.state_to_store, owner=owner))
     if hooks.before_store is not None:
         content = hooks.event_to_store(decode_value(document), owner)
         document = encode_value(content)
@@ -163,6 +183,29 @@ def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
         delta=_encode_scopes(delta),
         encoded=encoded,
     )
+
+
+def _encode_event(
+    event: Event, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An event's fields, and the delta in them, which is changed as it is stored."""
+    check_id("The event's id", event.id)
+    try:
+        document, is_doubtful = dump_event(event)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"The event cannot be stored: {error}.") from None
+    delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
+    delta = change(delta)
+    document["actions"]["state_delta"] = delta
+    drop_defaults(document)
+    try:
+        document = encode_value(document)
+        if is_doubtful:
+            check_readable(decode_value(document))
+    except InvalidInputError as error:
+        message = f"Event {quoted(event.id)} cannot be stored: {error}."
+        raise InvalidInputError(message) from None
+    return document, delta
 
 
 def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:

@@ -25,7 +25,6 @@ from mongo_session_service.schema.indexes import (
     missing_indexes,
     record_version,
 )
-from mongo_session_service.sessions.page_key import load_page_key
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +57,6 @@ async def set_up(connection: Connection) -> bool:
     if not is_recorded:
         with attempts.at("the schema version"):
             await record_version(connection)
-    with attempts.at("the key that pages of lists need"):
-        await load_page_key(connection)
     attempts.warn()
     return _named(connection, EVENT_ONCE) not in attempts.failed
 

@@ -1,12 +1,13 @@
-"""Removing sessions for good, in small steps, however many events they have.
+"""Deletion: removing sessions and their events in steps of bounded size.
 
-A transaction cannot hold 200,000 deletes. So a long session is replaced, in one, by a
-remnant: a document of the same ``_id`` without revision or state, which nobody is shown
-and no session can be created beside. Its events are removed step by step, and at last
-it is. Whoever meets a remnant goes on with it, so a removal can be broken off anywhere.
+One transaction cannot delete 200,000 events. So a transaction replaces a long session
+with a tombstone, further ones remove its events, and the last one removes the
+tombstone. A removal that is interrupted is resumed by the next delete of the session,
+by pruning, or by creating a session with its id.
 
-Every step writes to the remnant in the transaction that removes the events: a step that
-comes late finds it gone, and cannot touch the events of a new session of the same id.
+Each step updates the tombstone in the transaction that removes the events: a step that
+comes late finds no tombstone, and cannot remove events of a new session with the same
+id.
 """
 
 from __future__ import annotations
@@ -19,47 +20,49 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import queries
+from mongo_session_service.sessions import placeholders, queries
 
 STEP: Final = 1000
-"""Events removed in one transaction: some 30 ms, and 200 kB of MongoDB's log."""
+"""Events removed in one transaction: about 30 ms, and 200 kB in MongoDB's oplog."""
 
 _SESSIONS: Final = 50
-"""Sessions removed in one transaction, if they are short."""
-
-_HOLDERS: Final = {"held_by", "claimed_by"}
-"""What a remnant has that was to become a session: by a fork, or an import."""
+"""Short sessions removed in one transaction."""
 
 ATTEMPTS: Final = 10
-"""How often an id that was found free may be refused as taken."""
+"""How often an id that was found free may turn out to be taken."""
 
 
 class Step(NamedTuple):
-    """What one step has removed."""
+    """What one step removed."""
 
     sessions: int
     events: int
     is_last: bool
-    """Whether nothing was left to remove."""
+    """Whether nothing is left to remove."""
 
 
 async def remove_session(connection: Connection, key: SessionKey, now: float) -> None:
-    """Remove a session and its events; nothing happens if it is not stored.
+    """Remove a session and its events; do nothing if it is not stored.
 
-    It is gone from the first step on. If this is cancelled, the next removal of the
-    session, or of what has expired, goes on with it.
+    No reader sees it after the first step. If this is cancelled, the next removal of
+    the session, or pruning, resumes it.
     """
-    wanted = {"_id": key.id, **queries.deletable(now)}
+    wanted = {"_id": key.id, **placeholders.deletable(now)}
     step = await remove_some(connection, wanted)
     if not step.is_last:
-        # The remnant only: what may be there by then is a new session of the same id.
-        await _remove_all(connection, {"_id": key.id, **queries.expired(0.0)})
+        # Only the tombstone: by now there may be a new session with the same id.
+        await remove_tombstone(connection, key)
+
+
+async def remove_tombstone(connection: Connection, key: SessionKey) -> None:
+    """Remove a session's tombstone, if there is one, and the events left with it."""
+    await _remove_all(connection, placeholders.buried_at(key))
 
 
 async def remove_expired(connection: Connection, key: SessionKey, now: float) -> bool:
-    """Remove a session if it has expired, or is being removed; tell if its id is free.
+    """Remove a session if it has expired or is being removed; whether its id is free.
 
-    So it may be because somebody else has just removed it.
+    The id is free as well if another process removed the session meanwhile.
     """
     await _remove_all(connection, {"_id": key.id, **queries.expired(now)})
     return await connection.sessions.find_one({"_id": key.id}, {"_id": 1}) is None
@@ -71,13 +74,14 @@ async def _remove_all(connection: Connection, wanted: Document) -> None:
 
 
 async def remove_some(connection: Connection, wanted: Document) -> Step:
-    """Remove a few sessions, or a part of one, as one transaction.
+    """Remove a few sessions, or a part of one, in one transaction.
 
-    It is finished even if the caller is cancelled. Other processes may do the same.
+    The transaction ends even if the caller is cancelled. Other processes may remove the
+    same sessions at the same time.
 
     Args:
-        connection: Where to.
-        wanted: A filter of the sessions to remove.
+        connection: The database.
+        wanted: The filter for the sessions to remove.
     """
 
     async def work(txn: Txn) -> Step:
@@ -86,12 +90,12 @@ async def remove_some(connection: Connection, wanted: Document) -> Step:
         if not found:
             return Step(0, 0, is_last=True)
         for each in found:
-            if "revision" not in each:
+            if placeholders.is_placeholder(each):
                 return await _shorten(connection, each["_id"], txn)
-        # Without transactions a crash in between would leave events without session.
+        # Without transactions, a crash in between would leave events without a session.
         short = list(_short(found)) if txn else []
         if not short:
-            return await _leave_remnant(connection, found[0]["_id"], txn)
+            return await _bury(connection, found[0]["_id"], txn)
         is_last = len(short) == len(found) < _SESSIONS
         return await _remove_short(connection, short, txn, is_last=is_last)
 
@@ -99,7 +103,7 @@ async def remove_some(connection: Connection, wanted: Document) -> Step:
 
 
 def _short(found: list[Document]) -> Iterator[Document]:
-    """Those of the sessions found that one step can remove together."""
+    """The sessions that one step can remove together."""
     events = 0
     for each in found:
         events += each["revision"]
@@ -117,25 +121,26 @@ async def _remove_short(
     return Step(len(short), sum(each["revision"] for each in short), is_last)
 
 
-async def _leave_remnant(connection: Connection, id_: Document, txn: Txn) -> Step:
-    remnant = {"_id": id_, "expire_time": 0.0, "steps": 0}
+async def _bury(connection: Connection, id_: Document, txn: Txn) -> Step:
+    """Replace a session with a tombstone."""
+    tombstone = placeholders.tombstone(id_)
     if txn:
-        # A delete, since that is what the change feed tells.
+        # A delete rather than a replace: the change feed reports deletes.
         await connection.sessions.delete_one({"_id": id_}, session=txn)
-        await connection.sessions.insert_one(remnant, session=txn)
+        await connection.sessions.insert_one(tombstone, session=txn)
     else:
-        await connection.sessions.replace_one({"_id": id_}, remnant)
+        await connection.sessions.replace_one({"_id": id_}, tombstone)
     return Step(1, 0, is_last=False)
 
 
 async def _shorten(connection: Connection, id_: Document, txn: Txn) -> Step:
-    """Remove what has the remnant's oldest events, and the remnant after the last."""
-    step = {"$set": {"expire_time": 0.0}, "$inc": {"steps": 1}}
-    remnant = await connection.sessions.find_one_and_update(
-        _remnant(id_), step, session=txn
+    """Remove a placeholder's oldest events; with the last ones, the placeholder."""
+    found = await connection.sessions.find_one_and_update(
+        placeholders.at(id_), placeholders.BURY, session=txn
     )
-    if remnant is None:
-        return Step(0, 0, is_last=False)  # who did the rest has no transactions either
+    if found is None:
+        # Only without transactions: another process has removed the rest.
+        return Step(0, 0, is_last=False)
     log = queries.all_events(SessionKey(**id_))
     cursor = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
     oldest = [each["_id"] for each in await cursor.limit(STEP + 1).to_list(None)]
@@ -146,41 +151,23 @@ async def _shorten(connection: Connection, id_: Document, txn: Txn) -> Step:
     if len(oldest) > STEP:
         return Step(0, STEP, is_last=False)
     events = sum(each["revision"] > 0 for each in oldest)
-    if events and not _HOLDERS.isdisjoint(remnant):
-        # Subscribers were told these events, and so are told that they are gone.
-        await connection.sessions.delete_one(_remnant(id_), session=txn)
+    if events and placeholders.was_reserved(found):
+        # Subscribers received these events, so they receive a "deleted" too.
+        await connection.sessions.delete_one(placeholders.at(id_), session=txn)
     else:
-        await remove_remnant(connection, id_, txn)
+        await placeholders.remove_silently(connection, id_, txn)
     return Step(0, events, is_last=False)
-
-
-async def remove_remnant(connection: Connection, id_: Document, txn: Txn) -> None:
-    """Remove a document that is no session, without the change feed telling of it.
-
-    All a change stream says of a delete is the ``_id``. An announcement in the same
-    transaction says which of them is none.
-    """
-    announcement = {"_id": queries.announcement_id(id_, queries.REMOVED)}
-    if txn:
-        await connection.sessions.insert_one(announcement, session=txn)
-    await connection.sessions.delete_one(_remnant(id_), session=txn)
-    if txn:
-        await connection.sessions.delete_one(announcement, session=txn)
-
-
-def _remnant(id_: Document) -> Document:
-    return {"_id": id_, "revision": {"$exists": False}}
 
 
 async def remove_events(
     connection: Connection, app_name: str, user_id: str | None
 ) -> int:
-    """Remove events of an app, or a user, whose sessions are gone; how many it were."""
-    # Their _ids begin as those of sessions do.
+    """Remove events of an app or user that have no session; how many."""
+    # The _id of an event begins with that of its session.
     wanted = queries.all_sessions(app_name, user_id)
     removed = 0
 
-    # As one transaction, or the events may be those of a new session by then.
+    # In one transaction, or the events may belong to a new session by then.
     async def work(txn: Txn) -> tuple[list[Document], int]:
         cursor = connection.events.find(wanted, {"_id": 1}, session=txn).sort("_id", 1)
         found = [each["_id"] for each in await cursor.limit(STEP).to_list(None)]
@@ -201,7 +188,7 @@ async def remove_events(
 async def _orphans(
     connection: Connection, events: list[Document], txn: Txn
 ) -> list[Document]:
-    """The ``_id``s of those events that belong to no session, nor to what is left."""
+    """The ``_id``s of the events that have neither session nor placeholder."""
     sessions = [SessionKey(*islice(each.values(), 3)) for each in events]
     ids = [key.id for key in set(sessions)]
     found = connection.sessions.find({"_id": {"$in": ids}}, {"_id": 1}, session=txn)

@@ -1,14 +1,12 @@
-"""Making a session of another's beginning; the server copies the events.
+"""Forks: new sessions with another's first events, which the server copies.
 
-Until all of them are there, the place is held by a document without revision, as a
-session that is being removed leaves one: nobody is shown it, no session can be created
-beside it, and once it has expired, whoever removes that removes the copy as far as it
-has come. It is renewed with each step, and what was lost is not made a session.
+A reservation holds the new session's place until all events are copied. Each step
+renews it; if it expires, whoever removes it removes the copied events as well, and the
+fork fails.
 """
 
 from __future__ import annotations
 
-import uuid
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -40,7 +38,7 @@ from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.deletion import (
     ATTEMPTS,
     remove_expired,
-    remove_remnant,
+    remove_tombstone,
 )
 from mongo_session_service.sessions.history import (
     Beginning,
@@ -50,39 +48,39 @@ from mongo_session_service.sessions.history import (
     initial_state,
     recorded,
 )
+from mongo_session_service.sessions.placeholders import (
+    BURY,
+    FORK,
+    Reservations,
+    remove_silently,
+)
 from mongo_session_service.sessions.store import SessionStore, already_exists, not_found
 
 LIFETIME: Final = 60.0
-"""Seconds a copy may take for a step before it is taken for broken off."""
+"""Seconds that a step may take before the fork counts as interrupted."""
 
 STEP: Final = 2000
-"""Events copied at once: some 0.1 s."""
+"""Events copied in one step: about 0.1 s."""
 
 _STEP_MS: Final = 40_000
-"""What the server may take for it: it ends before anyone removes the copy."""
+"""The server's time limit for a step: it ends before the reservation expires."""
 
 _LOST: Final = (
-    "The fork took too long, and was removed as if it had been broken off. Try again."
+    "The fork took too long: its reservation expired and was removed. Try again."
 )
 
 
 class Copy(NamedTuple):
-    """A session to be made of the beginning of another."""
+    """A new session that begins with the events of another."""
 
     source: SessionKey
     target: SessionKey
-    holder: str
-    """Whose the place of the target is."""
+    reservations: Reservations
 
     @property
-    def claim(self) -> Document:
-        """The filter for its place, as long as it is held."""
-        # Who removes it sets its time to zero first.
-        return {
-            "_id": self.target.id,
-            "held_by": self.holder,
-            "expire_time": {"$gt": 0.0},
-        }
+    def reservation(self) -> Document:
+        """The filter for the target's reservation, as long as it is held."""
+        return self.reservations.held(self.target)
 
 
 async def copy_session(
@@ -92,43 +90,41 @@ async def copy_session(
     target: SessionKey,
     revision: int | None,
 ) -> None:
-    """Make a session of another's log up to a revision, and the state it folds to.
+    """Store a session with another's events up to a revision, and the state they give.
 
     Raises:
         SessionNotFoundError: the source is not stored, or is deleted meanwhile.
         AlreadyExistsError: the target is stored.
-        InvalidInputError: the source has not come to that revision.
-        StorageUnavailableError: the copy took too long; nothing is left of it.
+        InvalidInputError: the source has fewer events.
+        StorageUnavailableError: the copy took too long; it was removed.
     """
     beginning = await Beginning.load(store, source)
     if beginning is None:
         raise not_found(source.session_id)
     revision = checked(beginning.session, revision)
-    copy = Copy(source, target, uuid.uuid4().hex)
+    copy = Copy(source, target, Reservations(FORK, LIFETIME))
     try:
-        await _take_place(connection, copy)
+        await _reserve(connection, copy)
         await _copy_log(connection, copy, revision)
         await _renew(connection, copy)
         session = await _session(connection, copy, beginning, revision)
         await uninterrupted(_settle(connection, copy, beginning, session))
     except AlreadyExistsError:
-        raise  # the place is another's
+        raise  # there is no reservation to give up
     except ConnectionFailure:
-        raise  # the server may be copying still, so its place is left to expire
+        raise  # the server may still be copying: the reservation must expire
     except BaseException:
         await uninterrupted(_give_up(connection, copy))
         raise
 
 
-async def _take_place(connection: Connection, copy: Copy) -> None:
+async def _reserve(connection: Connection, copy: Copy) -> None:
     for left in reversed(range(ATTEMPTS)):
-        now = platform_time.get_time()
-        place = {"_id": copy.target.id, "held_by": copy.holder, "steps": 0}
+        reservation = copy.reservations.new(copy.target.id)
         try:
-            await uninterrupted(
-                connection.sessions.insert_one({**place, "expire_time": now + LIFETIME})
-            )
+            await uninterrupted(connection.sessions.insert_one(reservation))
         except DuplicateKeyError:
+            now = platform_time.get_time()
             if not (await remove_expired(connection, copy.target, now) and left):
                 raise already_exists(copy.target.session_id) from None
         else:
@@ -136,9 +132,8 @@ async def _take_place(connection: Connection, copy: Copy) -> None:
 
 
 async def _renew(connection: Connection, copy: Copy) -> None:
-    expire_time = platform_time.get_time() + LIFETIME
     held = await connection.sessions.update_one(
-        copy.claim, {"$set": {"expire_time": expire_time}}
+        copy.reservation, copy.reservations.renewal()
     )
     if not held.matched_count:
         raise StorageUnavailableError(_LOST)
@@ -154,7 +149,7 @@ async def _copy_log(connection: Connection, copy: Copy, revision: int) -> None:
         except ExecutionTimeout:
             if step == 1:
                 raise
-            step = max(step // 8, 1)  # they are large; what was copied is kept
+            step = max(step // 8, 1)  # large events; those copied are kept
         else:
             after = until
 
@@ -164,7 +159,7 @@ async def _copy_events(
 ) -> None:
     wanted = queries.events_until(copy.source, until, after)
     events = connection.events
-    if connection.driver is Driver.MOCK:  # which has no $merge
+    if connection.driver is Driver.MOCK:  # mongomock has no $merge
         found = await events.find(wanted).to_list(None)
         for each in found:
             each["_id"]["session_id"] = copy.target.session_id
@@ -182,7 +177,7 @@ async def _copy_events(
 async def _session(
     connection: Connection, copy: Copy, beginning: Beginning, revision: int
 ) -> tuple[Document, list[queries.Update]]:
-    """The new session's document, and what stores its initial state apart."""
+    """The new session's document, and updates that store a large initial state."""
     head = beginning.session
     known, state = recorded(*beginning), head["state"]
     if revision < head["revision"]:
@@ -212,8 +207,9 @@ async def _settle(
     beginning: Beginning,
     session: tuple[Document, list[queries.Update]],
 ) -> None:
-    """Put the session in its place, if that is held and the source still there."""
+    """Replace the reservation with the session, if the source still exists."""
     document, apart = session
+    held = copy.reservation
     source = {
         "_id": copy.source.id,
         **queries.visible(platform_time.get_time()),
@@ -223,22 +219,21 @@ async def _settle(
     async def work(txn: Txn) -> None:
         if not await connection.sessions.find_one(source, {"_id": 1}, session=txn):
             raise not_found(copy.source.session_id)
-        if not await connection.sessions.find_one(copy.claim, {"_id": 1}, session=txn):
+        if not await connection.sessions.find_one(held, {"_id": 1}, session=txn):
             raise StorageUnavailableError(_LOST)
         for update in apart:
             await connection.events.update_one(*update, upsert=True, session=txn)
         if txn:
-            await remove_remnant(connection, copy.target.id, txn)
+            await remove_silently(connection, copy.target.id, txn)
             await connection.sessions.insert_one(document, session=txn)
         else:
-            await connection.sessions.replace_one(copy.claim, document)
+            await connection.sessions.replace_one(held, document)
 
     await connection.transaction(work)
 
 
 async def _give_up(connection: Connection, copy: Copy) -> None:
-    gone = {"$set": {"expire_time": 0.0}}
     with suppress(PyMongoError):
-        # If the place was lost, it is taken again to remove what was copied since.
-        await connection.sessions.update_one(copy.claim, gone, upsert=True)
-        await remove_expired(connection, copy.target, 0.0)
+        # A tombstone even if the reservation was lost: events were copied since.
+        await connection.sessions.update_one(copy.reservation, BURY, upsert=True)
+        await remove_tombstone(connection, copy.target)

@@ -41,11 +41,6 @@ def expired(now: float) -> Document:
     return {"expire_time": {"$lte": now}}
 
 
-def deletable(now: float) -> Document:
-    """What may be removed on demand: all but a fork that the server may be copying."""
-    return {"$or": [{"held_by": {"$exists": False}}, expired(now)]}
-
-
 def counting(wanted: Document) -> list[Document]:
     """The pipeline that counts sessions, and the events that belong to them."""
     is_session = {"$cond": [{"$gte": ["$revision", 0]}, 1, 0]}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Self
 
 import bson
@@ -234,54 +234,79 @@ def check_limit(limit: object) -> int:
     return limit  # type: ignore[return-value]
 
 
-_SEAL: Final = 16  # bytes
+_DIGEST: Final = 16
+"""Bytes of a token's digest, which come before its place."""
+
 _LONGEST: Final = 20_000
-"""Characters; ids of the greatest length take two thirds of it."""
+"""Characters of a token; the longest ids take two thirds of it."""
+
 _REFUSED: Final = (
-    "page_token is none that this search has returned. Ask with the same arguments as"
-    " for the page before, but for limit and with_state; or begin anew, without."
+    "page_token was not returned by this search. Repeat the arguments of the previous"
+    " page (only limit and with_state may differ), or start again without a page_token."
 )
 
 
-def token(place: Place, search: Search, key: bytes) -> str:
-    """The token of the page that begins after a place."""
+def token(place: Place, search: Search) -> str:
+    """The token of the page that begins after a place.
+
+    The digest is no secret: it detects mistakes. Whoever computes one can choose where
+    a page begins, in a search that they may make anyway.
+    """
     content = bson.encode(place._asdict())
-    return _text(_seal(content, search, key) + content)
+    return _text(_digest(content, search) + content)
 
 
-def place_in(token: object, search: Search, key: bytes) -> Place:
-    """The place that a token of the same search names.
+def place_in(token: object, search: Search) -> Place:
+    """The place in a token of the same search.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: it is not such a token.
     """
     if not isinstance(token, str):
         kind = type(token).__name__
         raise InvalidInputError(f"page_token must be a string, not {kind}.")
-    sealed = _bytes(token) if len(token) <= _LONGEST else b""
-    seal, content = sealed[:_SEAL], sealed[_SEAL:]
-    if not hmac.compare_digest(seal, _seal(content, search, key)):
+    value = _bytes(token) if len(token) <= _LONGEST else b""
+    digest, content = value[:_DIGEST], value[_DIGEST:]
+    place = _place(content) if digest == _digest(content, search) else None
+    if place is None:
         raise InvalidInputError(_REFUSED)
-    return Place(**bson.decode(content))
+    return place
 
 
-def _text(sealed: bytes) -> str:
-    return base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
+def _place(content: bytes) -> Place | None:
+    """The place that a token encodes; None if it has other fields or types."""
+    try:
+        fields = bson.decode(content)
+        place = Place(**fields)
+        is_exact = bson.encode(place._asdict()) == content
+    except (bson.InvalidBSON, TypeError):
+        return None
+    created, user_id, session_id = place
+    is_time = isinstance(created, int | float) and not isinstance(created, bool)
+    return (
+        place
+        if is_exact and is_time and type(user_id) is type(session_id) is str
+        else None
+    )
+
+
+def _text(value: bytes) -> str:
+    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
 
 
 def _bytes(text: str) -> bytes:
-    """The inverse of :func:`_text`; nothing of what is none of its texts."""
+    """The inverse of :func:`_text`; empty for a string that it does not return."""
     try:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
-        sealed = base64.b64decode(padded, b"-_", validate=True)
+        value = base64.b64decode(padded, b"-_", validate=True)
     except ValueError:
         return b""
-    return sealed if _text(sealed) == text else b""
+    return value if _text(value) == text else b""
 
 
-def _seal(content: bytes, search: Search, key: bytes) -> bytes:
-    # The content tells its own length at its beginning.
-    return hmac.digest(key, content + search.bytes, "sha256")[:_SEAL]
+def _digest(content: bytes, search: Search) -> bytes:
+    # BSON begins with its length, so no two pairs give the same bytes.
+    return blake2b(content + search.bytes, digest_size=_DIGEST).digest()
 
 
 class Page(NamedTuple):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Final
 
 from google.adk.events.event import Event
 
-from mongo_session_service.codec.bson_values import decode_value
-from mongo_session_service.codec.documents import encode_append, encode_new_session
-from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.codec.documents import encode_append, encode_state
+from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.codec.shapes import event_document, session_document
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
@@ -25,6 +22,7 @@ from mongo_session_service.model.records import (
     session_key,
 )
 from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import inferred
 from mongo_session_service.transfer.records import (
@@ -39,17 +37,6 @@ MAX_EVENTS: Final = 1000
 """Documents written together."""
 MAX_BYTES: Final = 8_000_000
 """Of events and state written together; a single larger event goes alone."""
-
-
-def digest(value: Mapping[str, Any]) -> bytes:
-    """A hash of decoded fields: the same for equal ones, whatever their order."""
-    text = json.dumps(value, sort_keys=True, default=bytes.hex)
-    return blake2b(text.encode(), digest_size=16).digest()
-
-
-def event_digest(event: Document) -> bytes:
-    """A hash of what a stored sub-document holds."""
-    return digest(decode_value(event))
 
 
 @dataclass(slots=True)
@@ -223,10 +210,11 @@ class Gathering:
         self._ids.clear()
         try:
             key = session_key(*header.key)
-            state, size = self._encoded(key, header.state)
+            owner = Owner.of_session(key)
+            state, size = encode_state(header.state, owner, self._hooks)
             initial = None
             if header.initial is not None:
-                initial, more = self._encoded(key, header.initial)
+                initial, more = encode_state(header.initial, owner, self._hooks)
                 size += more
         except (InvalidInputError, DocumentTooLargeError) as error:
             self._refuse(named(header.key), error)
@@ -240,12 +228,6 @@ class Gathering:
             header.details,
             initial,
         )
-
-    def _encoded(
-        self, key: SessionKey, state: Mapping[str, Any]
-    ) -> tuple[Document, int]:
-        new = encode_new_session(key, dict(state), 0, self._hooks)
-        return new.delta.session, new.size
 
     def _end_session(self) -> Iterable[Batch]:
         current, self._current = self._current, None
@@ -288,19 +270,18 @@ class Gathering:
         current.size += append.size
 
     def _add_state(self, shared: SharedState) -> None:
-        prefix = "app:" if shared.user_id is None else "user:"
-        flat = {prefix + key: value for key, value in shared.state.items()}
         try:
-            key = session_key(shared.app_name, shared.user_id or "-", "-")
-            new = encode_new_session(key, flat, 0, self._hooks)
+            check_id("app_name", shared.app_name)
+            if shared.user_id is not None:
+                check_id("user_id", shared.user_id)
+            encoded, size = encode_state(shared.state, shared.owner, self._hooks)
         except (InvalidInputError, DocumentTooLargeError) as error:
             self._refuse(str(shared), error)
             return
-        encoded = new.delta.app if shared.user_id is None else new.delta.user
         if encoded:
-            state = IncomingState(shared, encoded, new.size)
+            state = IncomingState(shared, encoded, size)
             self._batch.states[state.owner] = state
-            self._batch.size += new.size
+            self._batch.size += size
 
     def _refuse(self, where: str, error: Exception) -> None:
         self._batch.problems.append(Problem(where, str(error).rstrip(".")))

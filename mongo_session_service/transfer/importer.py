@@ -23,7 +23,6 @@ from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer.batches import Batch, Gathering, Incoming
-from mongo_session_service.transfer.claims import ChangedError
 from mongo_session_service.transfer.reconcile import Plan, Standing, plan
 from mongo_session_service.transfer.records import (
     CAREFUL,
@@ -37,7 +36,7 @@ from mongo_session_service.transfer.records import (
     Source,
     named,
 )
-from mongo_session_service.transfer.target import StatePlan, Target
+from mongo_session_service.transfer.target import ChangedError, StatePlan, Target
 
 
 async def _unexpired(

@@ -32,9 +32,8 @@ from typing import Any, Final
 from google.adk.events.event import Event
 
 from mongo_session_service.codec.bson_values import decode_value, is_unicode, json_form
-from mongo_session_service.codec.documents import encode_append
+from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.codec.extended_json import tagged, untagged
-from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.errors import InvalidInputError, SourceError
 from mongo_session_service.model.metadata import (
@@ -61,7 +60,6 @@ _FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
         *DETAILS,
     },
 }
-_NOBODY: Final = SessionKey("-", "-", "-")
 
 
 def to_line(item: SharedState | SessionHeader | Event) -> str:
@@ -71,7 +69,7 @@ def to_line(item: SharedState | SessionHeader | Event) -> str:
         InvalidInputError: the event or state cannot be stored, here or anywhere.
     """
     if isinstance(item, Event):
-        return as_text({"event": to_fields(item)})
+        return as_text({"event": decode_value(encode_event_fields(item))})
     state = _sorted(item.state)
     if isinstance(item, SessionHeader):
         times = {"create_time": item.create_time, "update_time": item.update_time}
@@ -87,12 +85,6 @@ def to_line(item: SharedState | SessionHeader | Event) -> str:
 
 def _sorted(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: json_form(state[key]) for key in sorted(state)}
-
-
-def to_fields(event: Event) -> dict[str, Any]:
-    """An event's fields as they are stored without hooks."""
-    fields: dict[str, Any] = decode_value(encode_append(_NOBODY, event, NO_HOOKS).event)
-    return fields
 
 
 def end_line(sessions: int, events: int) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
+from mongo_session_service.codec.bson_values import decode_value
 from mongo_session_service.codec.documents import (
     decode_state,
     is_same_event,
@@ -18,8 +21,6 @@ from mongo_session_service.model.records import Append, Document
 from mongo_session_service.transfer.batches import (
     Incoming,
     IncomingState,
-    digest,
-    event_digest,
 )
 
 
@@ -49,6 +50,37 @@ class Plan(NamedTuple):
     def is_lacking(self) -> bool:
         """Whether there is something to write."""
         return self.standing not in {Standing.SAME, Standing.AHEAD}
+
+
+def content_digest(value: Mapping[str, Any]) -> bytes:
+    """A hash of decoded fields: equal for the same content, in any order of keys.
+
+    It distinguishes every value that BSON can hold, also those that this package does
+    not store itself, such as dates.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True)
+    except TypeError:  # bytes, or what another tool has stored
+        text = "typed:" + json.dumps(_typed(value), sort_keys=True)
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def _typed(value: Any) -> Any:
+    """A value as JSON in which each part names its type."""
+    match value:
+        case dict():
+            return {key: _typed(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_typed(item) for item in value]
+        case None | bool() | int() | float() | str():
+            return f"json:{json.dumps(value)}"
+        case _:
+            return f"{type(value).__name__}:{value!r}"
+
+
+def event_digest(event: Document) -> bytes:
+    """A hash of the content of a stored event's fields."""
+    return content_digest(decode_value(event))
 
 
 def matching(incoming: Incoming, stored: Sequence[Document], hooks: Hooks) -> int:
@@ -169,5 +201,5 @@ def plan_state(
 
 
 def _is_same_state(one: Document, other: Document, owner: Owner, hooks: Hooks) -> bool:
-    here, there = (digest(decode_state(each, owner, hooks)) for each in (one, other))
-    return here == there
+    here, there = (decode_state(each, owner, hooks) for each in (one, other))
+    return content_digest(here) == content_digest(there)

@@ -1,32 +1,59 @@
-"""The target's side of an import: what it holds, and writing what is missing."""
+"""Import target: reading what a database holds, and writing what it lacks.
+
+A new session's events are stored first, under a reservation; the session's document
+replaces the reservation at the end, so that no reader sees a part of the session.
+Removing or pruning sessions removes what an interrupted import has left, too.
+
+New sessions are stored without transactions: a transaction of an import that was killed
+would block the same documents for the next import for a minute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from google.adk.platform import time as platform_time
-from pymongo import UpdateOne
+from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
+from pymongo.errors import PyMongoError
 
 from mongo_session_service.codec.shapes import INITIAL, initial_updates
+from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import is_duplicate_key
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.deletion import remove_expired
+from mongo_session_service.sessions.deletion import STEP, remove_expired
 from mongo_session_service.sessions.history import recorded
-from mongo_session_service.transfer.batches import Incoming, IncomingState
-from mongo_session_service.transfer.claims import (
-    ChangedError,
-    Claims,
-    as_read,
-    changes_told,
-    patiently,
+from mongo_session_service.sessions.placeholders import (
+    IMPORT,
+    Reservations,
+    is_placeholder,
 )
+from mongo_session_service.transfer.batches import Incoming, IncomingState
 from mongo_session_service.transfer.reconcile import Plan, Standing, plan_state
+from mongo_session_service.transfer.records import named
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+LIFETIME: Final = 3600.0
+"""Seconds after which a reservation expires, unless an import resumes."""
+
+PATIENCE: Final = 3.0
+"""Seconds of waiting for another writer after which a warning is logged."""
+
+
+class ChangedError(Exception):
+    """The target has changed since the plan was made."""
 
 
 class StatePlan(NamedTuple):
@@ -57,7 +84,7 @@ class Target:
         self._at = connection
         self.hooks = connection.hooks
         self._is_read_only = is_read_only
-        self._claims = Claims(connection)
+        self._reservations = Reservations(IMPORT, LIFETIME)
 
     async def check(self) -> None:
         """Refuse collections that another service writes.
@@ -76,10 +103,10 @@ class Target:
             raise ConflictError(message)
 
     async def sessions(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
-        """What there is of sessions: their documents, or claims to them.
+        """The stored documents of sessions: the sessions themselves, or reservations.
 
-        What a document does not hold of its session's initial state is put in.
-        What has expired, or is being removed, is removed first: it is none any more.
+        An initial state that is stored in a document of its own is added. Sessions that
+        have expired, or are being removed, are removed first.
         """
         ids = [key.id for key in keys]
         now = platform_time.get_time()
@@ -98,7 +125,7 @@ class Target:
         lacking = {
             key: each
             for key, each in found.items()
-            if "revision" in each and INITIAL not in each
+            if not is_placeholder(each) and INITIAL not in each
         }
         if not lacking:
             return {}
@@ -164,7 +191,7 @@ class Target:
             ChangedError: the target is not as planned for; what was written is found
                 by the next attempt.
         """
-        with changes_told():
+        with _duplicates_as_changes():
             await self._write_states(states)
             entering = []
             for incoming, plan, found in sessions:
@@ -173,26 +200,136 @@ class Target:
                 elif plan.standing is Standing.BEHIND:
                     await self._catch_up(incoming, found, plan.matched)
                 else:
-                    claim = await self._claims.take_from(found)
-                    entering.append((incoming, plan, claim))
+                    reservation = await self._reserve_instead(found)
+                    entering.append((incoming, plan, reservation))
             await self._enter(entering)
 
     async def _enter(
         self, entering: list[tuple[Incoming, Plan, Document | None]]
     ) -> None:
-        """Store what does not exist yet; what agrees of a broken-off import stays."""
-        await self._claims.take((each, found) for each, _, found in entering)
+        """Store new sessions; events that an interrupted import has stored stay."""
+        await self._reserve([(each, found) for each, _, found in entering])
         events: list[Document] = []
         for incoming, plan, _ in entering:
             after = incoming.offset + plan.matched
             if plan.standing is Standing.CONFLICT or plan.matched < plan.found:
-                await self._claims.clear(incoming.key, after)
+                await self._remove_events(incoming.key, after)
             events += incoming.documents(after)
         if events:
             await self._at.events.insert_many(events, ordered=False)
         whole = [(each, found) for each, _, found in entering if each.is_last]
-        await self._claims.begin(whole)
-        await self._claims.settle(each for each, _ in whole)
+        await self._store_initial_states(whole)
+        await self._store_sessions([each for each, _ in whole])
+
+    async def _reserve(self, wanted: list[tuple[Incoming, Document | None]]) -> None:
+        """Reserve the places of sessions, each given with the document found there.
+
+        Raises:
+            ChangedError: another document is there by now.
+            ConflictError: the document is not an import's reservation, or this import
+                lost its reservation between two parts of a session.
+        """
+        writes: list[InsertOne[Document] | UpdateOne] = []
+        renewed = 0
+        for incoming, found in wanted:
+            holder = self._check_holder(incoming, found)
+            id_ = incoming.key.id
+            if holder is None:
+                writes.append(InsertOne(self._reservations.new(id_)))
+            else:
+                held = self._reservations.held_by(holder, id_)
+                writes.append(UpdateOne(held, self._reservations.renewal()))
+                renewed += 1
+        if writes:
+            done = await self._at.sessions.bulk_write(writes, ordered=False)
+            if done.matched_count != renewed:
+                raise ChangedError
+
+    def _check_holder(self, incoming: Incoming, found: Document | None) -> str | None:
+        """The import that holds a session's place; None if it is free."""
+        holder: str | None = found.get(IMPORT) if found else None
+        if found is not None and holder is None:
+            message = (
+                f"The target itself is forking or removing {named(incoming.key)}."
+                " Run the import again."
+            )
+            raise ConflictError(message)
+        if incoming.offset and holder != self._reservations.holder:
+            message = (
+                f"The imported part of {named(incoming.key)} was removed meanwhile, or"
+                " another import has taken it over. Run the import again."
+            )
+            raise ConflictError(message)
+        return holder
+
+    async def _reserve_instead(self, session: Document) -> Document:
+        """Replace a session with a reservation; its events stay for now.
+
+        Raises:
+            ChangedError: the session has changed.
+        """
+        reservation = self._reservations.new(session["_id"])
+
+        async def work(txn: Txn) -> None:
+            gone = await self._at.sessions.delete_one(_as_read(session), session=txn)
+            if gone.deleted_count == 0:
+                raise ChangedError
+            await self._at.sessions.insert_one(reservation, session=txn)
+
+        await self._transaction(SessionKey(**session["_id"]), work)
+        return reservation
+
+    async def _remove_events(self, key: SessionKey, after: int) -> None:
+        """Remove the events of a reserved session after a revision, step by step.
+
+        Raises:
+            ChangedError: the reservation was lost.
+        """
+
+        async def step(txn: Txn) -> bool:
+            held = await self._at.sessions.update_one(
+                self._reservations.held(key), {"$inc": {"steps": 1}}, session=txn
+            )
+            if held.matched_count == 0:
+                raise ChangedError
+            where = queries.events_after(key, after)
+            rest = self._at.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
+            ids = [each["_id"] for each in await rest.limit(STEP).to_list(None)]
+            if ids:
+                some = {"_id": {"$gte": ids[0], "$lte": ids[-1]}}
+                await self._at.events.delete_many(some, session=txn)
+            return len(ids) == STEP
+
+        while await self._transaction(key, step):
+            pass
+
+    async def _store_initial_states(
+        self, whole: list[tuple[Incoming, Document | None]]
+    ) -> None:
+        """Store large initial states; remove one that the document found has left."""
+        writes: list[UpdateOne | DeleteOne] = []
+        for incoming, found in whole:
+            apart = initial_updates([incoming.created()])
+            writes += [UpdateOne(*update, upsert=True) for update in apart]
+            if found is not None and not apart:
+                writes.append(DeleteOne({"_id": incoming.key.event_id(0)}))
+        if writes:
+            await self._at.events.bulk_write(writes, ordered=False)
+
+    async def _store_sessions(self, whole: list[Incoming]) -> None:
+        """Replace reservations with their sessions, all of whose events are stored.
+
+        Raises:
+            ChangedError: a reservation was lost; the other sessions are stored.
+        """
+        writes = [
+            ReplaceOne(self._reservations.held(each.key), each.session_document())
+            for each in whole
+        ]
+        if writes:
+            done = await self._at.sessions.bulk_write(writes, ordered=False)
+            if done.matched_count != len(writes):
+                raise ChangedError
 
     async def _catch_up(
         self, incoming: Incoming, stored: Document, matched: int
@@ -225,7 +362,7 @@ class Target:
 
         async def work(txn: Txn) -> None:
             updated = await self._at.sessions.update_one(
-                as_read(stored), update, session=txn
+                _as_read(stored), update, session=txn
             )
             if updated.matched_count == 0:
                 raise ChangedError
@@ -234,7 +371,7 @@ class Target:
             if events:
                 await self._at.events.insert_many(events, session=txn)
 
-        await patiently(self._at, incoming.key, work)
+        await self._transaction(incoming.key, work)
 
     async def _replace_apart(
         self, key: SessionKey, apart: list[queries.Update], txn: Txn
@@ -242,6 +379,26 @@ class Target:
         await self._at.events.delete_one({"_id": key.event_id(0)}, session=txn)
         for update in apart:
             await self._at.events.update_one(*update, upsert=True, session=txn)
+
+    async def _transaction(
+        self, key: SessionKey, work: Callable[[Txn], Awaitable[Result]]
+    ) -> Result:
+        """Run a transaction; log a warning if it has to wait."""
+        started = time.monotonic()
+        is_logged = False
+
+        async def logged(txn: Txn) -> Result:
+            nonlocal is_logged
+            if not is_logged and time.monotonic() - started > PATIENCE:
+                is_logged = True
+                logger.warning(
+                    "Waiting for another writer of %s. If that was an import that was"
+                    " killed, MongoDB ends its transaction within a minute.",
+                    named(key),
+                )
+            return await work(txn)
+
+        return await uninterrupted(self._at.transaction(logged))
 
     async def _write_states(self, states: list[StatePlan]) -> None:
         writes: dict[str, list[UpdateOne]] = {}
@@ -270,3 +427,19 @@ class Target:
 def _key(event: Document) -> SessionKey:
     """Whose event it is."""
     return SessionKey(*(event["_id"][name] for name in SessionKey._fields))
+
+
+def _as_read(session: Document) -> Document:
+    """The filter for a session that has not changed since it was read."""
+    return {name: session[name] for name in ("_id", "revision", "create_time")}
+
+
+@contextmanager
+def _duplicates_as_changes() -> Iterator[None]:
+    """Another writer has inserted a document that the plan did not find."""
+    try:
+        yield
+    except PyMongoError as error:
+        if is_duplicate_key(error):
+            raise ChangedError from None
+        raise

@@ -14,12 +14,11 @@ from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.bson_values import json_form
-from mongo_session_service.codec.documents import encode_append
-from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.validation import counted
-from mongo_session_service.transfer.batches import digest, event_digest
+from mongo_session_service.transfer.reconcile import content_digest, event_digest
 from mongo_session_service.transfer.records import (
     EVERYTHING,
     Item,
@@ -134,7 +133,7 @@ class _Verifier:
             case Problem(where=where, reason=reason):
                 self.differ(where, f"the source cannot be read here: {reason}")
             case Event() if self._header is not None:
-                self._events.append(_seen(self._header.key, item))
+                self._events.append(_seen(item))
             case SessionHeader():
                 await self.end()
                 if not item.has_expired(platform_time.get_time()):
@@ -166,9 +165,7 @@ class _Verifier:
         if found is None:
             self.differ(named(key), "the target does not have it")
         else:
-            there = [
-                _seen(key, item) async for item in found[1] if isinstance(item, Event)
-            ]
+            there = [_seen(item) async for item in found[1] if isinstance(item, Event)]
             for reason in [
                 *_header_differences(header, found[0]),
                 *_event_differences(events, there),
@@ -177,9 +174,9 @@ class _Verifier:
         self._on_progress(self.verified)
 
 
-def _seen(key: SessionKey, event: Event) -> _Seen:
+def _seen(event: Event) -> _Seen:
     try:
-        return _Seen(event.id, event_digest(encode_append(key, event, NO_HOOKS).event))
+        return _Seen(event.id, event_digest(encode_event_fields(event)))
     except InvalidInputError:
         return _Seen(event.id, b"what cannot be stored")
 
@@ -219,7 +216,7 @@ def _difference(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> 
     if key not in here:
         return "is only in the target"
     one, other = ({"": json_form(each[key])} for each in (here, there))
-    return "" if digest(one) == digest(other) else "has another value"
+    return "" if content_digest(one) == content_digest(other) else "has another value"
 
 
 def _event_differences(here: list[_Seen], there: list[_Seen]) -> list[str]:

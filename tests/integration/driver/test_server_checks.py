@@ -188,7 +188,7 @@ async def test_an_index_of_the_users_own_stops_no_other(
         assert why in said
         assert "lacks the privilege" not in said
     found = {each["_id"] for each in admin[database].metadata.find()}
-    assert found == {"schema", "page_tokens"}
+    assert found == {"schema"}
 
 
 async def test_newer_data_is_refused(

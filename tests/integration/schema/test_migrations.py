@@ -201,18 +201,6 @@ async def test_all_migrations_give_what_setup_gives(
     assert recorded == {"_id": "schema", "version": SCHEMA_VERSION}
 
 
-async def test_setup_makes_what_a_migration_leaves(
-    mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """Who may only read it then finds the key that pages of lists need."""
-    service = MongoSessionService(mongodb_uri, database=database)
-    await Migrator(service).migrate()
-    await service.setup()
-    await service.close()
-
-    assert admin[database].metadata.find_one({"_id": "page_tokens"}) is not None
-
-
 def test_migrations_are_in_order() -> None:
     """Each version has one migration, and the last is today's version."""
     versions = [each.version for each in MIGRATIONS]

@@ -7,12 +7,15 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import bson
 import pytest
 from google.adk.events import Event, EventActions
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.sessions import search
 from mongo_session_service.sessions.search import Place, new_search
 
 MOMENT = 1.8e9
@@ -128,8 +131,8 @@ async def test_a_state_key_can_have_an_index(
 async def test_pages_go_on_in_another_process(
     mongodb_uri: str, database: str, sessions: MongoClient
 ) -> None:
-    """A token is good in every service on a database, though all begin at once."""
-    sessions[database].metadata.delete_many({"_id": "page_tokens"})
+    """A token is good in every service on a database, and nothing is stored for it."""
+    assert sessions
     services = [MongoSessionService(mongodb_uri, database=database) for _ in range(5)]
     try:
         first = await asyncio.gather(
@@ -145,10 +148,34 @@ async def test_pages_go_on_in_another_process(
     finally:
         for each in services:
             await each.close()
-    other = MongoSessionService(mongodb_uri, database=database, collection_prefix="x_")
-    async with other:
-        with pytest.raises(ValueError, match="none that this search"):
-            await other.find_sessions(app_name="app", page_token=token)
+    assert [each["_id"] for each in sessions[database].metadata.find()] == ["schema"]
+
+
+FORGED: list[dict[str, Any]] = [
+    {"create_time": {"$gt": 0}, "user_id": "ada", "session_id": "s"},
+    {"create_time": True, "user_id": "ada", "session_id": "s"},
+    {"create_time": "1", "user_id": "ada", "session_id": "s"},
+    {"create_time": 1.0, "user_id": {"$gt": ""}, "session_id": "s"},
+    {"create_time": 1.0, "user_id": bson.Code("ada"), "session_id": "s"},
+    {"create_time": 1.0, "user_id": "ada", "session_id": None},
+    {"create_time": 1.0, "user_id": "ada"},
+    {"create_time": 1.0, "user_id": "ada", "session_id": "s", "$where": "1"},
+    {"user_id": "ada", "create_time": 1.0, "session_id": "s"},
+]
+
+
+def test_a_forged_place_has_the_types_of_one() -> None:
+    """Whoever computes a token's digest still cannot send anything but a place."""
+    found = new_search("app", None, None, None, None, newest_first=True, hooks=NO_HOOKS)
+    place = Place(1.0, "ada", "s")
+    assert search.place_in(search.token(place, found), found) == place
+
+    contents = [bson.encode(each) for each in FORGED]
+    whole = bson.encode(place._asdict())
+    for content in [*contents, whole + b"\0", whole[:-1], b"", b"\xff" * 40]:
+        sealed = search._digest(content, found) + content  # noqa: SLF001  as a forger
+        with pytest.raises(InvalidInputError, match="not returned by this search"):
+            search.place_in(search._text(sealed), found)  # noqa: SLF001
 
 
 async def test_a_page_shows_one_point_in_time(service: MongoSessionService) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bson import ObjectId
 from google.adk.events import Event
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pymongo import MongoClient
 from support.foreign_stores import Place, adk_extras, adk_mongodb, sql_sqlite, sqlite
-from support.transfers import IDS, NAMED, SKIP, differences, moved
+from support.transfers import IDS, NAMED, REPLACE, SKIP, differences, moved
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError, TransferError
@@ -256,3 +258,26 @@ async def test_a_session_created_meanwhile_is_a_conflict(
     assert session.state["mine"] is True
     assert (result.skipped, result.new + result.unchanged) == (1, 4)
     assert NAMED.format("s1", "ada") in problems[-1]
+
+
+@pytest.mark.parametrize("value", [datetime(2026, 1, 1), ObjectId(), b"\xab"])  # noqa: DTZ001  as BSON has it
+async def test_state_that_another_tool_has_set_is_a_conflict(
+    old: InMemorySessionService,
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    value: Any,
+) -> None:
+    """A value that JSON cannot hold is another one, which an import can replace."""
+    await moved(old, service)
+    collection = admin[database].sessions
+    id_ = {f"_id.{name}": part for name, part in IDS.items()}
+    collection.update_one(id_, {"$set": {"state.foreign": value}})
+
+    result, told = await moved(old, service, SKIP)
+    assert (result.skipped, result.is_complete) == (1, False)
+    assert told == [f"{NAMED.format('s1', 'ada')}: its state is another"]
+
+    result, _ = await moved(old, service, REPLACE)
+    assert (result.replaced, result.is_complete) == (1, True)
+    assert await differences(old, service) == []

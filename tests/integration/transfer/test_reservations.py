@@ -216,7 +216,7 @@ async def test_a_session_deleted_while_it_comes_in_is_told(
     source = Pausing(old, APPS)
     source.pause = delete  # type: ignore[method-assign]
 
-    with pytest.raises(ConflictError, match="'s1'.* was removed meanwhile.*Run it aga"):
+    with pytest.raises(ConflictError, match="'s1'.* was removed meanwhile.*Run the"):
         await move(source, service)
 
     assert await service.get_session(**IDS) is None
@@ -257,13 +257,13 @@ async def test_waiting_for_a_dead_import_is_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What another's transaction holds is waited for, with a word on why."""
-    monkeypatch.setattr("mongo_session_service.transfer.claims.PATIENCE", 0.0)
+    monkeypatch.setattr("mongo_session_service.transfer.target.PATIENCE", 0.0)
     await moved(old, service)
     await say(old, "late")
     words: asyncio.Queue[str] = asyncio.Queue()
     handler = logging.Handler()
     handler.emit = lambda record: words.put_nowait(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("mongo_session_service.transfer.claims")
+    logger = logging.getLogger("mongo_session_service.transfer.target")
     logger.addHandler(handler)
 
     with admin.start_session() as killed:

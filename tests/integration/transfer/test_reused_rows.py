@@ -65,7 +65,7 @@ async def store(
     """Read row by row."""
     for name in (
         "base._TOGETHER",
-        "short_reads._TOGETHER",
+        "sqlite_rows._TOGETHER",
         "adk_sqlite._ROWS_TOGETHER",
     ):
         monkeypatch.setattr(f"{SOURCES}.{name}", 1)
