@@ -1,8 +1,8 @@
-"""Telemetry: spans and metrics of the service's calls, by OpenTelemetry's conventions.
+"""Telemetry: spans and metrics of the service's calls, in OpenTelemetry's conventions.
 
-They go where the application's SDK sends them, which may be set up long after this
-package is imported. Without one, a call pays a few microseconds. They name the
-database, the call, the app and the kind of an error: no user, no session, no content.
+The application's SDK exports them; it may be set up after this package is imported.
+Without an SDK, a call costs a few microseconds. They name the database, the call, the
+app and the type of an error, but no user, session or content.
 """
 
 from __future__ import annotations
@@ -55,20 +55,22 @@ _batch_size: Final = meter.create_histogram(
     explicit_bucket_boundaries_advisory=_WRITES,
 )
 _retries: Final = meter.create_counter(
-    f"{NAME}.transaction.retries", "{retry}", "Transactions that were begun again"
+    f"{NAME}.transaction.retries", "{retry}", "Transactions that were retried"
 )
 _conflicts: Final = meter.create_counter(
     f"{NAME}.transaction.conflicts",
     "{conflict}",
-    "Writes in transactions that met another's to the same document",
+    "Writes in transactions that conflicted with another write",
 )
 _stale: Final = meter.create_counter(
-    f"{NAME}.append.stale", "{append}", "Appends that storage was ahead of"
+    f"{NAME}.append.stale",
+    "{append}",
+    "Appends to a session that had changed in storage",
 )
 
 
 class Traceable(Protocol):
-    """What has calls to be traced."""
+    """An object whose calls are traced."""
 
     database_name: str
 
@@ -82,7 +84,7 @@ _Method = Callable[Concatenate[_Service, _Rest], Coroutine[Any, Any, _Result]]
 def traced(
     method: _Method[_Service, _Rest, _Result],
 ) -> _Method[_Service, _Rest, _Result]:
-    """Have each call of a service's method be an :class:`Operation`."""
+    """Trace each call of a service's method as an :class:`Operation`."""
     name = method.__name__
 
     @wraps(method)
@@ -96,7 +98,7 @@ def traced(
 
 
 def _app_name(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """The app that a call is about, if it is about one."""
+    """The app that a call names, if any."""
     if "app_name" in kwargs:
         return kwargs["app_name"]
     for each in (*args, *kwargs.values()):
@@ -106,10 +108,10 @@ def _app_name(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
 
 
 class Operation:
-    """A span, a child of the caller's, and a place in the latency histogram.
+    """A span below the caller's, and an observation in the latency histogram.
 
-    What yields is no operation, for its caller's time is not the store's; each page
-    that it reads is one.
+    A generator is not one operation, since its caller's time is not the store's; each
+    page that it reads is one.
     """
 
     __slots__ = ("_labels", "_span", "_started", "_token")
@@ -126,7 +128,7 @@ class Operation:
         )
 
     def __enter__(self) -> Self:
-        # What there is without an SDK need not be made the current one.
+        # Without an SDK the span is invalid, and need not be made current.
         if self._span.get_span_context().is_valid:
             self._token = context.attach(set_span_in_context(self._span))
         return self
@@ -138,7 +140,7 @@ class Operation:
         traceback: TracebackType | None,
     ) -> None:
         if exc_type is not None:
-            # Its text may name a session or an event.
+            # Only the type: its text may name a session or an event.
             self._labels[_ERROR] = exc_type.__qualname__
             self._span.set_attribute(_ERROR, exc_type.__qualname__)
             self._span.set_status(StatusCode.ERROR)
@@ -149,7 +151,7 @@ class Operation:
 
 
 def note_batch(writes: int) -> None:
-    """Tell the current span how many writes its own was committed with."""
+    """Note on the current span how many writes were committed with its own."""
     get_current_span().set_attribute(_BATCH, writes)
 
 
@@ -159,15 +161,15 @@ def count_commit(database: str, writes: int) -> None:
 
 
 def count_retry(database: str) -> None:
-    """Count a transaction that is begun again."""
+    """Count a transaction that is retried."""
     _retries.add(1, {DATABASE: database})
 
 
 def count_conflict(database: str) -> None:
-    """Count a write that met another transaction's to the same document."""
+    """Count a write that conflicted with another one of the same document."""
     _conflicts.add(1, {DATABASE: database})
 
 
 def count_stale(database: str) -> None:
-    """Count an append that storage was ahead of."""
+    """Count an append to a session that had changed in storage."""
     _stale.add(1, {DATABASE: database})

@@ -1,1 +1,1 @@
-"""What a change stream reports, as typed values."""
+"""Change streams: reading, decoding and routing."""

@@ -1,4 +1,4 @@
-"""``Change``: one committed change, as subscribers and consumers receive it."""
+"""Change: one committed change, as subscribers and consumers receive it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mongo_session_service.model.records import SessionKey
 class Change(BaseModel):
     """Something that happened to a session, or to state that sessions share.
 
-    Subscribers of the same session get the same object: do not modify what is in it.
+    Subscribers of the same session receive the same object: do not modify its content.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -32,14 +32,14 @@ class Change(BaseModel):
     session_id: str | None = None
     """None for a change of an app's or a user's state."""
     revision: int | None = None
-    """The session's, once this has happened; together with the session's key it names
-    an ``appended`` change, as long as the session is not deleted and made anew. None
-    for what belongs to no session, and for one that was ``deleted``."""
+    """The session's revision after this change; together with the session's key it
+    identifies an ``appended`` change, unless the session is deleted and recreated. None
+    for what belongs to no session, and for ``deleted``."""
     event: Event | None = None
-    """What was appended."""
+    """The event that was appended."""
     state_delta: dict[str, Any] = {}
-    """What was set, its keys prefixed by scope: by an event, by others in the state
-    of the app or user, or as the initial state of a session ``created``."""
+    """What was set, its keys prefixed by scope: by an event, by a write to the state of
+    the app or user, or as the initial state of a session ``created``."""
     state: dict[str, Any] | None = None
     """The whole merged state, in a ``snapshot``."""
     time: float
@@ -48,25 +48,25 @@ class Change(BaseModel):
 
     @property
     def session_key(self) -> SessionKey | None:
-        """The session it happened to, if it is one."""
+        """The session that changed, if it is one."""
         if self.user_id is None or self.session_id is None:
             return None
         return SessionKey(self.app_name, self.user_id, self.session_id)
 
     @cached_property
     def json_text(self) -> str:
-        """The change as JSON, made once however many read it; what is None left out.
+        """The change as JSON, encoded once for all readers, without what is None.
 
-        An event looks as it does in ADK's REST API. It is strict JSON: a number that
-        has no place there becomes null.
+        Fields are named as in ADK's REST API. It is strict JSON: a number that JSON
+        does not have becomes null.
 
         Raises:
-            StorageError: another tool has stored what has no place there either.
+            StorageError: another tool has stored a value that JSON cannot hold.
         """
         try:
             return self.model_dump_json(exclude_none=True, by_alias=True)
         except (PydanticSerializationError, UnicodeDecodeError):
-            pass  # a lone surrogate, which UTF-8 cannot hold and JSON's escapes can
+            pass  # a lone surrogate, which JSON can escape but UTF-8 cannot encode
         try:
             plain = self.model_dump(mode="json", exclude_none=True, by_alias=True)
         except (PydanticSerializationError, UnicodeDecodeError):

@@ -1,9 +1,9 @@
 """Change decoder: change stream documents to typed changes.
 
-A change stream tells of single documents. Of an append only the event's insert is of
-interest, since it holds the delta as well; of a session its insert and its delete, and
-the replacement of what held its place while it was imported; of app and user state
-every write.
+A change stream reports single documents. Of an append only the event's insert matters,
+since it holds the delta as well; of a session its insert, its delete, and the
+replacement of the document that reserved its place during an import; of app and user
+state every write.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Appended:
     hooks: Hooks = field(repr=False, compare=False)
 
     def change(self) -> Change:
-        """The change subscribers get.
+        """The change that subscribers receive.
 
         Raises:
-            StorageError: the event is not one that this release of ADK can read, or the
+            StorageError: this release of ADK cannot read the event, or the
                 application's hook failed.
         """
         event = decode_event(self.document, self.hooks)
@@ -60,7 +60,7 @@ class Appended:
     def delta(self) -> Document:
         """What the event set in state, as stored, keys prefixed by scope.
 
-        Nothing, if that is none of ours: whoever reads the event is told so.
+        Empty if another tool wrote it; reading the event raises then.
         """
         actions = self.document["event"].get("actions")
         delta = actions.get("state_delta") if isinstance(actions, dict) else None
@@ -80,7 +80,7 @@ class Created:
     hooks: Hooks = field(repr=False, compare=False)
 
     def change(self) -> Change:
-        """The change subscribers get: of its initial state, the session's own.
+        """The change that subscribers receive, with the session's own initial state.
 
         Raises:
             StorageError: the state is not as this package stores it, or the
@@ -104,23 +104,23 @@ class Deleted:
     time: float
 
     def change(self) -> Change:
-        """The change subscribers get."""
+        """The change that subscribers receive."""
         return Change(kind="deleted", **self.key.id, time=self.time)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSet:
-    """State that sessions share was set: an app's, or a user's."""
+    """Shared state was set: an app's, or a user's."""
 
     app_name: str
     user_id: str | None
     delta: Document
-    """As stored, keys prefixed by scope; empty if each had its value before."""
+    """As stored, keys prefixed by scope; empty if no value has changed."""
     time: float
     hooks: Hooks = field(repr=False, compare=False)
 
     def change(self) -> Change:
-        """The change subscribers get.
+        """The change that subscribers receive.
 
         Raises:
             StorageError: the application's hook failed.
@@ -137,13 +137,13 @@ class StateSet:
 
 @dataclass(frozen=True, slots=True)
 class OversizedChange:
-    """Something of which only its name was kept, as a dead letter."""
+    """A dead letter's change that was too large to be stored."""
 
     id: Document
-    """The dead letter's."""
+    """The dead letter's ``_id``."""
 
     def change(self) -> Change:
-        """Nothing: it is not known any more.
+        """Never returns: the content is not stored.
 
         Raises:
             StorageError: always.
@@ -151,13 +151,14 @@ class OversizedChange:
         kind, session_id = self.id["kind"], self.id.get("session_id")
         where = "the state" if session_id is None else f"session {quoted(session_id)}"
         message = (
-            f"The change {kind!r} was too large to be kept with the error it was given"
-            f" up for: read {where} itself."
+            f"The change {kind!r} was too large to be stored as a dead letter: read"
+            f" {where} itself."
         )
         raise StorageError(message)
 
 
 ChangeRecord = Appended | Created | Deleted | StateSet
+"""What subscribers and consumers receive, before it is made a :class:`Change`."""
 
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ _TRANSACTION: Final = ("lsid", "txnNumber")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the collections are called that are looked at."""
+    """The names of the collections that are watched."""
 
     sessions: str
     events: str
@@ -181,7 +182,7 @@ class Names:
 
     @classmethod
     def of(cls, connection: Any) -> Names:
-        """As a connection has them."""
+        """The names of a connection's collections."""
         return cls(
             sessions=connection.sessions.name,
             events=connection.events.name,
@@ -191,32 +192,33 @@ class Names:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every one of them."""
+        """All of them."""
         return (self.sessions, self.events, self.app_states, self.user_states)
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A collection or the database is gone, and all that was in it."""
+    """A collection or the database was dropped."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What the same transaction deletes next was no session any more."""
+    """What the same transaction deletes next was not a session any more."""
 
     key: SessionKey
 
 
 @dataclass(frozen=True, slots=True)
 class Expires:
-    """A session will expire at another time than it would have, or not at all."""
+    """A session's expiry time was changed or removed."""
 
     key: SessionKey
 
 
 ChangeEvent = ChangeRecord | Dropped | Removed | Expires
+"""Everything that a document of the change stream may mean."""
 
 _ANNOUNCEMENTS: Final[dict[str, type[Removed | Expires]]] = {
     queries.REMOVED: Removed,
@@ -225,10 +227,10 @@ _ANNOUNCEMENTS: Final[dict[str, type[Removed | Expires]]] = {
 
 
 def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
-    """What a change stream has to let through, for one app or for all.
+    """The filter of a change stream, for one app or for all.
 
-    The server is given plain comparisons of the kind it can do on its log; without
-    the drops, the stream of a dropped database would end and tell nobody.
+    It has only plain comparisons, which the server can evaluate on its oplog. Without
+    the drops, the stream of a dropped database would end without a word.
     """
     writes: list[Document] = [
         {"ns.coll": names.events, "operationType": "insert"},
@@ -256,12 +258,12 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
 
 
 def slim(pipeline: list[Document]) -> list[Document]:
-    """The same, without the parts that can get larger than a reply may be."""
+    """The same, without the fields that can exceed the size of a reply."""
     return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
 
 
 def transaction_of(change: Document) -> tuple[Any, Any] | None:
-    """What tells the changes of one transaction from those of others."""
+    """The identity of the transaction that a change belongs to, if any."""
     return (change["lsid"]["id"], change["txnNumber"]) if "lsid" in change else None
 
 
@@ -272,16 +274,16 @@ def cluster_time(change: Document) -> Timestamp:
 
 
 def mark_of(change: Document) -> str:
-    """What tells a change from others of the same time, and nobody's ids."""
+    """A mark that identifies a change among those of its time, without IDs in clear."""
     named = {name: change.get(name) for name in ("operationType", "ns", "documentKey")}
     return hashlib.sha256(bson.encode(named)).hexdigest()
 
 
 def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | None:
-    """What a change means; None if nothing that concerns anyone.
+    """What a change means; None if subscribers need not know.
 
-    Nor does what others wrote, if it is not as it would be here: it must not stop the
-    stream.
+    A document of another tool that does not have this package's form is skipped with a
+    warning: it must not stop the stream.
     """
     if change["operationType"] in _DROPS:
         return _dropped(change, names)
@@ -290,8 +292,8 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | Non
         return _meaning(change, collection, names, hooks)
     except Exception as error:  # noqa: BLE001  whose text may quote what is stored
         logger.warning(
-            "A change of the collection %r was passed over: it is not as this package"
-            " makes them (%s). Does another tool write there?",
+            "A change of the collection %r was skipped: it does not have this"
+            " package's form (%s). Does another tool write there?",
             collection,
             type(error).__name__,
         )
@@ -310,10 +312,10 @@ def _meaning(
 
 
 def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | None:
-    """What a document of the events collection means, if it is one of ours."""
+    """What a document of the events collection means, if this package wrote it."""
     key = session_key(id_, (*SessionKey._fields, "revision"))
     if key is None or not document or not isinstance(id_["revision"], int):
-        return None  # too large to be told, and deleted before it could be read
+        return None  # too large for the stream, and deleted before it was read
     if not isinstance(document.get("event"), dict):
         return None
     return Appended(key, document, hooks)
@@ -351,18 +353,18 @@ def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
         return None
     delta = {prefix + key: value for key, value in _delta(change).items()}
     if not delta and transaction_of(change) is None:
-        return None  # else it may have undone what an append of the same has set
+        return None  # in a transaction it may undo what an append of it has set
     return StateSet(app_name, user_id, delta, committed_at(change), hooks)
 
 
 def session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
-    """The key in an ``_id`` with these fields; None if it is none of ours."""
+    """The key in an ``_id`` with these fields; None if it has others."""
     texts = _texts(id_, fields)
     return None if texts is None else SessionKey(*texts)
 
 
 def _texts(id_: Any, fields: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What names whose it is in an ``_id`` with these fields; None if none of ours."""
+    """The key's parts in an ``_id`` with these fields; None if it has others."""
     if not isinstance(id_, dict) or tuple(id_) != fields:
         return None
     texts = tuple(id_[name] for name in fields if name in SessionKey._fields)
@@ -379,7 +381,7 @@ def committed_at(change: Document) -> float:
 
 def _dropped(change: Document, names: Names) -> Dropped | None:
     kind, collection = change["operationType"], change.get("ns", {}).get("coll")
-    target = change.get("to", {}).get("coll")  # what another was renamed to is gone
+    target = change.get("to", {}).get("coll")  # replaced by the renamed one
     if kind in {"dropDatabase", "invalidate"}:
         return Dropped("The database was dropped")
     if target in names.all:
@@ -391,10 +393,10 @@ def _dropped(change: Document, names: Names) -> Dropped | None:
 
 
 def needs_document(change: Document, names: Names) -> bool:
-    """Whether a change says too little, and its document has to be read.
+    """Whether a change lacks content, so that its document has to be read.
 
-    So it is when the change was too large to be told whole, and when somebody else's
-    tool has changed a part of a state value in place.
+    It does if it was too large for the stream, or if another tool has changed a part of
+    a state value in place.
     """
     if "fullDocument" in change or change["operationType"] in {*_DROPS, "delete"}:
         return False
@@ -412,7 +414,7 @@ def _is_in_place(description: Document) -> bool:
 
 
 def _delta(change: Document) -> Document:
-    """What a write set in a state document: all it holds, if that cannot be told."""
+    """What a write set in a state document; all of its state if that is unknown."""
     if "fullDocument" in change:
         state = (change["fullDocument"] or {}).get("state")
         return decode_fields(state) if isinstance(state, dict) else {}

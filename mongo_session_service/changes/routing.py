@@ -1,4 +1,4 @@
-"""Change routing: from a change to its subscriptions, by key."""
+"""Change routing: from a change to its subscribers, by key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mongo_session_service.model.records import Document, SessionKey
 
 
 class Scope(NamedTuple):
-    """What a subscription is to: a session, a user, an app, or everything."""
+    """What a subscription covers: a session, a user, an app, or everything."""
 
     app_name: str | None = None
     user_id: str | None = None
@@ -44,18 +44,18 @@ class Scope(NamedTuple):
 
 
 class Subscriber(Protocol):
-    """Someone who can be routed to."""
+    """Anything with a scope that changes can be routed to."""
 
     @property
     def scope(self) -> Scope:
-        """What to."""
+        """What it subscribes to."""
 
 
 _Subscriber = TypeVar("_Subscriber", bound=Subscriber)
 
 
 class Router(Generic[_Subscriber]):
-    """The subscribers of a feed, by what they are to be told of."""
+    """The subscribers of a feed, by topic."""
 
     def __init__(self) -> None:
         self._by_topic: dict[Hashable, set[_Subscriber]] = defaultdict(set)
@@ -73,11 +73,11 @@ class Router(Generic[_Subscriber]):
 
     @property
     def has_wide_subscribers(self) -> bool:
-        """Whether anybody subscribes to more than a session."""
+        """Whether any subscriber covers more than one session."""
         return bool(self._wide)
 
     def attach(self, subscriber: _Subscriber) -> None:
-        """Route to a subscriber from now on; nothing happens if it is known."""
+        """Route to a subscriber from now on; idempotent."""
         self._all.add(subscriber)
         if not subscriber.scope.is_session:
             self._wide.add(subscriber)
@@ -85,7 +85,7 @@ class Router(Generic[_Subscriber]):
             self._by_topic[topic].add(subscriber)
 
     def detach(self, subscriber: _Subscriber) -> None:
-        """Route to a subscriber no more; nothing happens if it is not known."""
+        """Stop routing to a subscriber; idempotent."""
         self._all.discard(subscriber)
         self._wide.discard(subscriber)
         for topic in _topics(subscriber.scope):
@@ -94,17 +94,17 @@ class Router(Generic[_Subscriber]):
                 del self._by_topic[topic]
 
     def recipients(self, item: ChangeEvent) -> list[_Subscriber]:
-        """Who is to be told."""
+        """The subscribers of a change."""
         found: list[_Subscriber] = []
         for topic in _topics_of(item):
             found += self._by_topic.get(topic, ())
         return found
 
     def note(self, item: ChangeEvent, transaction: object) -> None:
-        """Take notice of a change before its deliveries.
+        """Remember a change before its deliveries.
 
-        State that sessions share is written once for all the appends of a transaction,
-        after their events. Who is told of such an append knows its part already.
+        Shared state is written once for all the appends of a transaction, after their
+        events. A subscriber that receives such an append knows its part already.
         """
         if transaction is None or transaction != self._transaction:
             self._transaction = transaction
@@ -116,7 +116,7 @@ class Router(Generic[_Subscriber]):
             self._remember(item)
 
     def is_suppressed(self, item: ChangeEvent) -> bool:
-        """Whether nobody is to be told, because it has been told before."""
+        """Whether it is not delivered: what is deleted was not a session any more."""
         return isinstance(item, Removed) or (
             isinstance(item, Deleted) and item.key in self._removed
         )
@@ -124,9 +124,9 @@ class Router(Generic[_Subscriber]):
     def deliveries(
         self, item: ChangeEvent
     ) -> Iterator[tuple[_Subscriber, Change | None]]:
-        """Who is to be told what: the same object, where it is the same.
+        """The subscribers and their changes: one object where they are the same.
 
-        None of a session that expires at another time: whoever watches it has to look.
+        None for a session whose expiry time has changed: its subscribers check it.
 
         Raises:
             StorageError: the change cannot be read.
@@ -162,12 +162,12 @@ class Router(Generic[_Subscriber]):
                 yield each, part.change()
 
     def parts(self, item: StateSet) -> Iterator[tuple[_Subscriber, StateSet]]:
-        """Who is to be told which part of a write to state that sessions share."""
+        """The subscribers of a write to shared state, each with the part it lacks."""
         writes = self._writes.get((item.app_name, item.user_id), {})
         keys = {key for write in writes.values() for key in write.writers}
         for each in self.recipients(item):
             scope = each.scope
-            # Of the many, nearly all are of single sessions.
+            # Nearly all subscribers are to single sessions.
             has_written = (
                 scope in keys  # type: ignore[comparison-overlap]  # both are tuples
                 if scope.is_session
@@ -181,24 +181,24 @@ class Router(Generic[_Subscriber]):
 
 
 class _Write(NamedTuple):
-    """What the appends of a transaction have set a key of shared state to."""
+    """A key of shared state that appends of a transaction have set."""
 
     key: SessionKey
-    """The last one's session."""
+    """The session of the last append that set it."""
     value: Any
     writers: set[SessionKey]
-    """The sessions of all of them."""
+    """The sessions of all appends that set it."""
 
 
 def _unknown(item: StateSet, writes: dict[str, _Write], scope: Scope) -> Document:
-    """The part of a write to shared state that is not told by a scope's own events."""
+    """The part of a write to shared state that a scope's own events do not hold."""
     unknown = {
         prefixed: value
         for prefixed, value in item.delta.items()
         if not _is_known(writes.get(prefixed.partition(":")[2]), value, scope)
     }
-    # The transaction as a whole may have left a key as it was, and nothing is told of
-    # it then. But whose own event has set it, and was not the last, has to know.
+    # The transaction as a whole may have left a key unchanged, so that the write lacks
+    # it. A subscriber whose event set it, but not last, still needs the final value.
     prefix = State.APP_PREFIX if item.user_id is None else State.USER_PREFIX
     for name, write in writes.items():
         if not scope.covers(write.key) and any(map(scope.covers, write.writers)):
@@ -213,7 +213,7 @@ def _is_known(write: _Write | None, value: Any, scope: Scope) -> bool:
 
 
 def _topics(scope: Scope) -> list[Hashable]:
-    """What a subscriber is to be told of."""
+    """The topics that a scope subscribes to."""
     app_name, user_id, session_id = scope
     if app_name is None:
         return ["everything"]
@@ -228,7 +228,7 @@ def _topics(scope: Scope) -> list[Hashable]:
 
 
 def _topics_of(item: ChangeEvent) -> list[Hashable]:
-    """Under which topics a change is told."""
+    """The topics of a change."""
     match item:
         case StateSet(app_name, None):
             return ["everything", ("state of app", app_name)]

@@ -1,4 +1,4 @@
-"""Resumable change stream: reopened where it was after any failure."""
+"""Change stream: resumes by itself after any failure that can be resumed."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _LOST: Final = {
 
 
 def check_stream(error: Exception) -> None:
-    """Raise if a change stream that failed like this need not be opened again.
+    """Raise if a change stream cannot be resumed after an error.
 
     Raises:
-        HistoryLostError: what comes next cannot be told any more.
+        HistoryLostError: the history after the resume token is lost.
         ConfigurationError: the server has no change streams.
         StorageError: the server refused.
     """
@@ -59,23 +59,23 @@ def check_stream(error: Exception) -> None:
 logger = logging.getLogger(__name__)
 
 AWAIT_MS: Final = 1000
-"""How long the server holds a request for more; it keeps an abandoned one as long."""
+"""How long the server holds a request for more changes, also an abandoned one."""
 
 _SILENCE: Final = 15.0
-"""Seconds without any reply, after which a server is given up on."""
+"""Seconds without a reply after which the stream is reopened."""
 _SEARCH: Final = 3600.0
-"""The same for a stream that is behind: a server searches its oplog without a word, at
-some 100,000 entries a second. If it dies meanwhile, the driver notices."""
+"""The same for a stream that is behind: a server does not reply while it searches its
+oplog, at some 100,000 entries a second. The driver notices if it dies meanwhile."""
 _RECENT: Final = 60.0  # seconds
 _FAREWELL: Final = 2.0
-"""Seconds to tell the server that a cursor is not needed; it may be at it for one."""
+"""Seconds to close the server's cursor, which may be in use for one."""
 _TOO_LARGE: Final = 10334
 
 
 class Stream:
-    """The changes of a database from one point in its history on, in order.
+    """The changes of a database after one point in its history, in order.
 
-    Not to be shared. If a call is cancelled, the next one goes on where it was.
+    For one reader. If a call is cancelled, the next one resumes where it was.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Stream:
 
         Args:
             connection: Where to read.
-            names: Of the collections in it.
-            pipeline: What to let through.
-            start: A time on the deployment's clock, or a resume token to go on after.
+            names: The names of the collections.
+            pipeline: Which changes are wanted.
+            start: A time on the deployment's clock, or a resume token.
         """
         self._connection = connection
         self._names = names
@@ -105,20 +105,20 @@ class Stream:
         self._thread: asyncio.Task[Document | None] | None = None
         self._is_level = False
         self.reopened = 0
-        """How often it broke and was opened again."""
+        """How often it failed and was reopened."""
 
     @property
     def token(self) -> Document | None:
-        """What to start after, to go on from here; None if nothing was heard yet."""
+        """The resume token of this position; None before the first reply."""
         return None if isinstance(self._start, Timestamp) else self._start
 
     async def next(self) -> Document | None:
         """The next change, or None if there was none for about a second.
 
         Raises:
-            HistoryLostError: what comes next cannot be told any more.
+            HistoryLostError: the stream cannot be resumed.
             ConfigurationError: the server has no change streams.
-            StorageUnavailableError: it failed for ``PATIENCE`` seconds on end.
+            StorageUnavailableError: it failed for ``PATIENCE`` seconds in a row.
             StorageError: the server refused.
         """
         waiting = pauses()
@@ -131,12 +131,12 @@ class Stream:
                     pause = next(waiting)
                     if pause is None:
                         raise given_up(error) from None
-                    logger.debug("The change stream broke: %s.", type(error).__name__)
+                    logger.debug("The change stream failed: %s.", type(error).__name__)
                     await asyncio.sleep(pause)
                 self.reopened += 1
 
     def _needs_slimming(self, error: Exception) -> bool:
-        """Whether the next change is too large, and may be had without its content."""
+        """Whether the next change is too large, and can be read without its content."""
         if getattr(error, "code", None) != _TOO_LARGE or self._slim:
             return False
         self._slim = True
@@ -147,7 +147,7 @@ class Stream:
             with heeding_cancellation():
                 change = await self._try_next()
         except BaseException:
-            # What was read and not returned is read again.
+            # A change that was read but not returned is read again.
             await self.close()
             raise
         if change and (elsewhere := self._connection.secondaries):
@@ -170,7 +170,7 @@ class Stream:
             if change is not None:
                 await self._complete(change)
             elif not self._open.alive:
-                raise TimeoutError  # it ended without a word
+                raise TimeoutError  # the server closed it
             return change
 
     async def _called(
@@ -178,7 +178,7 @@ class Stream:
     ) -> Document | None:
         if self._connection.driver is not Driver.MOTOR:
             return await call
-        # It goes on in its thread, whoever is cancelled, and may open a cursor there.
+        # A cancellation does not stop its thread, which may open a cursor.
         self._thread = background(call)
         return await asyncio.shield(self._thread)
 
@@ -197,20 +197,20 @@ class Stream:
         self._note_resuming()
 
     def _note_resuming(self) -> None:
-        """Count what the driver repairs by itself, as far as it lets that be seen."""
+        """Count the driver's own resumptions, where it shows them."""
         stream = getattr(self._open, "delegate", self._open)  # in Motor's is PyMongo's
         before, self._cursor = self._cursor, getattr(stream, "_cursor", None)
         if before is not None and self._cursor is not before:
             self.reopened += 1
 
     async def _complete(self, change: Document) -> None:
-        """Read the document a change is about, if it does not tell enough."""
+        """Read the document of a change that lacks content."""
         if decoder.needs_document(change, self._names):
             collection = self._connection.database[change["ns"]["coll"]]
             change["fullDocument"] = await collection.find_one(change["documentKey"])
 
     async def close(self) -> None:
-        """End the server's cursor; the next call opens another."""
+        """Close the server's cursor; the next call opens another."""
         self._open, self._cursor = None, None
         with suppress(PyMongoError, TimeoutError):
             async with asyncio.timeout(_FAREWELL):

@@ -1,4 +1,4 @@
-"""How far a consumer has come, and what that is bound to."""
+"""Consumer checkpoint: a position in the log and its changes, and its erasure."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import Document, SessionKey
 
 _LAST: Final = 2**63 - 1
-"""A revision that no session comes to."""
+"""A revision that no session reaches."""
 
 
 class Segment(NamedTuple):
-    """A part of the log that was replayed as it was at one time."""
+    """A part of the log that was replayed at one point in time."""
 
     until: Document | None
-    """The ``_id`` of its last event; None if it goes on to the end of the log."""
+    """The ``_id`` of its last event; None if it extends to the end of the log."""
     at: Timestamp
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A point in the log and its changes, to go on after.
+    """A position in the log and its changes, to resume after.
 
-    A replay reads the log in the order of its ``_id``, while it grows anywhere. So it
-    reads at one time of the deployment's clock, or at a few if it takes long, and the
-    changes since the first of them come afterwards, but for those it has seen.
+    A replay reads the log in the order of its ``_id``, while the log grows anywhere. So
+    it reads at one time of the deployment's clock, or at a few if it takes long. The
+    changes since the first of these times follow, except those the replay has read.
     """
 
     start: Timestamp | Document
-    """Where the stream of changes goes on: a time, or the resume token of a silence.
+    """Where the change stream resumes: a time, or the resume token of an empty reply.
 
-    The token of a change holds its ``_id`` in clear, and nobody's ids are kept here.
+    The token of a change holds its ``_id`` in clear, and no IDs are stored here.
     """
     at: Timestamp
-    """When the latest change told was committed."""
+    """When the latest delivered change was committed."""
     is_replaying: bool = False
     replayed: Document | None = None
     """The ``_id`` of the latest event that was replayed."""
     segments: tuple[Segment, ...] = ()
-    """What was replayed; while it goes on, the last is the one that is being read."""
+    """What was replayed; during a replay, the last segment is the current one."""
     passed: str | None = None
-    """The mark of the last of the changes of that time that were told; None if none."""
+    """The mark of the last change of that time that was delivered; None if none."""
 
     @classmethod
     def at_end(cls, now: Timestamp) -> Position:
-        """Before whatever happens from now on."""
+        """Before everything that happens from now on."""
         # A stream begins with what was committed at its start.
         return cls(start=Timestamp(now.time, now.inc + 1), at=now)
 
     @classmethod
     def at_beginning(cls, now: Timestamp) -> Position:
-        """Before the log as it is now, and whatever happens then."""
+        """Before the log as it is now, and everything that happens afterwards."""
         return cls(now, now, is_replaying=True, segments=(Segment(None, now),))
 
     @property
     def reading_at(self) -> Timestamp:
-        """The time a replay reads the log at."""
+        """The time at which a replay reads the log."""
         return self.segments[-1].at
 
     def after_replayed(self, id_: Document) -> Position:
@@ -68,20 +68,20 @@ class Position:
         return replace(self, replayed=id_)
 
     def after_session(self) -> Position:
-        """After all that was there of the session that is being replayed."""
+        """After all events of the session that is being replayed."""
         if self.replayed is None:
             return self
         return replace(self, replayed={**self.replayed, "revision": _LAST})
 
     def reading_later(self, now: Timestamp) -> Position:
-        """The same, with what is left to be read as it is by now."""
+        """The same, with the rest of the log read at a later time."""
         if self.replayed is None:
             return Position.at_beginning(now)
         last = self.segments[-1]._replace(until=self.replayed)
         return replace(self, segments=(*self.segments[:-1], last, Segment(None, now)))
 
     def after_replay(self) -> Position:
-        """After all of a replay, before what has changed since it began."""
+        """After the replay, before the changes since it started."""
         return replace(self, is_replaying=False, replayed=None)
 
     def after_change(self, mark: str, at: Timestamp) -> Position:
@@ -91,15 +91,15 @@ class Position:
         return replace(self, start=at, at=at, segments=segments, passed=mark)
 
     def after_silence(self, token: Document) -> Position:
-        """After what the stream has passed over."""
+        """After what the stream has skipped."""
         return replace(self, start=token, passed=None)
 
     def as_of(self, now: Timestamp) -> Position:
-        """The same, known to be all there was a moment ago."""
+        """The same, known to be current a moment ago."""
         return replace(self, at=max(self.at, now))
 
     def has_replayed(self, id_: Document, at: Timestamp) -> bool:
-        """Whether a replay has seen an event that was appended at a time."""
+        """Whether a replay has read an event that was appended at a time."""
         for segment in self.segments:
             if segment.until is None or _order(id_) <= _order(segment.until):
                 return at <= segment.at
@@ -107,7 +107,7 @@ class Position:
 
 
 def _order(id_: Mapping[str, Any]) -> tuple[bytes, bytes, bytes, int]:
-    """What orders events as MongoDB does, which compares strings by their bytes."""
+    """A sort key like MongoDB's, which compares strings by their bytes."""
     return (
         id_["app_name"].encode(),
         id_["user_id"].encode(),
@@ -150,7 +150,7 @@ _LAST_OF_USER: Final = SessionKey("\U0010ffff", "", "").event_id(0)
 async def forget_in_dead_letters(
     connection: Connection, app_name: str, user_id: str | None
 ) -> int:
-    """Remove what handlers have failed on of an app, or of a user; how many it was."""
+    """Remove the dead letters of an app, or of a user; how many there were."""
     wanted = {"_id.app_name": app_name}
     if user_id is not None:
         wanted["_id.user_id"] = user_id
@@ -161,9 +161,9 @@ async def forget_in_dead_letters(
 async def forget_in_checkpoints(
     connection: Connection, app_name: str, user_id: str | None
 ) -> int:
-    """Have no checkpoint name an app, or a user; how many there were to change.
+    """Remove the IDs of an app, or of a user, from checkpoints; how many had some.
 
-    No consumer is told anything twice for it, or misses what is not erased.
+    No consumer receives anything twice, or misses anything that is not erased.
     """
     changed = 0
     cursor = connection.checkpoints.find({"position": {"$ne": None}}, {"_id": 1})
@@ -186,7 +186,7 @@ async def forget_in_checkpoints(
 
 
 async def remove_consumers(connection: Connection, app_name: str) -> int:
-    """Remove the consumers of an app's changes; how many it were."""
+    """Remove the consumers of an app's changes; how many there were."""
     found = connection.checkpoints.find({"app_name": app_name}, {"_id": 1})
     names = [each["_id"] for each in await found.to_list(None)]
     await connection.dead_letters.delete_many({"_id.consumer": {"$in": names}})
@@ -198,7 +198,7 @@ async def remove_consumers(connection: Connection, app_name: str) -> int:
 async def _without(
     connection: Connection, position: Document, app_name: str, user_id: str | None
 ) -> Document:
-    """A stored position, moved on from what is erased."""
+    """A stored position, moved behind what is erased."""
     scope = {"app_name": app_name} | ({} if user_id is None else {"user_id": user_id})
 
     async def moved(id_: Document | None) -> Document | None:

@@ -1,4 +1,4 @@
-"""Live page: the page that shows a session, and its list of sessions."""
+"""Live page: the page that shows a session live, and its list of sessions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
 
 _LATEST: Final = 100
-"""Sessions that are listed."""
+"""Sessions in the list."""
 
 _OURS: Final = {
     **{f"_id.{name}": {"$type": "string"} for name in SessionKey._fields},
     "update_time": {"$type": "number"},
 }
-"""Else one session of another tool's would hide all others."""
+"""Only these are listed: one document of another tool could hide all others."""
 
 
 def live_page_route(
@@ -35,8 +35,8 @@ def live_page_route(
 ) -> Route:
     """A route to a page that shows one session live: its events, and its state.
 
-    The session is named by the page's own query parameters, as ``changes_route`` has
-    them; without, the page asks. It holds no data: what it shows it reads from
+    The page takes the session from the same query parameters as ``changes_route``, and
+    asks for it without them. It contains no data: it reads what it shows from
     ``changes``, whose ``authorize`` decides.
 
     Args:
@@ -69,7 +69,7 @@ def _folder(path: str) -> str:
 
 
 def _policy(page: str) -> str:
-    """What the browser lets the page do: run its own script, and read its server."""
+    """The page may only run its own script and read from its own server."""
     own = {
         tag: " ".join(map(_hash, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
         for tag in ("script", "style")
@@ -87,9 +87,9 @@ def _hash(text: str) -> str:
 
 
 async def latest_sessions(service: MongoSessionService) -> list[dict[str, Any]]:
-    """The sessions updated last, of every app and user.
+    """The latest updated sessions of every app and user.
 
-    Reads the heads of all sessions there are: for a tool, not for an application.
+    It scans all sessions: for a tool, not for an application.
     """
     shown = {"_id": 0, "key": "$_id", "revision": 1, "update_time": 1}
     stages: list[dict[str, Any]] = [

@@ -1,12 +1,12 @@
-"""Server-sent events: a session's changes over HTTP, and the app that shows them.
+"""Server-sent events: a session's changes over HTTP, and an app that shows them.
 
 ::
 
     app.router.routes.append(changes_route(service, authorize=may_read))
 
-What a client gets is a :class:`Change` each: ``event`` is its kind, ``data`` its JSON,
-and ``id`` the session's revision, so that a browser that lost its connection comes back
-with ``Last-Event-ID`` and goes on where it was.
+Each event is one :class:`Change`: ``event`` is its kind, ``data`` its JSON, and ``id``
+the session's revision, so that a browser that lost its connection reconnects with
+``Last-Event-ID`` and resumes where it was.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mongo_session_service.service import MongoSessionService
 logger = logging.getLogger(__name__)
 
 RETRY: Final = 2
-"""Seconds after which a client should come back."""
+"""Seconds after which a client should reconnect."""
 
 _RETRY_LATER: Final = 10
 _RETRY_MUCH_LATER: Final = 60
@@ -54,7 +54,7 @@ _RETRY_MUCH_LATER: Final = 60
 NO_STORE: Final = {"Cache-Control": "no-store"}
 
 REFUSED: Final = (SessionNotFoundError, MongoSessionServiceError, TimeoutError)
-"""What :func:`refusal_of` knows an answer to."""
+"""The errors that :func:`refusal_of` answers."""
 
 _SEE_LOG: Final = "Sessions cannot be read; see the server's log."
 
@@ -75,17 +75,17 @@ def refusal_of(error: Exception) -> JSONResponse:
 
 
 def refusal(status: int, detail: str, **headers: str) -> JSONResponse:
-    """An answer that is not what was asked for."""
+    """An error response."""
     return JSONResponse({"detail": detail}, status, {**NO_STORE, **headers})
 
 
 def trouble(error: MongoSessionServiceError) -> tuple[int, str]:
-    """In how many seconds to come back to a stream that ends, and why it does."""
+    """Seconds until the client should reconnect to an ended stream, and the reason."""
     match error:
         case SlowSubscriberError():
             return RETRY, "This client read too slowly."
         case HistoryLostError():
-            return RETRY, "Changes were missed that cannot be had again."
+            return RETRY, "Changes were missed and cannot be recovered."
         case StorageUnavailableError():
             return _RETRY_LATER, "MongoDB is unavailable."
         case _:
@@ -105,13 +105,13 @@ __all__ = ["Authorize", "changes_route", "live_app", "live_page_route"]
 
 
 Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
-"""Whether this request may read this session: what it returns, or awaits, is true."""
+"""Whether a request may read a session: a function that returns or awaits a bool."""
 
 OPENING_PATIENCE: Final = 10.0
-"""Seconds a client waits for MongoDB before it is told to come back."""
+"""Seconds a client waits for MongoDB before it receives 503."""
 
 SEND_PATIENCE: Final = 60.0
-"""Seconds a client may leave unread what it was sent before it is cut off."""
+"""Seconds a client may not read before it is disconnected."""
 
 _LOCAL_HOSTS: Final = ["127.0.0.1", "localhost"]
 
@@ -125,35 +125,35 @@ def changes_route(
 ) -> Route:
     """A route that streams one session's changes, for any Starlette or FastAPI app.
 
-    The session is named by the query parameters ``app_name``, ``user_id`` and
-    ``session_id``. The stream begins with a ``snapshot``, or
+    The query parameters ``app_name``, ``user_id`` and ``session_id`` name the session.
+    The stream begins with a ``snapshot``, or
 
-    - with the events after the ``Last-Event-ID`` header, if the session has come that
-      far, or else with a ``snapshot`` again, since a browser can do no better;
-    - with the events after ``after_revision``, a query parameter;
-    - with ``history=all``: with a ``snapshot``, without an ``id``, then every event
-      from the first on. State as of the snapshot's revision has their deltas already.
+    - after a ``Last-Event-ID`` header: with the events after it; if the session has not
+      reached that revision, with a ``snapshot``;
+    - with the query parameter ``after_revision``: with the events after it;
+    - with ``history=all``: with a ``snapshot`` without an ``id``, then every event from
+      the first on. The snapshot's state already includes the deltas up to its revision.
 
-    It ends after ``deleted``, and after ``trouble`` with a ``reason``, which is when a
-    client should come back. Refusals are JSON with a ``detail``: 400 for parameters
-    that make no sense, 403, 404 for a session that is not stored, and 503 with
-    ``Retry-After`` while MongoDB is away.
+    It ends after ``deleted``, and after ``trouble`` with a ``reason``, after which a
+    client should reconnect. Errors are JSON with a ``detail``: 400 for invalid
+    parameters, 403, 404 for a session that is not stored, and 503 with ``Retry-After``
+    while MongoDB is unreachable.
 
     Args:
         service: The ``MongoSessionService``.
         authorize: Called with the request and the session key before anything is read;
-            what it returns, or awaits, has to be true. It may raise ``HTTPException``.
-            A plain function is called in a thread.
-        path: Where the route is.
-        heartbeat: Seconds between comments that keep a silent connection open.
+            it returns, or awaits, whether the request is allowed. It may raise
+            ``HTTPException``. A plain function is called in a thread.
+        path: The route's path.
+        heartbeat: Seconds between comments that keep an idle connection open.
 
     Raises:
-        ConfigurationError: there is no ``authorize``, or ``heartbeat`` is no time.
+        ConfigurationError: ``authorize`` is missing, or ``heartbeat`` is not positive.
     """
     if authorize is None or not callable(authorize):
         message = (
             "changes_route needs authorize=, a function of the request and the session"
-            " key that tells whether the session may be read."
+            " key that returns whether the session may be read."
         )
         raise ConfigurationError(message)
     if not heartbeat > 0:
@@ -177,11 +177,11 @@ def live_app(
 ) -> Starlette:
     """An app that shows sessions live: the page, their changes, and a list of them.
 
-    It is meant for this machine, and answers to no other name: a web page elsewhere
-    could otherwise have a name of its own point here, and read along.
+    It is meant for this machine only, and refuses other host names: otherwise a web
+    page elsewhere could point a name of its own here (DNS rebinding) and read along.
 
     Raises:
-        ConfigurationError: there is no ``authorize``; see :func:`changes_route`.
+        ConfigurationError: ``authorize`` is missing; see :func:`changes_route`.
     """
     route = changes_route(service, authorize=authorize)
 
@@ -209,18 +209,18 @@ def live_app(
 
 
 class _Start(NamedTuple):
-    """Where a client wants its stream to begin."""
+    """Where a stream begins."""
 
     after_revision: int | None
-    is_comeback: bool
+    is_reconnect: bool
     with_history: bool
 
     @classmethod
     def of(cls, request: Request) -> _Start:
-        """What a request asks for.
+        """The start that a request asks for.
 
         Raises:
-            InvalidInputError: it asks for nothing that could be.
+            InvalidInputError: its parameters are invalid.
         """
         history = request.query_params.get("history")
         after = request.query_params.get("after_revision")
@@ -230,10 +230,10 @@ class _Start(NamedTuple):
             raise InvalidInputError("history and after_revision exclude each other.")
         last = _revision(request.headers.get("last-event-id", ""))
         if last is not None:
-            return cls(last, is_comeback=True, with_history=history is not None)
+            return cls(last, is_reconnect=True, with_history=history is not None)
         if after is not None and (last := _revision(after)) is None:
             raise InvalidInputError("after_revision must be a number of appends.")
-        return cls(last, is_comeback=False, with_history=history is not None)
+        return cls(last, is_reconnect=False, with_history=history is not None)
 
 
 def _key(request: Request) -> SessionKey:
@@ -256,7 +256,7 @@ async def _is_allowed(authorize: Any, request: Request, key: SessionKey) -> bool
 async def _open(
     service: MongoSessionService, key: SessionKey, start: _Start, heartbeat: float
 ) -> Response:
-    """The response that streams; it closes what is opened here."""
+    """The streaming response, which closes the subscription."""
     try:
         async with asyncio.timeout(OPENING_PATIENCE), AsyncExitStack() as opening:
             with_history = start.with_history and start.after_revision is None
@@ -264,14 +264,14 @@ async def _open(
             subscription = await opening.enter_async_context(
                 service.watch(*key, after_revision=after)
             )
-            # Second, so that it is of the session watched: of another one of the same
-            # id, if there is one meanwhile, the subscription tells that it is gone.
+            # After the subscription: if the session is recreated in between, the
+            # subscription delivers ``deleted``.
             snapshot = await _snapshot(service, key) if with_history else None
             opening.pop_all()
     except InvalidInputError:
-        if start.is_comeback:
-            anew = start._replace(after_revision=None, is_comeback=False)
-            return await _open(service, key, anew, heartbeat)
+        if start.is_reconnect:
+            fresh = start._replace(after_revision=None, is_reconnect=False)
+            return await _open(service, key, fresh, heartbeat)
         raise
     return _Stream(subscription, snapshot, heartbeat)
 
@@ -282,7 +282,7 @@ async def _snapshot(service: MongoSessionService, key: SessionKey) -> Change:
 
 
 class _Stream(EventSourceResponse):
-    """A subscription's changes, until it or the client goes."""
+    """Streams a subscription's changes until it or the client ends."""
 
     def __init__(
         self, subscription: Subscription, snapshot: Change | None, heartbeat: float
@@ -300,9 +300,9 @@ class _Stream(EventSourceResponse):
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
-            logger.info("A client that did not read was cut off.")
+            logger.info("A client that did not read was disconnected.")
         finally:
-            # The frames close nothing if the client was gone before the first.
+            # The generator does not run if the client left before the first frame.
             self._subscription.close()
 
 
@@ -312,7 +312,7 @@ async def _frames(
     yield f": {comment}\nretry: {RETRY * 1000}\n\n".encode()
     try:
         if snapshot is not None:
-            # An id would have who comes back amid the history miss the rest of it.
+            # With an id, a client that reconnects would miss the rest of the history.
             yield f"event: snapshot\ndata: {snapshot.json_text}\n\n".encode()
         async for change in subscription:
             id_ = "" if change.revision is None else f"id: {change.revision}\n"

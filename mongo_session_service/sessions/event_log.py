@@ -82,13 +82,13 @@ async def read_page(
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The events of a session between two revisions, both left out."""
+    """The events of a session between two revisions, exclusive."""
 
     after: int
     before: int | None
     newest_first: bool
     left: int | None
-    """How many of them are wanted; None for all."""
+    """How many are wanted; None for all."""
 
     @property
     def size(self) -> int:
@@ -97,11 +97,11 @@ class Span:
 
     @property
     def order(self) -> int:
-        """The direction of ``_id`` that they are read in."""
+        """The direction of ``_id``: 1 or -1."""
         return -1 if self.newest_first else 1
 
     def rest(self, count: int, last: int) -> Span:
-        """What is left of it after so many events, the last of this revision."""
+        """The rest after a page of so many events that ended at a revision."""
         left = None if self.left is None else self.left - count
         if self.newest_first:
             return replace(self, before=last, left=left)
@@ -109,7 +109,7 @@ class Span:
 
 
 def events_of_user(app_name: str, user_id: str, after: Document | None) -> Document:
-    """What finds the events of a user's sessions, after one in the order of ``_id``."""
+    """The filter of a user's events after one of them, in the order of ``_id``."""
     user = {"app_name": app_name, "user_id": user_id}
     return {"_id": {"$gt": after or user, "$lt": {**user, "session_id": {}}}}
 
@@ -119,11 +119,11 @@ _KEY: Final = SessionKey._fields
 
 
 class LogPage(NamedTuple):
-    """Events as they are stored, and the sessions they are of."""
+    """Events as they are stored, and the sessions they belong to."""
 
     events: list[Document]
     created: dict[str, float]
-    """When the sessions were created that are to be shown, by their ids."""
+    """The creation times of the sessions that are visible, by session ID."""
     is_last: bool
 
 
@@ -133,7 +133,7 @@ async def load_session_page(
     """The first page of a span.
 
     Raises:
-        StorageUnavailableError: MongoDB has been away for a minute.
+        StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
     head = Wanted("sessions", {"_id": key.id}, fields=_HEAD)
     where = queries.events_after(key, span.after, span.before)
@@ -155,7 +155,7 @@ async def load_user_page(
     """The first page of a user's events after one.
 
     Raises:
-        StorageUnavailableError: MongoDB has been away for a minute.
+        StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
     where = events_of_user(app_name, user_id, after)
     page = await persistently(lambda: _read_user_page(connection, where))
@@ -176,7 +176,7 @@ async def _read_user_page(at: Connection, where: Document) -> Page:
 
 
 def session_id(event: Document) -> str:
-    """Which session of its user's a stored event is of."""
+    """The ID of a stored event's session."""
     id_: str = event["_id"]["session_id"]
     return id_
 

@@ -1,6 +1,6 @@
-"""Session history: the state at any revision, and rewinds, folded from the event log.
+"""Session history: earlier states, folded from the initial state and the event log.
 
-What is folded are fields as they are stored, but for :func:`restored`.
+Fields are folded in their stored form, except in :func:`restored`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mongo_session_service.sessions.store import SessionStore
 
 
 def delta_of(event: Document) -> Document:
-    """What a stored event has set of its session's own state.
+    """What a stored event has set in its session's own state.
 
     Raises:
         UnreadableError: another tool has written it.
@@ -49,7 +49,7 @@ def delta_of(event: Document) -> Document:
 
 
 def fold(initial: Document, deltas: Iterable[Document]) -> Document:
-    """The state that a log leaves."""
+    """The state after a log."""
     state = {**initial}
     for delta in deltas:
         state |= delta
@@ -61,7 +61,7 @@ def recorded(session: Document, apart: Document | None) -> Document | None:
 
     Args:
         session: Its document.
-        apart: What is stored before its log, perhaps for an earlier one of its id.
+        apart: The document before its log, perhaps of an earlier session of its ID.
     """
     if INITIAL in session:
         fields: Document = session[INITIAL]
@@ -72,9 +72,9 @@ def recorded(session: Document, apart: Document | None) -> Document | None:
 
 
 def inferred(state: Document, log: Iterable[Iterable[str]]) -> Document:
-    """What is known of an initial state that was not recorded: what nobody has set.
+    """The known part of an initial state that was not recorded: keys never set since.
 
-    Of the log, the names of what each event has set are enough.
+    Of the log, only the names of the keys that each event has set are needed.
     """
     changed = {name for delta in log for name in delta}
     return {name: value for name, value in state.items() if name not in changed}
@@ -86,16 +86,16 @@ def restored(
     log: Iterable[Event],
     invocation_id: str,
 ) -> dict[str, Any]:
-    """A rewind's delta, with the initial state, of which ADK knows nothing.
+    """A rewind's delta that restores the initial state, which ADK does not know.
 
-    ADK folds the events before an invocation, and empties every key that comes not of
-    them. A key that they have not set is as it was when the session was created.
+    ADK folds the events before an invocation, and empties every other key. A key that
+    these events have not set gets its initial value back.
 
     Args:
-        delta: What ADK has made of it.
+        delta: The rewind's delta as ADK computed it.
         initial: The session's initial state.
         log: All its events.
-        invocation_id: What is undone, with all that came later.
+        invocation_id: The first invocation that is undone.
     """
     before: set[str] = set()
     ever: set[str] = set()
@@ -119,21 +119,21 @@ _DELTA: Final = {"event.actions.state_delta": 1}
 
 
 class Revisited(NamedTuple):
-    """A session as it was, and the state it began with."""
+    """A session as it was at a revision, and its initial state."""
 
     session: StoredSession
     initial: dict[str, Any]
 
 
 class Beginning(NamedTuple):
-    """What is known of a stored session before its log is read."""
+    """A stored session, and the document before its log, if there is one."""
 
     session: Document
     apart: Document | None
 
     @classmethod
     async def load(cls, store: SessionStore, key: SessionKey) -> Beginning | None:
-        """Read it, as a majority has it; None if the session is not stored."""
+        """Read it, majority-committed; None if the session is not stored."""
         found = await store.read(
             Wanted("sessions", {"_id": key.id}),
             Wanted("events", {"_id": key.event_id(0)}),
@@ -142,7 +142,7 @@ class Beginning(NamedTuple):
 
     @classmethod
     def among(cls, documents: list[Document], key: SessionKey) -> Beginning | None:
-        """Find it among what was read; None if the session is not stored."""
+        """Find it among documents; None if the session is not stored."""
         ids = (key.id, key.event_id(0))
         session, apart = (
             next((each for each in documents if each["_id"] == id_), None)
@@ -159,7 +159,7 @@ async def revisit(
     """A session with its log up to a revision, or all of it; None if it is not stored.
 
     Raises:
-        InvalidInputError: it has not come to that revision.
+        InvalidInputError: it has not reached that revision.
     """
     wanted = (
         queries.events_after(key, 0)
@@ -196,19 +196,19 @@ async def revisit(
     mixed = [{**head, **past}, *events, *shared]
     session = next(decode_sessions(mixed, now, hooks), None)
     if session is None:
-        return None  # it has expired just now
+        return None  # it has just expired
     return Revisited(session, decode_state(initial, Owner.of_session(key), hooks))
 
 
 async def initial_state(
     connection: Connection, key: SessionKey, beginning: Beginning, log: list[Document]
 ) -> Document:
-    """The fields of the state that a session began with, as far as that is known.
+    """The fields of a session's initial state, as far as they are known.
 
     Args:
-        connection: Where it is.
+        connection: Where to read.
         key: The session.
-        beginning: What is known of it.
+        beginning: Its documents.
         log: What the first events of its log have set.
     """
     session = beginning.session
@@ -222,7 +222,7 @@ async def initial_state(
 async def deltas(
     connection: Connection, key: SessionKey, revision: int, *, after: int = 0
 ) -> list[Document]:
-    """What a session's events up to a revision have set, and nothing else of them."""
+    """The deltas of a session's events up to a revision."""
     where = queries.events_until(key, revision, after)
     async with connection.reading() as session:
         found = connection.events.find(where, _DELTA, session=session).sort("_id", 1)
@@ -233,7 +233,7 @@ def checked(session: Document, revision: int | None) -> int:
     """A revision of a stored session; its latest, if none is asked for.
 
     Raises:
-        InvalidInputError: it has not come so far.
+        InvalidInputError: it has not reached it.
     """
     head: int = session["revision"]
     if revision is not None and revision > head:

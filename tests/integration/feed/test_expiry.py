@@ -65,7 +65,7 @@ async def test_a_watched_session_expires(service: MongoSessionService) -> None:
     async with Follower(service.watch(APP, USER, ID)) as follower:
         for revision in (1, 2):
             clock.now += 0.09
-            follower.subscription.inbox.remind()
+            follower.subscription.inbox.put_expiry_check()
             await service.append_event(session, new_event())
             await follower.reached(revision)
         clock.now += 1
@@ -84,11 +84,11 @@ async def test_a_watched_session_lives_longer(service: MongoSessionService) -> N
         await follower.until(lambda: follower.told)
         await service.update_session(**SESSION, ttl=None)
         clock.now += 1
-        follower.subscription.inbox.remind()
+        follower.subscription.inbox.put_expiry_check()
         await service.append_event(session, new_event())
         await follower.reached(1)
         await service.update_session(**SESSION, ttl=1000)
-        follower.subscription.inbox.remind()
+        follower.subscription.inbox.put_expiry_check()
         await service.append_event(session, new_event())
         await follower.reached(2)
         assert follower.kinds == ["snapshot", "appended", "appended"]

@@ -174,7 +174,7 @@ async def test_a_feed_that_is_behind_tells_the_last_event(
         is_behind.set()
         await service.append_event(session, new_event())
         mine.now += 10
-        follower.subscription.inbox.remind()
+        follower.subscription.inbox.put_expiry_check()
         assert await follower.ended() is None
 
     assert follower.kinds == ["snapshot", "appended", "deleted"]

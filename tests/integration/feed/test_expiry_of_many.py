@@ -92,7 +92,7 @@ async def test_many_ends_at_once_drop_nobody(
 ) -> None:
     """Sessions may expire together, more than a subscription has room for."""
     monkeypatch.setattr(subscription, "CAPACITY", 64)
-    monkeypatch.setattr(reader, "_TURN", 16)
+    monkeypatch.setattr(reader, "_BATCH", 16)
     Clock.set()
     await asyncio.gather(*(service.create_session(**IDS, ttl=10) for _ in range(500)))
     async with Follower(service.watch(APP)) as follower:

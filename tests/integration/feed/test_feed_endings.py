@@ -15,7 +15,7 @@ from support.failpoints import failing, victim_uri
 from support.subscriptions import SESSION, Follower, new_event
 
 from mongo_session_service import HistoryLostError, MongoSessionService
-from mongo_session_service.backend import Clients
+from mongo_session_service.backend import Backends
 from mongo_session_service.feed import reader
 from mongo_session_service.feed.feed import THREAD_NAME as FEED_THREAD
 
@@ -159,15 +159,15 @@ async def test_closing_waits_for_every_thread_of_the_feed(
 ) -> None:
     """One that is still letting go of its connection is waited for as well."""
     is_closing, may_close = threading.Event(), threading.Event()
-    close = Clients.close_here
+    close = Backends.close_here
 
-    async def close_late(clients: Clients) -> None:
+    async def close_late(backends: Backends) -> None:
         is_closing.set()
         await asyncio.to_thread(may_close.wait, PATIENCE)
-        await close(clients)
+        await close(backends)
 
     monkeypatch.setattr(reader, "LINGER", 0)
-    monkeypatch.setattr(Clients, "close_here", close_late)
+    monkeypatch.setattr(Backends, "close_here", close_late)
     service = MongoSessionService(mongodb_uri, database=database)
     async with service.watch(APP):
         pass
