@@ -64,6 +64,10 @@ class Result:
         return 1e6 * sum(seconds) / len(self.calls)
 
 
+class WrongError(Exception):
+    """Something was not stored, read or received as it must be."""
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The value below which that share of the values lies."""
     ordered = sorted(values)

@@ -60,9 +60,9 @@ async def test_a_fast_wrong_answer_is_found(
 ) -> None:
     """Of a service that forgets an event the benchmark says so, and fails."""
     monkeypatch.syspath_prepend(SCRIPTS)
-    from benchmark.__main__ import chosen  # noqa: PLC0415  not on the path before
-    from benchmark.contestants import Ours, Place  # noqa: PLC0415
+    from benchmark.contestants import Ours, Place  # noqa: PLC0415  not on the path
     from benchmark.run import Pace, Run  # noqa: PLC0415
+    from benchmark.services import chosen  # noqa: PLC0415
 
     class Forgetful(Ours):
         async def make(self) -> Any:

