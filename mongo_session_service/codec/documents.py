@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import bson
+from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
@@ -36,6 +37,7 @@ from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import NO_DETAILS, Details
 from mongo_session_service.model.records import (
     Append,
+    Document,
     Marker,
     NewSession,
     SessionKey,
@@ -44,6 +46,52 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
+
+INITIAL: Final = "initial_state"
+"""Where a session keeps the state it began with."""
+
+LISTED: Final = (
+    *("state", "revision", "create_time", "update_time", "ttl", "expire_time"),
+)
+"""What a list needs of a session's document, and hardly more."""
+
+_BESIDE_STATE: Final = 4096
+"""Bytes up to which that is in the session's own document, which is read with it."""
+
+
+def session_document(session: NewSession) -> Document:
+    """A new session as it is stored."""
+    document = {
+        "_id": session.key.id,
+        "state": session.delta.session,
+        "revision": 0,
+        "create_time": session.create_time,
+        "update_time": session.create_time,
+        **session.details.fields(),
+    }
+    if not is_apart(session):
+        document[INITIAL] = session.delta.session
+    return document
+
+
+def is_apart(session: NewSession) -> bool:
+    """Whether a session's initial state has to have a document of its own."""
+    return bool(session.delta.session) and session.size > _BESIDE_STATE
+
+
+def event_document(append: Append, revision: int, *, encoded: bool = False) -> Document:
+    """An event as it is stored; if ``encoded``, with its BSON rather than its fields.
+
+    The driver copies BSON as it is, and need not encode the event a second time.
+    """
+    event = RawBSONDocument(append.encoded) if encoded else append.event
+    document: Document = {"_id": append.key.event_id(revision), "event": event}
+    if append.is_wrapped:
+        document["wrapped"] = True
+    if append.is_hooked:
+        document["hooked"] = True
+    return document
+
 
 _NUMBER: Final = (int, float)
 

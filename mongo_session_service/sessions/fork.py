@@ -20,12 +20,8 @@ from pymongo.errors import (
     PyMongoError,
 )
 
+from mongo_session_service.codec.documents import INITIAL, session_document
 from mongo_session_service.codec.limits import check_initial_state
-from mongo_session_service.codec.shapes import (
-    INITIAL,
-    initial_updates,
-    session_document,
-)
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver, results_of
 from mongo_session_service.driver.connection import Connection
@@ -54,6 +50,7 @@ from mongo_session_service.sessions.placeholders import (
     Reservations,
     remove_silently,
 )
+from mongo_session_service.sessions.queries import initial_updates
 from mongo_session_service.sessions.store import SessionStore, already_exists, not_found
 
 LIFETIME: Final = 60.0

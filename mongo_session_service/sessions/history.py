@@ -17,12 +17,12 @@ from mongo_session_service.codec.bson_values import (
     encode_fields,
 )
 from mongo_session_service.codec.documents import (
+    INITIAL,
     decode_sessions,
     decode_state,
     is_visible,
 )
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model import scopes

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
+from mongo_session_service.codec.documents import INITIAL, is_apart
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -214,6 +215,21 @@ class Update(NamedTuple):
 
     filter: Document
     change: Document
+
+
+def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
+    """What stores initial states apart: before the log, where revision 1 is next.
+
+    A document is of one session only, and not of a later one of the same id.
+    """
+    return [
+        Update(
+            {"_id": each.key.event_id(0)},
+            {"$set": {INITIAL: each.delta.session, "create_time": each.create_time}},
+        )
+        for each in sessions
+        if is_apart(each)
+    ]
 
 
 def session_updates(planned: Iterable[Planned]) -> list[Update]:

@@ -17,9 +17,8 @@ from mongo_session_service.codec.bson_values import (
     escape_key,
     json_form,
 )
-from mongo_session_service.codec.documents import decode_sessions, summary
+from mongo_session_service.codec.documents import INITIAL, decode_sessions, summary
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently

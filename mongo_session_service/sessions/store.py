@@ -14,18 +14,15 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.codec.documents import (
+    LISTED,
     decode_sessions,
     decode_state,
-    is_same_event,
-)
-from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.codec.shapes import (
-    LISTED,
     event_document,
-    initial_updates,
     is_apart,
+    is_same_event,
     session_document,
 )
+from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import background, uninterrupted
 from mongo_session_service.driver.connection import Connection
@@ -295,7 +292,7 @@ class SessionStore:
         await self._insert(
             self._connection.sessions, map(session_document, created), txn
         )
-        apart = initial_updates(created)
+        apart = queries.initial_updates(created)
         await self._update(self._connection.events, apart, txn, upsert=True)
         updates = queries.session_updates(planned)
         if await self._update(self._connection.sessions, updates, txn) != len(updates):

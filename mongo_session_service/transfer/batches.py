@@ -8,10 +8,14 @@ from typing import Any, Final
 
 from google.adk.events.event import Event
 
-from mongo_session_service.codec.documents import encode_append, encode_state
+from mongo_session_service.codec.documents import (
+    encode_append,
+    encode_state,
+    event_document,
+    session_document,
+)
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.limits import check_initial_state
-from mongo_session_service.codec.shapes import event_document, session_document
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.model.metadata import NO_DETAILS, Details
 from mongo_session_service.model.records import (

@@ -32,9 +32,8 @@ from typing import Any, Final
 from google.adk.events.event import Event
 
 from mongo_session_service.codec.bson_values import decode_value, is_unicode, json_form
-from mongo_session_service.codec.documents import encode_event_fields
+from mongo_session_service.codec.documents import INITIAL, encode_event_fields
 from mongo_session_service.codec.extended_json import tagged, untagged
-from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.errors import InvalidInputError, SourceError
 from mongo_session_service.model.metadata import (
     DETAILS,

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from mongo_session_service.codec.bson_values import decode_value
 from mongo_session_service.codec.documents import (
+    INITIAL,
     decode_state,
     is_same_event,
     loaded_fields,
 )
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Append, Document
 from mongo_session_service.transfer.batches import (

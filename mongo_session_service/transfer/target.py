@@ -21,7 +21,7 @@ from google.adk.platform import time as platform_time
 from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.codec.shapes import INITIAL, initial_updates
+from mongo_session_service.codec.documents import INITIAL
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import is_duplicate_key
@@ -37,6 +37,7 @@ from mongo_session_service.sessions.placeholders import (
     Reservations,
     is_placeholder,
 )
+from mongo_session_service.sessions.queries import initial_updates
 from mongo_session_service.transfer.batches import Incoming, IncomingState
 from mongo_session_service.transfer.reconcile import Plan, Standing, plan_state
 from mongo_session_service.transfer.records import named

@@ -14,9 +14,13 @@ from pymongo import AsyncMongoClient
 from typing_extensions import override
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.codec.documents import encode_append, encode_new_session
+from mongo_session_service.codec.documents import (
+    encode_append,
+    encode_new_session,
+    event_document,
+    session_document,
+)
 from mongo_session_service.codec.hooks import NO_HOOKS
-from mongo_session_service.codec.shapes import event_document, session_document
 from mongo_session_service.model.records import SessionKey
 
 

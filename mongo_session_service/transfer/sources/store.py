@@ -9,9 +9,8 @@ from google.adk.platform import time as platform_time
 from typing_extensions import override
 
 from mongo_session_service.backend import backend_of
-from mongo_session_service.codec.documents import decode_event, decode_state
+from mongo_session_service.codec.documents import INITIAL, decode_event, decode_state
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.codec.shapes import INITIAL
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import Details

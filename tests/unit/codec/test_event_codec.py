@@ -16,12 +16,12 @@ from mongo_session_service.codec.documents import (
     decode_event,
     encode_append,
     encode_new_session,
+    event_document,
     is_same_event,
 )
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.limits import MAX_DOCUMENT_BYTES
-from mongo_session_service.codec.shapes import event_document
 from mongo_session_service.driver.connection import _CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
 

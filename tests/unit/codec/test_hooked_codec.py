@@ -18,10 +18,10 @@ from mongo_session_service.codec.documents import (
     decode_state,
     encode_append,
     encode_new_session,
+    event_document,
     is_same_event,
 )
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.shapes import event_document
 from mongo_session_service.driver.connection import _CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
 
