@@ -31,10 +31,12 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.validation import counted
-from mongo_session_service.schema.indexes import (
+from mongo_session_service.schema.indexes import Index
+from mongo_session_service.schema.setup import missing_indexes
+from mongo_session_service.schema.version import (
     SCHEMA_VERSION,
-    Index,
-    missing_indexes,
+    recorded_version,
+    refuse_newer,
 )
 from mongo_session_service.service import MongoSessionService
 
@@ -180,13 +182,15 @@ def judge_privileges(
 
 
 def judge_version(recorded: int | None) -> Finding:
-    """Whether this release can work with the data."""
+    """Whether this release can work with the data.
+
+    Raises:
+        SchemaVersionError: it cannot, since a newer release has written it.
+    """
     check = "schema version"
     if recorded is None:
         return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
-    if recorded > SCHEMA_VERSION:
-        says = f"{recorded}, newer than this release's {SCHEMA_VERSION}"
-        return Finding(check, Status.FAILED, says, "Upgrade mongo-session-service.")
+    refuse_newer(recorded)
     if recorded < SCHEMA_VERSION:
         says = f"{recorded}, older than this release's {SCHEMA_VERSION}"
         remedy = "Run `mongo-session-service migrate` when all run this release."
@@ -332,7 +336,7 @@ async def _members(connection: Connection) -> Finding:
 
 async def _transactions(connection: Connection) -> Finding:
     async def read(txn: Txn) -> None:
-        await connection.metadata.find_one({"_id": "schema"}, session=txn)
+        await recorded_version(connection, txn)
 
     if not connection.has_transactions:
         return judge_transaction(None)
@@ -348,8 +352,7 @@ async def _privileges(connection: Connection) -> Finding:
 
 
 async def _version(connection: Connection) -> Finding:
-    recorded = await connection.metadata.find_one({"_id": "schema"})
-    return judge_version(recorded["version"] if recorded else None)
+    return judge_version(await recorded_version(connection))
 
 
 async def _indexes(connection: Connection) -> Finding:

@@ -267,7 +267,7 @@ def migrate_(*, debug: bool, **options: Any) -> None:
 
 
 async def _migrate(options: dict[str, Any]) -> int:
-    from mongo_session_service.schema.migrations import Migrator
+    from mongo_session_service.admin.migrator import Migrator
 
     is_plan = options.pop("is_plan")
     async with AsyncExitStack() as stack:

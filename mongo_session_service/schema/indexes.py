@@ -1,14 +1,9 @@
-"""The collections and indexes, as data, and the check that a server has them."""
+"""Index definitions: every index of the schema, as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
-
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.errors import SchemaVersionError
-
-SCHEMA_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,35 +110,3 @@ INDEXES: Final = (
         serves="a page of the sessions that have a label",
     ),
 )
-
-
-async def missing_indexes(connection: Connection) -> list[Index]:
-    """The indexes that are not there, or not as they should be."""
-    found = {
-        name: await getattr(connection, name).index_information()
-        for name in {index.collection for index in INDEXES}
-    }
-    return [index for index in INDEXES if not index.is_like(found[index.collection])]
-
-
-async def check_version(connection: Connection) -> bool:
-    """Refuse data of a newer release; tell if any version is recorded.
-
-    Raises:
-        SchemaVersionError: the data was written by a newer release.
-    """
-    recorded = await connection.metadata.find_one({"_id": "schema"})
-    if recorded and recorded["version"] > SCHEMA_VERSION:
-        message = (
-            f"The data has schema version {recorded['version']}; this release knows"
-            f" up to {SCHEMA_VERSION}. Upgrade mongo-session-service."
-        )
-        raise SchemaVersionError(message)
-    return recorded is not None
-
-
-async def record_version(connection: Connection) -> None:
-    """Record this release's version, unless one is."""
-    await connection.metadata.update_one(
-        {"_id": "schema"}, {"$setOnInsert": {"version": SCHEMA_VERSION}}, upsert=True
-    )

@@ -21,10 +21,8 @@ from mongo_session_service.schema.indexes import (
     EVENT_ONCE,
     INDEXES,
     Index,
-    check_version,
-    missing_indexes,
-    record_version,
 )
+from mongo_session_service.schema.version import check_version, record_first_version
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +54,18 @@ async def set_up(connection: Connection) -> bool:
     attempts = await _attempt_layout(connection)
     if not is_recorded:
         with attempts.at("the schema version"):
-            await record_version(connection)
+            await record_first_version(connection)
     attempts.warn()
     return _named(connection, EVENT_ONCE) not in attempts.failed
+
+
+async def missing_indexes(connection: Connection) -> list[Index]:
+    """The indexes that are not there, or not as they should be."""
+    found = {
+        name: await getattr(connection, name).index_information()
+        for name in {index.collection for index in INDEXES}
+    }
+    return [index for index in INDEXES if not index.is_like(found[index.collection])]
 
 
 async def create_layout(connection: Connection) -> None:

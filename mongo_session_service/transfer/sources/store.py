@@ -17,7 +17,7 @@ from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.validation import counted
-from mongo_session_service.schema.indexes import check_version
+from mongo_session_service.schema.version import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import Beginning, initial_state

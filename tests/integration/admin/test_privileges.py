@@ -20,8 +20,8 @@ from support.secured_mongod import Secured
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import Change, MongoSessionService, NotAuthorizedError
+from mongo_session_service.admin import Migrator
 from mongo_session_service.driver.privileges import FEATURES, Privilege, needs
-from mongo_session_service.schema.migrations import Migrator
 from mongo_session_service.transfer import (
     Policies,
     ServiceSource,

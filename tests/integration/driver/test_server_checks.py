@@ -19,10 +19,9 @@ from mongo_session_service import (
     StorageError,
     StorageUnavailableError,
 )
-from mongo_session_service.admin import Status, doctor
+from mongo_session_service.admin import Migrator, Status, doctor
 from mongo_session_service.driver.server import check_server
 from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
-from mongo_session_service.schema.migrations import Migrator
 
 IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
 

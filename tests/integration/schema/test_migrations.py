@@ -23,9 +23,11 @@ from mongo_session_service import (
     MongoSessionService,
     SchemaVersionError,
 )
+from mongo_session_service.admin import Migrator
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.schema.indexes import INDEXES, SCHEMA_VERSION
-from mongo_session_service.schema.migrations import MIGRATIONS, Migration, Migrator
+from mongo_session_service.schema.indexes import INDEXES
+from mongo_session_service.schema.migrations import MIGRATIONS, Migration
+from mongo_session_service.schema.version import SCHEMA_VERSION
 from mongo_session_service.transfer import ServiceSource, move
 
 LAYOUTS = Path(__file__).parents[2] / "fixtures" / "layouts"

@@ -22,8 +22,9 @@ from mongo_session_service.admin.doctor import (
     judge_version,
 )
 from mongo_session_service.driver.privileges import FEATURES, needs
-from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.schema.indexes import INDEXES, SCHEMA_VERSION
+from mongo_session_service.errors import ConfigurationError, SchemaVersionError
+from mongo_session_service.schema.indexes import INDEXES
+from mongo_session_service.schema.version import SCHEMA_VERSION
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
 DAY = 86400.0
@@ -75,7 +76,6 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_version(None), OK, "none"),
         (judge_version(SCHEMA_VERSION), OK, str(SCHEMA_VERSION)),
         (judge_version(SCHEMA_VERSION - 1), WARNING, "older"),
-        (judge_version(SCHEMA_VERSION + 1), FAILED, "newer"),
         (judge_indexes([], is_set_up=True), OK, "all"),
         (judge_indexes(INDEXES, is_set_up=False), OK, "nothing yet"),
         (judge_indexes(INDEXES, is_set_up=True), WARNING, "event_id_once_per_session"),
@@ -119,3 +119,9 @@ def test_a_server_that_is_too_old_is_none() -> None:
     """A server that the service would refuse is refused here as well."""
     with pytest.raises(ConfigurationError, match="MongoDB 5.0"):
         judge_server({"maxWireVersion": 9}, "4.4.0")
+
+
+def test_data_of_a_newer_release_is_refused_as_the_service_does() -> None:
+    """The remedy is the service's own: upgrade."""
+    with pytest.raises(SchemaVersionError, match="Upgrade mongo-session-service"):
+        judge_version(SCHEMA_VERSION + 1)
