@@ -362,18 +362,17 @@ async def _indexes(connection: Connection) -> Finding:
 
 
 async def _oplog(connection: Connection) -> Finding:
-    oplog = connection.client["local"]["oplog.rs"]
-    first = await oplog.find({}, {"ts": 1}).sort("$natural", 1).limit(1).to_list(1)
-    if not first:
+    window = await snapshots.oplog_window(connection)
+    if window is None:
         return judge_oplog(None)
-    now = await snapshots.now(connection)
+    oplog = connection.client["local"]["oplog.rs"]
     (stats,) = await connection.aggregate(
         oplog,
         [{"$collStats": {"storageStats": {}}}, {"$project": {"storageStats": 1}}],
     )
     held = stats["storageStats"]
     fullness = held["size"] / held["maxSize"]
-    return judge_oplog(Oplog(now.time - first[0]["ts"].time, fullness))
+    return judge_oplog(Oplog(window, fullness))
 
 
 async def _clock(connection: Connection) -> Finding:

@@ -271,11 +271,18 @@ async def _once_created(read: Callable[[], Awaitable[Result]]) -> Result:
 
 
 async def oplog_window(connection: Connection) -> float | None:
-    """How many seconds of changes MongoDB could still tell; None if it will not say."""
+    """Seconds of changes that MongoDB's oplog holds; None if there is no oplog."""
     oplog = connection.client["local"]["oplog.rs"]
+    first = await oplog.find({}, {"ts": 1}).sort("$natural", 1).limit(1).to_list(1)
+    if not first:
+        return None
+    latest = await now(connection)
+    return float(latest.time - first[0]["ts"].time)
+
+
+async def oplog_window_if_known(connection: Connection) -> float | None:
+    """The same; None as well if MongoDB fails, refuses or takes too long."""
     with suppress(PyMongoError, TimeoutError):
         async with asyncio.timeout(_OPLOG_PATIENCE):
-            found = await oplog.find().sort("$natural", 1).limit(1).to_list(1)
-            latest = await now(connection)
-            return float(latest.time - found[0]["ts"].time) if found else None
+            return await oplog_window(connection)
     return None

@@ -190,7 +190,9 @@ class Reader:
                 self._detach_abandoned()
             if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
                 measured_at = time.monotonic()
-                self._counters.oplog_window = await snapshots.oplog_window(connection)
+                self._counters.oplog_window = await snapshots.oplog_window_if_known(
+                    connection
+                )
 
     def _dispatch(self, change: Document, names: Names, hooks: Hooks) -> None:
         item = decoder.interpret(change, names, hooks)
