@@ -8,7 +8,7 @@ import subprocess
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from pymongo.uri_parser import parse_uri
 from support import leak_detector
 from support.databases import drop, forget_soon
 from support.foreign_stores import Place, PostgreSql, postgresql_server
+from support.memory_files import in_memory
 from support.otel_recorder import recording
 from support.secured_mongod import Secured, secured
 
@@ -75,7 +76,9 @@ def mongodb_uri() -> Iterator[str]:
         parse_uri(uri)
         yield uri
     else:
-        with EmbeddedReplicaSet() as replica_set:
+        with ExitStack() as stack:
+            with in_memory():
+                replica_set = stack.enter_context(EmbeddedReplicaSet())
             forget_soon(replica_set.uri)
             yield replica_set.uri
 
@@ -130,7 +133,9 @@ def postgresql() -> Iterator[PostgreSql]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Secured]:
     """A server with access control and TLS; whoever uses it is of one xdist group."""
-    with secured() as server:
+    with ExitStack() as stack:
+        with in_memory():
+            server = stack.enter_context(secured())
         yield server
 
 
