@@ -31,6 +31,15 @@ from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 
+logger = logging.getLogger(__name__)
+
+_DROPS: Final = ("drop", "rename", "dropDatabase", "invalidate")
+_WRITES: Final = ("insert", "update", "replace")
+_OF_SESSIONS: Final = ("insert", "replace", "delete")
+_SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
+_OF_SESSION: Final = {"state": dict, "revision": int, "create_time": float}
+_TRANSACTION: Final = ("lsid", "txnNumber")
+
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -159,16 +168,6 @@ class OversizedChange:
 
 ChangeRecord = Appended | Created | Deleted | StateSet
 """What subscribers and consumers receive, before it is made a :class:`Change`."""
-
-
-logger = logging.getLogger(__name__)
-
-_DROPS: Final = ("drop", "rename", "dropDatabase", "invalidate")
-_WRITES: Final = ("insert", "update", "replace")
-_OF_SESSIONS: Final = ("insert", "replace", "delete")
-_SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
-_OF_SESSION: Final = {"state": dict, "revision": int, "create_time": float}
-_TRANSACTION: Final = ("lsid", "txnNumber")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,39 +23,6 @@ from mongo_session_service.driver.retry import given_up, is_passing, pauses
 from mongo_session_service.errors import ConfigurationError, HistoryLostError
 from mongo_session_service.model.records import Document
 
-_NO_CHANGE_STREAMS: Final = 40573
-_LOST: Final = {
-    9: "the resume token is malformed",
-    15: "the resume token is malformed",
-    260: "the resume token is no longer valid",
-    280: "the change stream cannot be resumed",
-    286: "MongoDB's oplog does not reach back that far",
-    40647: "the resume token is malformed",
-    40649: "the resume token is malformed",
-}
-
-
-def check_stream(error: Exception) -> None:
-    """Raise if a change stream cannot be resumed after an error.
-
-    Raises:
-        HistoryLostError: the history after the resume token is lost.
-        ConfigurationError: the server has no change streams.
-        StorageError: the server refused.
-    """
-    code = getattr(error, "code", None)
-    if code in _LOST:
-        raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None
-    if code == _NO_CHANGE_STREAMS:
-        message = (
-            "This MongoDB server is a standalone: it has no change streams. Run it as"
-            " a replica set: start mongod with --replSet rs0, then call rs.initiate()."
-        )
-        raise ConfigurationError(message) from None
-    if isinstance(error, PyMongoError) and not is_passing(error):
-        raise translation(error) from None
-
-
 logger = logging.getLogger(__name__)
 
 AWAIT_MS: Final = 1000
@@ -70,6 +37,16 @@ _RECENT: Final = 60.0  # seconds
 _FAREWELL: Final = 2.0
 """Seconds to close the server's cursor, which may be in use for one."""
 _TOO_LARGE: Final = 10334
+_NO_CHANGE_STREAMS: Final = 40573
+_LOST: Final = {
+    9: "the resume token is malformed",
+    15: "the resume token is malformed",
+    260: "the resume token is no longer valid",
+    280: "the change stream cannot be resumed",
+    286: "MongoDB's oplog does not reach back that far",
+    40647: "the resume token is malformed",
+    40649: "the resume token is malformed",
+}
 
 
 class Stream:
@@ -217,3 +194,24 @@ class Stream:
                 if self._thread is not None:
                     await asyncio.wait([self._thread])
                 await self._opened.aclose()
+
+
+def check_stream(error: Exception) -> None:
+    """Raise if a change stream cannot be resumed after an error.
+
+    Raises:
+        HistoryLostError: the history after the resume token is lost.
+        ConfigurationError: the server has no change streams.
+        StorageError: the server refused.
+    """
+    code = getattr(error, "code", None)
+    if code in _LOST:
+        raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None
+    if code == _NO_CHANGE_STREAMS:
+        message = (
+            "This MongoDB server is a standalone: it has no change streams. Run it as"
+            " a replica set: start mongod with --replSet rs0, then call rs.initiate()."
+        )
+        raise ConfigurationError(message) from None
+    if isinstance(error, PyMongoError) and not is_passing(error):
+        raise translation(error) from None

@@ -1,4 +1,4 @@
-"""A MongoDB replica set of this process, for tests, demos and development."""
+"""Embedded MongoDB: a replica set of this process, for tests and development."""
 
 from __future__ import annotations
 

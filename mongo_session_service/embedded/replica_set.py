@@ -52,21 +52,20 @@ _ELECTIONS: Final = {
 
 
 class EmbeddedReplicaSet:
-    """A replica set of real mongods that ends with this process, however that ends.
+    """A replica set of real mongods that ends with this process, even if it is killed.
 
-    `members` is how many, 1 to 7. `data_dir` is kept: starting on it again, with as
-    many members, brings the same data back on the same ports. Without it, data goes to
-    a temporary directory that is removed at the end. `port` is the first member's, and
-    the others have those after it; without it they have any that are free.
+    `members` is their number, 1 to 7. `data_dir` is kept: a start on it with the same
+    number of members restores the data and the ports. Without it, data goes to a
+    temporary directory that is removed at the end. `port` is the first member's, and
+    the others use the following ports; by default any free ports are used.
 
     mongod is the program that ``$MONGOD`` names, else the one that the ``embedded``
     extra installs, else the one on the ``PATH``. It listens on 127.0.0.1 only and
     accepts ``failCommand``.
 
-    Every method raises `EmbeddedServerError` if mongod does not do what is asked; if it
-    has ended, with the end of its log and output. Only the process that started the
-    replica set can control it: a forked child may use its `uri`. Not for use by two
-    threads at once.
+    Every method raises `EmbeddedServerError` if mongod fails; if it has ended, with the
+    end of its log and output. Only the process that started the replica set can control
+    it: a forked child may use its `uri`. Do not use it from two threads at once.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class EmbeddedReplicaSet:
         self._owner = 0
 
     def start(self) -> None:
-        """Start every member; return when one is primary and the others follow it.
+        """Start every member; return once there is a primary and the others follow.
 
         A start that fails leaves nothing running and no temporary directory.
         """
@@ -110,7 +109,7 @@ class EmbeddedReplicaSet:
             raise
 
     def stop(self) -> None:
-        """End every member and remove a temporary directory, unless already done."""
+        """End every member and remove a temporary directory; idempotent."""
         if self._owner != os.getpid():
             return
         if not self._throw_away:
@@ -122,7 +121,7 @@ class EmbeddedReplicaSet:
 
     @property
     def uri(self) -> str:
-        """The connection string, which names every member and the replica set."""
+        """The connection string, with every member and the replica set's name."""
         if not self._ports:
             raise EmbeddedServerError("this replica set is not started")
         hosts = ",".join(f"{HOST}:{port}" for port in self._ports)
@@ -130,19 +129,19 @@ class EmbeddedReplicaSet:
 
     @property
     def data_dir(self) -> Path:
-        """Where each member has a directory with its data and its `mongod.log`."""
+        """The directory with a subdirectory for each member's data and `mongod.log`."""
         if self._data_dir is None:
             raise EmbeddedServerError("this replica set is not started")
         return self._data_dir
 
     @property
     def pids(self) -> tuple[int | None, ...]:
-        """The process id of every member's mongod; None for one that has ended."""
+        """The process ID of every member's mongod; None for one that has ended."""
         return tuple(mongod.pid for mongod in self._mongods)
 
     @property
     def primary(self) -> int:
-        """The index of the primary; an election is waited for, for 30 seconds."""
+        """The index of the primary; waits up to 30 seconds for an election."""
         with _explained("found no primary"), MongoClient[Any](self.uri) as client:
             _, port = client.admin.command("hello")["me"].split(":")
         return self._ports.index(int(port))
@@ -150,8 +149,8 @@ class EmbeddedReplicaSet:
     def stop_member(self, index: int, *, kill: bool = False) -> None:
         """End one member, unless it has ended, and wait for its end.
 
-        It shuts down in good order, even if SIGSTOP has paused it, and is killed if
-        that takes over 30 seconds. With `kill` it is killed at once, as in a crash.
+        It shuts down cleanly, even if SIGSTOP has paused it, and is killed if that
+        takes over 30 seconds. With `kill` it is killed at once, as in a crash.
         """
         mongod = self._member(index)
         if not kill:
@@ -183,7 +182,7 @@ class EmbeddedReplicaSet:
     def step_down(self) -> None:
         """Make the primary a secondary, and another member primary.
 
-        A single member is without a primary for a second and is then elected again.
+        A single member is elected again after a second without a primary.
         """
         with (
             _explained("could not step down"),
@@ -221,8 +220,8 @@ class EmbeddedReplicaSet:
         await asyncio.shield(asyncio.to_thread(self.stop))
 
     def _prepare(self) -> None:
-        """Find out what the program, directory and ports are, or choose them."""
-        # First, for it takes a while and no guard is there yet to remove the directory.
+        """Find or choose the program, the directory and the ports."""
+        # First: it takes a while, and no guard would remove the directory yet.
         self._program = find_mongod()
         if self._data_dir is None:
             self._data_dir = Path(tempfile.mkdtemp(prefix="mongo-session-service-"))
@@ -236,7 +235,7 @@ class EmbeddedReplicaSet:
         return Mongod(self._program, self._ports[index], directory, throw_away)
 
     def _initiate(self) -> None:
-        """Form the replica set, unless its members remember it, and await its health.
+        """Initiate the set, unless its data holds it, and wait until it is healthy.
 
         The first member calls for elections at once, rather than after a timeout.
         """

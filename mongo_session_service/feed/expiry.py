@@ -34,6 +34,28 @@ from mongo_session_service.driver.retry import persistently
 from mongo_session_service.feed.inbox import Inbox
 from mongo_session_service.model.records import Document, SessionKey
 
+logger = logging.getLogger(__name__)
+
+_MAJORITY: Final = ReadConcern("majority")
+_NUMBER: Final = ["double", "int", "long"]
+"""What this package stores times as; other tools may have other types."""
+_FIELDS: Final = {"expire_time": 1}
+
+_REMEMBERED: Final = 100_000
+"""Expired sessions remembered as delivered, since their removal is not again."""
+_MOST: Final = 10_000
+"""Expired sessions that one scan reads; the next one reads more."""
+_PATIENCE: Final = 2.0
+"""Seconds a scan may take, during which nothing else is delivered."""
+_REST: Final = 0.25
+"""Seconds between two scans, however soon the next session expires."""
+_LONGEST: Final = 60.0
+"""Seconds after which a scan is due in any case: clocks may be set back."""
+_AGAIN: Final = 4.0
+"""Seconds after a failed scan."""
+_TICK: Final = 0.001
+"""Seconds: writes of one millisecond may arrive in any order."""
+
 _SHORTEST: Final = 0.001
 """Seconds: the event loop's clock and the calendar's may differ by less."""
 _MOMENT: Final = 0.25  # seconds
@@ -82,7 +104,7 @@ async def load_expiry(
     None and -1 if it is not stored any more.
 
     Raises:
-        StorageUnavailableError: MongoDB has been away for a minute.
+        StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
     where = {"_id": key.id, "create_time": create_time}
     fields = {"expire_time": 1, "revision": 1}
@@ -91,29 +113,6 @@ async def load_expiry(
     )
     found = found or {}
     return found.get("expire_time"), found.get("revision", -1)
-
-
-logger = logging.getLogger(__name__)
-
-_MAJORITY: Final = ReadConcern("majority")
-_NUMBER: Final = ["double", "int", "long"]
-"""What this package stores times as; other tools may have other types."""
-_FIELDS: Final = {"expire_time": 1}
-
-_REMEMBERED: Final = 100_000
-"""Expired sessions remembered as delivered, since their removal is not again."""
-_MOST: Final = 10_000
-"""Expired sessions that one scan reads; the next one reads more."""
-_PATIENCE: Final = 2.0
-"""Seconds a scan may take, during which nothing else is delivered."""
-_REST: Final = 0.25
-"""Seconds between two scans, however soon the next session expires."""
-_LONGEST: Final = 60.0
-"""Seconds after which a scan is due in any case: clocks may be set back."""
-_AGAIN: Final = 4.0
-"""Seconds after a failed scan."""
-_TICK: Final = 0.001
-"""Seconds: writes of one millisecond may arrive in any order."""
 
 
 class ExpiryScanner:

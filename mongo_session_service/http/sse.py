@@ -43,6 +43,17 @@ from mongo_session_service.http.live_page import latest_sessions, live_page_rout
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.service import MongoSessionService
 
+try:
+    from sse_starlette.event import ServerSentEvent
+    from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+except ImportError as error:
+    raise ImportError(
+        "Changes over HTTP need sse-starlette 3 or later:"
+        " install the extra 'sse', as in pip install '.[sse]'"
+    ) from error
+
+__all__ = ["Authorize", "changes_route", "live_app", "live_page_route"]
+
 logger = logging.getLogger(__name__)
 
 RETRY: Final = 2
@@ -57,52 +68,6 @@ REFUSED: Final = (SessionNotFoundError, MongoSessionServiceError, TimeoutError)
 """The errors that :func:`refusal_of` answers."""
 
 _SEE_LOG: Final = "Sessions cannot be read; see the server's log."
-
-
-def refusal_of(error: Exception) -> JSONResponse:
-    """The answer to a request that failed."""
-    match error:
-        case InvalidInputError():
-            return refusal(400, str(error))
-        case SessionNotFoundError():
-            return refusal(404, "There is no such session.")
-        case StorageUnavailableError() | TimeoutError():
-            later = {"Retry-After": str(_RETRY_LATER)}
-            return refusal(503, "MongoDB is unavailable.", **later)
-        case _:
-            logger.error("A session could not be watched. %s", error)
-            return refusal(500, _SEE_LOG)
-
-
-def refusal(status: int, detail: str, **headers: str) -> JSONResponse:
-    """An error response."""
-    return JSONResponse({"detail": detail}, status, {**NO_STORE, **headers})
-
-
-def trouble(error: MongoSessionServiceError) -> tuple[int, str]:
-    """Seconds until the client should reconnect to an ended stream, and the reason."""
-    match error:
-        case SlowSubscriberError():
-            return RETRY, "This client read too slowly."
-        case HistoryLostError():
-            return RETRY, "Changes were missed and cannot be recovered."
-        case StorageUnavailableError():
-            return _RETRY_LATER, "MongoDB is unavailable."
-        case _:
-            return _RETRY_MUCH_LATER, _SEE_LOG
-
-
-try:
-    from sse_starlette.event import ServerSentEvent
-    from sse_starlette.sse import EventSourceResponse, SendTimeoutError
-except ImportError as error:
-    raise ImportError(
-        "Changes over HTTP need sse-starlette 3 or later:"
-        " install the extra 'sse', as in pip install '.[sse]'"
-    ) from error
-
-__all__ = ["Authorize", "changes_route", "live_app", "live_page_route"]
-
 
 Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
 """Whether a request may read a session: a function that returns or awaits a bool."""
@@ -206,6 +171,39 @@ def live_app(
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_HOSTS)],
     )
+
+
+def refusal_of(error: Exception) -> JSONResponse:
+    """The answer to a request that failed."""
+    match error:
+        case InvalidInputError():
+            return refusal(400, str(error))
+        case SessionNotFoundError():
+            return refusal(404, "There is no such session.")
+        case StorageUnavailableError() | TimeoutError():
+            later = {"Retry-After": str(_RETRY_LATER)}
+            return refusal(503, "MongoDB is unavailable.", **later)
+        case _:
+            logger.error("A session could not be watched. %s", error)
+            return refusal(500, _SEE_LOG)
+
+
+def refusal(status: int, detail: str, **headers: str) -> JSONResponse:
+    """An error response."""
+    return JSONResponse({"detail": detail}, status, {**NO_STORE, **headers})
+
+
+def trouble(error: MongoSessionServiceError) -> tuple[int, str]:
+    """Seconds until the client should reconnect to an ended stream, and the reason."""
+    match error:
+        case SlowSubscriberError():
+            return RETRY, "This client read too slowly."
+        case HistoryLostError():
+            return RETRY, "Changes were missed and cannot be recovered."
+        case StorageUnavailableError():
+            return _RETRY_LATER, "MongoDB is unavailable."
+        case _:
+            return _RETRY_MUCH_LATER, _SEE_LOG
 
 
 class _Start(NamedTuple):
