@@ -13,7 +13,6 @@ from support.failpoints import failing
 
 from mongo_session_service import HistoryLostError, MongoSessionService
 from mongo_session_service.consumers import coordinator, fetcher
-from mongo_session_service.sessions import event_log
 
 
 async def be_away(service: MongoSessionService) -> Session:
@@ -127,7 +126,7 @@ async def test_a_replay_meets_the_stream_without_gap_or_repetition(
     fresh: int, service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While sessions grow anywhere in the log, each event is told exactly once."""
-    monkeypatch.setattr(event_log, "PAGE", 7)
+    monkeypatch.setattr(fetcher, "_PAGE", 7)
     monkeypatch.setattr(fetcher, "_FRESH", fresh)
     sessions = [await create(service, name) for name in ("a", "ä", "b", "Z", "z")]
     for session in sessions:
@@ -164,7 +163,7 @@ async def test_a_session_made_anew_amid_its_replay_is_told_in_order(
     service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old one is told as it was at first; then its end, and the new one."""
-    monkeypatch.setattr(event_log, "PAGE", 2)
+    monkeypatch.setattr(fetcher, "_PAGE", 2)
     await append(service, await create(service, "a"), 3)
     await append(service, await create(service, "b"))
     async with service.consumer("c") as consumer:
@@ -187,7 +186,7 @@ async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
     victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When MongoDB has forgotten the time a replay reads at, it takes a later one."""
-    monkeypatch.setattr(event_log, "PAGE", 2)
+    monkeypatch.setattr(fetcher, "_PAGE", 2)
     session = await create(victim)
     await append(victim, session, 4)
     async with victim.consumer("c", app_name=APP) as consumer:

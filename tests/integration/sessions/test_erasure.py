@@ -20,7 +20,7 @@ from support.subscriptions import Follower, new_event, until
 from mongo_session_service import Change, Erased, MongoSessionService, StorageError
 from mongo_session_service.consumers import fetcher
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion, event_log
+from mongo_session_service.sessions import deletion
 from mongo_session_service.transfer import ServiceSource, move
 
 APP, OTHER = "app-to-be-erased", "another-app"
@@ -150,7 +150,7 @@ async def test_a_replay_goes_on_after_who_is_erased(
     read: int,
 ) -> None:
     """Wherever a replay was left, its checkpoint is cleared; all others' are told."""
-    monkeypatch.setattr(event_log, "PAGE", 2)
+    monkeypatch.setattr(fetcher, "_PAGE", 2)
     monkeypatch.setattr(fetcher, "_FRESH", -1)  # a replay in as many parts
     for user in ("al", ALICE, BOB):
         await fill(service, user, "s")
