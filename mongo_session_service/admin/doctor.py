@@ -1,4 +1,4 @@
-"""A look at a database, and at what it takes to work with it; nothing is changed."""
+"""Doctor: read-only checks of a server, its user and the stored data."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from mongo_session_service.schema.version import (
 from mongo_session_service.service import MongoSessionService
 
 EXAMINED: Final = 10_000
-"""Sessions, or events, up to which all are examined, beyond which a sample is."""
+"""Up to so many sessions, or events, all are examined; of more, a sample."""
 SAMPLE: Final = 400
-"""How many of more: less than 5 %, which MongoDB draws without reading all."""
+"""Size of a sample: less than 5 %, which MongoDB draws without reading all."""
 LATEST: Final = 100
 """Events of each session that are compared with its revision: its latest."""
 SHOWN: Final = 3
-"""Of what was found wrong, so many are named."""
+"""How many of the wrong documents are named."""
 
 _SKEW: Final = 1.0
-"""Seconds that clocks may differ: expiry is told by this machine's."""
+"""Seconds that clocks may differ: sessions expire by this machine's clock."""
 _WINDOW: Final = 3600.0
 """Seconds of history below which a full oplog is called small."""
 _FULL: Final = 0.9
@@ -59,12 +59,12 @@ _AS_NEEDED: Final = "Nothing has to be done: the first use creates it."
 _AS_REPLICA_SET: Final = (
     "Start mongod with --replSet rs0, then call rs.initiate() once."
 )
-AS_IT_SAYS: Final = "Do as it says, and look again."
+AS_IT_SAYS: Final = "Do what the message says, then run this again."
 GRANT: Final = "Have an administrator run what `mongo-session-service grants` prints."
 
 
 class Status(StrEnum):
-    """How something is."""
+    """How a check ended."""
 
     OK = "ok"
     WARNING = "warning"
@@ -72,33 +72,33 @@ class Status(StrEnum):
     FAILED = "failed"
     """It does not work, or data is not as it should be."""
     UNKNOWN = "unknown"
-    """It could not be looked at."""
+    """It could not be checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found in one respect."""
+    """The result of one check."""
 
     check: str
     status: Status
     says: str
     remedy: str | None = None
-    """What to do about it; None if it is as it should be."""
+    """What to do about it; None if nothing has to be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Oplog:
-    """How far MongoDB's log of changes reaches."""
+    """How far MongoDB's oplog reaches back."""
 
     window: float
     """Seconds from its first entry to now."""
     fullness: float
-    """Of its space, 0 to 1; it begins to forget when it is full."""
+    """The used part of its space, 0 to 1; when full, it drops its oldest entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found wrong among documents that belong together."""
+    """Sessions found wrong by comparing documents that belong together."""
 
     total: int
     """As MongoDB estimates it."""
@@ -107,23 +107,23 @@ class Examined:
     """Their sessions' ids; not all, if they are many."""
 
     def extent(self, noun: str) -> str:
-        """How many it is about, in words."""
+        """How many documents were examined, in words."""
         among = f"a sample of {SAMPLE:,} of " if self.is_sample else ""
         return f"among {among}{counted(self.total, noun)}"
 
 
 def judge_server(hello: Document, version: str) -> Finding:
-    """Whether the server is one to work with.
+    """Whether the server can be used.
 
     Raises:
-        ConfigurationError: it is not, with the remedy.
+        ConfigurationError: it cannot; the message names the remedy.
     """
     check_server(hello, transactions=False)
     return Finding("server", Status.OK, f"MongoDB {version}")
 
 
 def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
-    """Whether the replica set's members are all there."""
+    """Whether all members of the replica set can be reached."""
     check = "replica set"
     if is_standalone(hello):
         says = "a standalone server, without change streams and transactions"
@@ -134,7 +134,7 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
     says = f"{hello['setName']!r}, {counted(members, 'member')} with data"
     if lost := sorted(unreachable):
         says = f"{says}; out of reach: {', '.join(lost)}"
-        remedy = "See to it that this machine reaches every member by its name."
+        remedy = "Make every member reachable from this machine, by its name."
         return Finding(check, Status.WARNING, says, remedy)
     if members == 1:
         says = f"{says}, so none takes over if it fails"
@@ -144,7 +144,7 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
 def judge_transaction(seconds: float | None) -> Finding:
     """Whether a transaction was committed, and how long that took."""
     if seconds is None:
-        says = "the service was told to do without: a crash can tear appends apart"
+        says = "switched off for this service: a crash can tear appends apart"
         return Finding("transactions", Status.WARNING, says, "Use a replica set.")
     says = f"one was committed in {1000 * seconds:.1f} ms"
     return Finding("transactions", Status.OK, says)
@@ -156,7 +156,7 @@ def judge_privileges(
     """Which features a user may use."""
     check = "privileges"
     if not users:
-        says = "nobody is logged in: whoever reaches MongoDB may do everything"
+        says = "access control is off: any client can do anything"
         remedy = "Turn access control on, unless only you can reach it."
         return Finding(check, Status.WARNING, says, remedy)
     user = ", ".join(users)
@@ -201,28 +201,28 @@ def judge_version(recorded: int | None) -> Finding:
 def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
     """Whether queries are as fast as they can be, and events stored once."""
     if not missing:
-        return Finding("indexes", Status.OK, "all are there")
+        return Finding("indexes", Status.OK, "all exist")
     if not is_set_up:
-        return Finding("indexes", Status.OK, f"there is nothing yet. {_AS_NEEDED}")
+        return Finding("indexes", Status.OK, f"none exist yet. {_AS_NEEDED}")
     names = ", ".join(f"{each.name} ({each.serves})" for each in missing)
-    remedy = "Have setup() called by a user who may create indexes; see the log then."
+    remedy = "Call setup() as a user who may create indexes, then read its log."
     return Finding("indexes", Status.WARNING, f"missing or different: {names}", remedy)
 
 
 def judge_oplog(oplog: Oplog | None) -> Finding:
-    """Whether consumers can be away for a while and miss nothing."""
+    """Whether consumers can stop for a while and miss nothing."""
     check = "oplog window"
     if oplog is None:
         says = "there is no oplog, so changes cannot be watched"
         return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
     reach = _span(oplog.window)
     if oplog.fullness < _FULL:
-        says = f"{reach}, all since it was begun; {oplog.fullness:.0%} of it is used"
+        says = f"{reach}, since it was created; {oplog.fullness:.0%} of it is used"
         return Finding(check, Status.OK, says)
     if oplog.window >= _WINDOW:
         return Finding(check, Status.OK, reach)
-    says = f"{reach}: who is away for longer loses history"
-    remedy = "Enlarge it with replSetResizeOplog, to reach beyond your longest outage."
+    says = f"{reach}: a consumer that stops for longer loses history"
+    remedy = "Enlarge it with replSetResizeOplog to cover your longest outage."
     return Finding(check, Status.WARNING, says, remedy)
 
 
@@ -232,7 +232,7 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
     says = f"{abs(ahead):.3f} s {direction} MongoDB's, give or take {uncertainty:.3f}"
     if abs(ahead) <= _SKEW + uncertainty:
         return Finding("clock", Status.OK, says)
-    remedy = "Have NTP set both; sessions expire by this machine's clock."
+    remedy = "Synchronise both by NTP; sessions expire by this machine's clock."
     return Finding("clock", Status.WARNING, says, remedy)
 
 
@@ -243,8 +243,8 @@ def judge_orphans(examined: Examined) -> Finding:
         return Finding("events", Status.OK, f"each has its session, {extent}")
     says = f"some without a session, {extent}: {_named(examined)}"
     remedy = (
-        "If an import is under way, wait for it; if one was broken off, repeat it. Else"
-        " somebody else removed the sessions: remove their events as well."
+        "If an import is running, wait for it; if one was interrupted, repeat it. If"
+        " not, another tool removed the sessions: remove their events as well."
     )
     return Finding("events", Status.FAILED, says, remedy)
 
@@ -257,8 +257,8 @@ def judge_revisions(examined: Examined) -> Finding:
         return Finding("sessions", Status.OK, says)
     says = f"events are missing, or too many, {extent}:"
     remedy = (
-        "Something else than this package has changed the events. Restore them from a"
-        " backup, or delete these sessions."
+        "Another tool has changed the events. Restore them from a backup, or delete"
+        " these sessions."
     )
     return Finding("sessions", Status.FAILED, f"{says} {_named(examined)}", remedy)
 
@@ -277,18 +277,18 @@ def _span(seconds: float) -> str:
 
 
 _MOST: Final = 1000
-"""Of what is found wrong, no more is fetched."""
+"""How many wrong documents are fetched at most."""
 
 
 async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
-    """Tells how a service's database is, one respect after another.
+    """Checks a service's database, and yields the result of each check.
 
     It creates nothing, not even the collections of a service that has never been used.
-    Up to 10,000 sessions and events are all looked at, of more a sample.
+    Up to 10,000 sessions and events are all examined; of more, a sample.
 
     Raises:
         StorageUnavailableError: MongoDB cannot be reached.
-        ConfigurationError: it can never be, or not from this event loop.
+        ConfigurationError: it never can, or not from this event loop.
     """
     with translated():
         # Not set up: that would create collections.
@@ -385,7 +385,7 @@ async def _clock(connection: Connection) -> Finding:
 
 
 async def _events(connection: Connection) -> Finding:
-    """Look for events whose session is not stored."""
+    """Find events whose session is not stored."""
     key = {name: f"$_id.{name}" for name in SessionKey._fields}
     owner = {
         "from": connection.sessions.name,
@@ -401,7 +401,7 @@ async def _events(connection: Connection) -> Finding:
 
 async def _sessions(connection: Connection) -> Finding:
     """Compare sessions' revisions with the latest of their events."""
-    # What is stored under revision 0 is no event.
+    # The document of revision 0 is not an event.
     below = {"$mergeObjects": ["$$key", {"revision": 0}]}
     above = {"$mergeObjects": ["$$key", {"revision": {"$literal": {}}}]}
     is_its = {"$and": [{"$gt": ["$_id", below]}, {"$lt": ["$_id", above]}]}
@@ -447,15 +447,15 @@ async def _examined(
     fields: Document,
     stages: list[Document],
 ) -> Examined:
-    """Which documents some stages leave, of all or of a sample at one time."""
+    """The documents that pass some stages, of all or of a sample, in one snapshot."""
     total = await collection.estimated_document_count()
     is_sample = total > EXAMINED
-    # Drawn before anything else, or else MongoDB would read them all.
+    # The sample comes first: after another stage MongoDB would read all documents.
     drawn: list[Document] = [{"$sample": {"size": SAMPLE}}] if is_sample else []
     named: list[Document] = [{"$limit": _MOST}, {"$project": {"_id": 1}}]
     pipeline = [*drawn, {"$project": fields}, *stages, *named]
     is_alone = is_standalone(await greeted(connection.client))
-    # A standalone server knows of no one time.
+    # A standalone server has no snapshots.
     wrong = await (
         connection.aggregate(collection, pipeline)
         if is_alone

@@ -36,8 +36,8 @@ def role_for(
 def role(name: str, privileges: Iterable[Privilege]) -> Document:
     """The command that creates a role with these privileges, and no others.
 
-    It belongs into the database ``admin``: a role elsewhere cannot reach beyond its own
-    database, to the oplog.
+    It belongs in the database ``admin``: a role in another database cannot include the
+    oplog.
     """
     actions: dict[tuple[str, str], list[str]] = {}
     for each in privileges:
@@ -53,7 +53,7 @@ def role(name: str, privileges: Iterable[Privilege]) -> Document:
 
 
 def script(created: Document) -> str:
-    """A script for mongosh that creates a role, or changes it to what it should be."""
+    """A script for mongosh that creates a role, or updates it."""
     name = json.dumps(created["createRole"])
     lines = ",\n".join(f"  {json.dumps(each)}" for each in created["privileges"])
     return f"""\

@@ -26,12 +26,12 @@ class Migrator:
         service: MongoSessionService,
         migrations: Sequence[Migration] = MIGRATIONS,
     ) -> None:
-        """Connects to nothing yet; the service stays the caller's to close."""
+        """Connects to nothing yet; the caller closes the service."""
         self._service = service
         self._migrations = migrations
 
     async def status(self) -> SchemaStatus:
-        """Where the database stands; nothing is changed.
+        """The database's version and pending migrations; nothing is changed.
 
         Raises:
             SchemaVersionError: it is of a newer release.
@@ -42,10 +42,10 @@ class Migrator:
     async def migrate(
         self, on_applied: Callable[[Migration], None] = lambda _: None
     ) -> SchemaStatus:
-        """Apply what is pending, in order; run again, it goes on where it stopped.
+        """Apply what is pending, in order; if interrupted, the next call resumes.
 
         Args:
-            on_applied: Told of each migration that is done.
+            on_applied: Called with each migration that is done.
 
         Raises:
             SchemaVersionError: the database is of a newer release.

@@ -12,7 +12,7 @@ from mongo_session_service.cli.connection import connection_options, said, uri_a
 from mongo_session_service.cli.screen import Screen
 
 
-@click.command(short_help="Prints a role that has all the service needs.")
+@click.command(short_help="Prints a role with the privileges that the service needs.")
 @uri_argument
 @click.option(
     "--for",
@@ -34,12 +34,12 @@ def grants(
     *,
     as_json: bool,
 ) -> None:
-    """Prints a role with which the service can do all it does, and nothing else.
+    """Prints a role with the privileges that the service needs, and no others.
 
-    It is a script for mongosh, and can be run again. "sessions" is what an agent needs,
-    "changes" watching and consumers, which read the whole database, "setup" creating
-    and migrating collections, "import" the import of other stores, which goes with
-    "sessions", and "erase" delete_user and delete_app, which go with both.
+    It is a script for mongosh, and can be run again. "sessions" is what an agent needs;
+    "changes" is for watching and consumers, which read the whole database; "setup"
+    creates and migrates collections; "import" imports other stores, together with
+    "sessions"; "erase" is for delete_user and delete_app, together with both.
 
     \b
     Example:

@@ -17,8 +17,9 @@ Result = TypeVar("Result")
 async def uninterrupted(work: Awaitable[Result]) -> Result:
     """Wait for the end of ``work`` even if the caller is cancelled meanwhile.
 
-    A transaction dropped halfway would hold its locks on the server, and one dropped
-    at its commit would have an unknown outcome. The cancellation is raised afterwards.
+    A transaction abandoned halfway would hold its locks on the server, and one
+    abandoned at its commit would have an unknown outcome. The cancellation is raised
+    afterwards.
     """
     # A coroutine runs outside the caller's context: its deadline, as pymongo.timeout()
     # sets it, would cut off the very end of a transaction.
@@ -41,22 +42,22 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
 
 
 def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Have work go on whoever waits for it.
+    """Start work that continues when its caller is cancelled.
 
-    It runs outside its caller's context, whose deadlines are not everyone's. That it
-    failed is of no interest if nobody hears of it.
+    It runs outside the caller's context, whose deadlines apply to that caller only. If
+    nobody awaits it, its failure is ignored.
     """
-    # By create_task() it would begin before the caller knows it, where tasks are eager.
+    # With eager tasks, create_task() would start it before the caller has the task.
     task = asyncio.Task(work, context=Context())
     task.add_done_callback(lambda it: it.cancelled() or it.exception())
     return task
 
 
 class Step(Generic[Result]):
-    """What is done once for whoever comes, who may leave it to the next.
+    """A task that callers share: if one is cancelled, the next awaits the same task.
 
-    A driver that is cancelled drops its connection, and what it was at may take longer
-    than each caller waits. If this is let go, what is under way is cancelled.
+    A cancelled driver call drops its connection, and the task may take longer than each
+    caller waits. When this object is deleted, the running task is cancelled.
     """
 
     def __init__(self) -> None:
@@ -65,15 +66,15 @@ class Step(Generic[Result]):
     def __del__(self) -> None:
         if self._task is not None:
             with suppress(RuntimeError):  # its loop is closed
-                # Whoever collects garbage may be in another thread.
+                # The garbage collector may run in another thread.
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     async def result(
         self, start: Callable[[], Coroutine[Any, Any, Result]]
     ) -> Result | None:
-        """The result of what is under way, or of what is started now.
+        """The result of the running task, or of one that is started now.
 
-        It has one taker: None if that is another, or :meth:`end`.
+        One caller receives it: None if another one did, or :meth:`end`.
         """
         if self._task is None:
             self._task = background(start())
@@ -85,7 +86,7 @@ class Step(Generic[Result]):
         return task.result()
 
     async def end(self) -> Result | None:
-        """Cancel what is under way; its result, if there is one nobody has taken."""
+        """Cancel the running task; its result, if no caller has received it."""
         task, self._task = self._task, None
         if task is None:
             return None
@@ -96,22 +97,22 @@ class Step(Generic[Result]):
 
 
 def cancellations() -> int:
-    """How often the current task was asked to end."""
+    """How many cancellations of the current task were requested."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
 def heed_cancellation(since: int) -> None:
-    """Raise the cancellation of the current task that came meanwhile, if nobody has.
+    """Raise a cancellation of the current task that was swallowed meanwhile.
 
-    Python 3.11's ``asyncio.wait_for``, which the driver writes with, forgets one that
-    comes at the very moment it is done (python/cpython#86296).
+    Python 3.11's ``asyncio.wait_for``, which the driver uses to write, swallows a
+    cancellation that arrives as it completes (python/cpython#86296).
 
     Args:
         since: What :func:`cancellations` was before.
 
     Raises:
-        CancelledError: one came.
+        CancelledError: there was one.
     """
     if cancellations() > since:
         raise asyncio.CancelledError
@@ -119,7 +120,7 @@ def heed_cancellation(since: int) -> None:
 
 @contextmanager
 def heeding_cancellation() -> Iterator[None]:
-    """Have :func:`heed_cancellation` follow what succeeds."""
+    """Call :func:`heed_cancellation` after the block, if it succeeds."""
     before = cancellations()
     yield
     heed_cancellation(before)

@@ -22,18 +22,18 @@ STRICTLY_CATCHING_UP: Final = PATIENCE
 """The same where the primary must not be asked."""
 
 Clock: TypeAlias = Mapping[str, Any]
-"""What a deployment's clock shows, as signed by a server."""
+"""A deployment's clock, as signed by a server."""
 
 
 class Latest:
-    """The latest write a service has made, on the deployment's clock.
+    """The latest write of a service, on the deployment's clock.
 
-    Right after an election a primary may not know yet that it is committed, and would
-    answer as of before. The one that has confirmed it does know.
+    Right after an election a primary may not know yet that the write is committed, and
+    would answer as of before it. The primary that has confirmed the write does know.
 
-    Servers tell each other the time now and then, and clients carry it from one to the
-    next. But each event loop has a client of its own, and a server refuses to wait for
-    a time that it takes for the future.
+    Servers exchange the time now and then, and clients carry it from one to the next.
+    But each event loop has a client of its own, and a server refuses to wait for a time
+    that it considers to be in the future.
     """
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class Latest:
         self._clock: Clock | None = None
 
     def advance(self, time: Timestamp, primary: object, clock: Clock | None) -> None:
-        """Take notice of a write, and of the primary it was sent to; in any thread.
+        """Record a write, and the primary it was sent to; in any thread.
 
-        The clock is as it was seen then, or later.
+        The clock was read then, or later.
         """
         with self._lock:
             if self._time < time:
                 self._time, self._primary, self._clock = time, primary, clock
 
     def bring_to(self, session: Any) -> None:
-        """Have whoever is asked next in a session of the driver's wait for it."""
+        """Make the next server that is asked in a driver's session wait for it."""
         with self._lock:
             time, clock = self._time, self._clock
         if clock is not None:
@@ -61,7 +61,7 @@ class Latest:
             session.advance_operation_time(time)
 
     def missing_at(self, time: Timestamp, primary: object) -> Timestamp | None:
-        """What to wait for, if a primary that answers as of a time may lack it."""
+        """The time to wait for, if a primary answering as of ``time`` may lack it."""
         with self._lock:
             is_there = time >= self._time or primary == self._primary
             return None if is_there else self._time

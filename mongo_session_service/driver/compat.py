@@ -17,21 +17,22 @@ from mongo_session_service.errors import ConfigurationError
 
 
 def is_starting(error: PyMongoError) -> bool:
-    """Whether it was asked of a connection to a member that was not ready.
+    """Whether an error came from a connection to a member that was not ready.
 
-    The driver remembers of a connection what the member said when it was opened. One
-    that is starting, after a crash for example, does not know sessions yet, and the
-    driver takes that for the whole deployment's.
+    The driver remembers what the member said when a connection was opened. A member
+    that is starting, after a crash for example, does not support sessions yet, and the
+    driver concludes that the whole deployment does not.
     """
     is_config = isinstance(error, DriverConfigurationError)
     return is_config and str(error).startswith("Sessions are not supported")
 
 
 async def renew_connections(client: Any) -> None:
-    """Have the driver use none of its connections again, but for what is under way.
+    """Make the driver open new connections for all but the running operations.
 
-    It keeps those to a member that was starting when that has become the primary, and
-    every call would meet the same one. To end cursors, it connects to any member.
+    It keeps connections to a member that was starting after that has become the
+    primary, and every call would fail on them. To end cursors, it connects to any
+    member.
     """
     asynchronous = isinstance(client, AsyncMongoClient)
     topology = (client if asynchronous else client.delegate)._topology  # noqa: SLF001
@@ -55,7 +56,7 @@ class Driver(Enum):
         Raises:
             ConfigurationError: it is none of the three.
         """
-        # mongomock-motor's client says it is Motor's; its bases do not lie.
+        # mongomock-motor's client claims to be Motor's; its base classes do not.
         bases = {base.__module__.partition(".")[0] for base in type(client).__mro__}
         if "mongomock_motor" in bases:
             return cls.MOCK
@@ -93,7 +94,7 @@ async def session_of(client: Any, driver: Driver) -> AsyncIterator[Any]:
 
 
 async def opened(cursor: Any, driver: Driver) -> Any:
-    """The cursor of an aggregation or a change stream, for which PyMongo has to ask."""
+    """The cursor of an aggregation or a change stream, which PyMongo has to await."""
     return await cursor if driver is Driver.PYMONGO else cursor
 
 
@@ -105,7 +106,7 @@ async def results_of(aggregate: Any, driver: Driver) -> list[dict[str, Any]]:
 
 
 def primary_of(client: Any, driver: Driver) -> object:
-    """What tells a primary, and its time as one, from others; as far as is known."""
+    """What identifies a primary and its term, as far as the client knows them."""
     client = client.delegate if driver is Driver.MOTOR else client
     servers = client.topology_description.server_descriptions().values()
     return next(
@@ -120,11 +121,11 @@ _JOURNALED: Final = WriteConcern("majority", j=True)
 
 
 def check(client: Any) -> None:
-    """Tell what a client asks for and cannot have."""
+    """Warn of settings of a client that are not used."""
     if client.read_concern.level == "linearizable":
         logger.warning(
             "The client's read concern (linearizable) is not used: sessions are read"
-            " from several collections at one time, of what a majority has."
+            " from several collections, in a majority-committed snapshot."
         )
     asked = client.write_concern.document
     unkept = [
@@ -134,12 +135,12 @@ def check(client: Any) -> None:
     ]
     if unkept:
         logger.warning(
-            "The client's write concern (%s) is not used: what is stored is waited for"
-            " until a majority has it, without which it could be lost again.",
+            "The client's write concern (%s) is not used: each write waits until a"
+            " majority of the members has it, because it could be lost otherwise.",
             ", ".join(unkept),
         )
 
 
 def write_concern(client: Any) -> WriteConcern:
-    """How everything is written through a client."""
+    """The write concern of every write through a client."""
     return _JOURNALED if client.write_concern.document.get("j") else MAJORITY

@@ -66,7 +66,7 @@ class _PlainInt(TypeDecoder):
 
 _CODEC_OPTIONS: Final = CodecOptions[dict[str, Any]](
     type_registry=TypeRegistry([_PlainInt()]),
-    # Else one value of another tool's would fail whatever it is read with.
+    # Otherwise one value of another tool would fail the whole read.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
 )
@@ -102,7 +102,7 @@ class Connection:
             else client.get_database(
                 database,
                 codec_options=_CODEC_OPTIONS,
-                # What only reads goes elsewhere by itself, if it is to.
+                # Reads that may go to another member choose it themselves.
                 read_preference=_PRIMARY,
                 read_concern=_LOCAL,
                 write_concern=compat.write_concern(client),
@@ -117,8 +117,8 @@ class Connection:
         self.dead_letters = self.database[f"{prefix}dead_letters"]
         self.metadata = self.database[f"{prefix}metadata"]
         self.imports = self.database[f"{prefix}imports"]
-        """At which revision shared state was imported, so that a later import knows
-        whether it has changed here since. Not needed after the last."""
+        """The revision at which shared state was imported, by which a later import
+        detects whether it has changed here since. Not needed after the last import."""
 
     async def transaction(self, work: Callable[[Txn], Awaitable[Result]]) -> Result:
         """Run ``work`` as one transaction, majority-committed when this returns.
@@ -150,7 +150,7 @@ class Connection:
                 )
             except Exception:
                 if self.secondaries is not None and session.operation_time:
-                    # Who reads now is to see what it failed for.
+                    # The next read has to include what the transaction failed for.
                     self.secondaries.heard_of(session.operation_time, session)
                 raise
             self._advance(session, primary)
@@ -168,9 +168,9 @@ class Connection:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
-        """A session of the driver's, with which a cancelled caller's cursors go.
+        """A driver's session that ends the cursors of a cancelled caller.
 
-        What is left of a long reply would be kept for half an hour else.
+        The server would keep the rest of a long reply for half an hour otherwise.
         """
         if self.driver is Driver.MOCK:
             yield None
@@ -179,15 +179,15 @@ class Connection:
             try:
                 yield session
             except asyncio.CancelledError:
-                # Of some of them nobody knows the id: who had asked has not waited.
+                # The ids of some cursors are unknown: their replies were not awaited.
                 await uninterrupted(transactions.end(session))
                 raise
 
     async def write(self, command: dict[str, Any], txn: Txn) -> int:
-        """Run an ``insert`` or ``update`` in a transaction; what its ``n`` counts.
+        """Run an ``insert`` or ``update`` in a transaction; the ``n`` of its reply.
 
-        The driver's own methods make and take apart an object for every document, of
-        which a batch has many.
+        The driver's own methods create an object for every document, of which a batch
+        has many.
 
         Raises:
             WriteError: a document was refused; a ``DuplicateKeyError`` if for its key.
@@ -202,7 +202,7 @@ class Connection:
     async def reply(self, command: dict[str, Any], session: Any) -> dict[str, Any]:
         """The primary's reply to a command that reads.
 
-        The driver itself would decode no type of ours in it.
+        The driver itself would not apply this package's codec options to it.
         """
         reply = await self.database.command(
             command, read_preference=_PRIMARY, codec_options=_RAW, session=session

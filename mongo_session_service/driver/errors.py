@@ -132,7 +132,7 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def in_doubt() -> Iterator[None]:
-    """Tell of a write that is no transaction when it may have been done.
+    """Report that a write outside a transaction may have been done.
 
     Raises:
         UnknownOutcomeError: there was no answer to what was sent.
@@ -143,7 +143,7 @@ def in_doubt() -> Iterator[None]:
         raise
     except PyMongoError as error:
         is_lost = isinstance(error, ConnectionFailure | ExecutionTimeout)
-        # That may have been met when the driver tried again.
+        # The driver's retry may have met that, after a first attempt that was done.
         is_lost = is_lost or is_starting(error)
         if is_lost or error.has_error_label("RetryableWriteError"):
             raise UnknownOutcomeError(_UNKNOWN_OUTCOME) from None
@@ -152,7 +152,7 @@ def in_doubt() -> Iterator[None]:
 
 @contextmanager
 def once_written() -> Iterator[None]:
-    """Tell, when a read fails that follows a write, that this was done.
+    """Report, when a read after a write fails, that the write was done.
 
     Raises:
         NotAuthorizedError: it was refused.
@@ -176,7 +176,7 @@ def is_duplicate_key(error: PyMongoError) -> bool:
 
 
 def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
-    """What a driver's error is called here."""
+    """This package's error for a driver's error."""
     if isinstance(error, DocumentTooLarge):
         return DocumentTooLargeError()
     if isinstance(error, BSONError):
@@ -199,10 +199,10 @@ def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
 
 
 def certificate_refusal(text: str) -> str | None:
-    """What to say of a connection that failed for a certificate; None if not for one.
+    """The message for a connection that failed for its certificate, or None.
 
     Args:
-        text: What the driver says of the failure.
+        text: The driver's description of the failure.
     """
     refused = _CERTIFICATE_REFUSED.search(text)
     if refused is None:
@@ -229,12 +229,12 @@ def refusal_of(error: OperationFailure) -> Refusal | None:
 
 
 def _unavailable(error: PyMongoError) -> MongoSessionServiceError:
-    # What follows is the topology, or a server's whole reply.
+    # The rest of the text is the topology, or a server's whole reply.
     reason = re.split(", (?:Topology Description|full error):", str(error))[0]
     if refusal := certificate_refusal(reason):
         return ConfigurationError(refusal)
     if "Authentication failed" in reason:
-        # Once it is known to the pool, the driver calls this a timeout.
+        # Once the pool has met it, the driver reports this as a timeout.
         return StorageError(_BAD_CREDENTIALS)
     hint = _NOT_FOUND if isinstance(error, ServerSelectionTimeoutError) else ""
     return StorageUnavailableError(f"MongoDB is unavailable: {reason}.{hint}")

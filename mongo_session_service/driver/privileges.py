@@ -43,7 +43,7 @@ class _Need(NamedTuple):
     actions: tuple[str, ...]
     collections: tuple[str, ...] = ()
     database: str | None = None
-    """Another one than the service's."""
+    """The database, if it is not the service's."""
 
 
 _SHARED: Final = ("app_states", "user_states")

@@ -41,24 +41,24 @@ Result = TypeVar("Result")
 
 
 class Snapshot(NamedTuple):
-    """What was read of one point in time."""
+    """Documents of one point in time."""
 
     documents: list[dict[str, Any]]
     at: Timestamp
     is_whole: bool
-    """Whether these are all, or a first reply's worth of them."""
+    """Whether these are all, or those of the first reply."""
 
 
 def check(connection: Connection) -> None:
-    """Refuse a connection whose changes cannot be told whole.
+    """Refuse a connection whose changes cannot be watched.
 
     Raises:
-        ConfigurationError: it does without transactions.
+        ConfigurationError: it has no transactions.
     """
     if not connection.has_transactions:
         message = (
             "Changes cannot be watched with transactions=False, nor in mongomock: an"
-            " event would be told apart from its state. Use a replica set, with"
+            " event would arrive without its state. Use a replica set, with"
             " transactions."
         )
         raise ConfigurationError(message)
@@ -68,7 +68,7 @@ async def now(connection: Connection) -> Timestamp:
     """The latest time that the primary knows.
 
     Raises:
-        ConfigurationError: it is a standalone server, or mongomock, and keeps none.
+        ConfigurationError: it is a standalone server, or mongomock, and has no clock.
     """
     reply = await connection.database.command("ping")
     time: Timestamp | None = reply.get("operationTime")
@@ -85,7 +85,7 @@ async def now(connection: Connection) -> Timestamp:
 async def watching(
     connection: Connection, pipeline: list[dict[str, Any]], **options: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """A change stream of the database, open or about to be, and its session."""
+    """A change stream of the database, and its session; Motor opens it on first use."""
     database = connection.database.with_options(read_concern=_MAJORITY)
     async with connection.reading() as session:
         watch = database.watch(pipeline, session=session, **options)

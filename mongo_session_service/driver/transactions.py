@@ -22,7 +22,7 @@ Txn: TypeAlias = Any
 
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
 _PASSING: Final = "TransientTransactionError"
-_FAREWELL: Final = 2.0  # seconds to have the server drop what was given up
+_FAREWELL: Final = 2.0  # seconds for the server to end what was given up
 
 
 async def run(
@@ -32,8 +32,8 @@ async def run(
 
     Args:
         txn: The driver's session.
-        work: What to do, from the start each time that the driver tries it again.
-        concern: What to write with.
+        work: The work, which the driver calls again whenever it retries.
+        concern: The write concern.
     """
     is_committing = False
 
@@ -52,8 +52,8 @@ async def run(
 
     limit = patience(txn.client)
     try:
-        # Two timers a transaction, one to interrupt the work and one its abortion,
-        # where the driver's own timeout costs several for each command.
+        # Two timers per transaction, one to interrupt the work and one its abort. The
+        # driver's own timeout costs several timers per command.
         async with (
             asyncio.timeout(limit + _FAREWELL),
             asyncio.timeout(limit) as timer,
@@ -66,13 +66,14 @@ async def run(
             )
     except (PyMongoError, TimeoutError) as error:
         if is_committing or timer.expired():
-            # The driver will not abort what it tried to commit, and cannot abort what
-            # the server is still at.
+            # The driver does not abort what it tried to commit, and cannot abort what
+            # the server is still doing.
             await end(txn)
         if isinstance(error, TimeoutError) and timer.expired():
             raise _given_up(limit, is_committing=is_committing) from None
         if is_committing and isinstance(error, ConfigurationError):
-            # Met where the driver commits again, whose first request may have come.
+            # Raised when the driver retries a commit, whose first request may have
+            # arrived.
             await renew_connections(txn.client)
             raise PyMongoError(str(error), [_UNKNOWN]) from None
         raise
@@ -92,9 +93,9 @@ def _given_up(limit: float, *, is_committing: bool) -> PyMongoError:
 
 
 async def end(session: Any, preference: Any = ReadPreference.PRIMARY) -> None:
-    """Have a server end what it does and keeps in a session of the driver's.
+    """Make a server end all operations and cursors of a driver's session.
 
-    Whose session it is may do this without a privilege. It is given up soon.
+    The session's owner needs no privilege for this. It is given up soon.
 
     Args:
         session: The session.

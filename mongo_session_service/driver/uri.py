@@ -24,25 +24,25 @@ DEFAULT_DATABASE: Final = "adk"
 _DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
 _SCHEMES: Final = ("mongodb://", "mongodb+srv://")
 _REFUSALS: Final = (PyMongoError, OSError, ValueError, KeyError)
-"""What the driver raises for a URI it does not take."""
+"""What the driver raises for a URI that it rejects."""
 _UNENCODED: Final = re.compile(
     r"[/?@]|:.*:|%(?![0-9a-f]{2})", re.DOTALL | re.IGNORECASE
 )
-"""What user and password, with the colon between them, cannot hold as it is."""
+"""Characters that must be percent-encoded in ``user:password``."""
 _SECRET: Final = re.compile("@|password|authmechanismproperties", re.IGNORECASE)
-"""What a URI that holds a secret has in it."""
+"""Found in every URI that holds a secret."""
 _RESERVED: Final = {"admin", "config", "local"}
 _MAX_DATABASE_BYTES: Final = 63
 _MAX_PREFIX_BYTES: Final = 235
-"""Of MongoDB's 255 for database, prefix and the longest name behind it."""
+"""Of MongoDB's 255 for the database, the prefix and the longest collection name."""
 
 
 def open_client(uri: str) -> AsyncMongoClient[Any]:
     """A client for a URI; nothing is connected yet.
 
     Raises:
-        ConfigurationError: it is not one. What is in it is not quoted if it may hold a
-            password.
+        ConfigurationError: it is not a MongoDB URI. The message quotes nothing that may
+            be a password.
     """
     if not isinstance(uri, str):
         kind = type(uri).__name__
@@ -66,7 +66,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
 
 
 def _reason(uri: str, refusal: Exception) -> str:
-    """Why the driver refuses a URI, without a word of what may be secret."""
+    """Why the driver rejects a URI, without anything that may be secret."""
     login, bare = _parted(uri)
     if login is None:
         return _told(bare, refusal)
@@ -82,7 +82,7 @@ def _reason(uri: str, refusal: Exception) -> str:
 
 
 def _parted(uri: str) -> tuple[str | None, str]:
-    """User and password, as far as they can be told, and the URI without them."""
+    """User and password, as far as they can be found, and the URI without them."""
     scheme, _, rest = uri.partition("://")
     end = rest.find("?")
     # A question mark begins the options, unless it is part of a password.
@@ -93,7 +93,7 @@ def _parted(uri: str) -> tuple[str | None, str]:
 
 
 def _told(uri: str, refusal: Exception) -> str:
-    """What the driver says of a URI, or no more than a name if that may be secret."""
+    """The driver's description of a problem, or only a name if it may be secret."""
     is_secret = _SECRET.search(unquote(uri))
     match refusal:
         case OSError():
@@ -109,7 +109,7 @@ def check_names(client: Any, database: str, prefix: str) -> None:
     """Refuse names that MongoDB would refuse, or that have no transactions.
 
     Raises:
-        ConfigurationError: they would not do.
+        ConfigurationError: a name is unusable.
     """
     if database in _RESERVED:
         message = (
@@ -143,7 +143,7 @@ def _problem_with(client: Any, database: str, prefix: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """Where sessions are kept: what a connection is opened to."""
+    """Where sessions are stored, and how: what a connection is opened with."""
 
     database: str
     prefix: str
@@ -161,7 +161,7 @@ class ConnectionSettings:
         transactions: bool,
         hooks: Hooks,
     ) -> ConnectionSettings:
-        """The target a service's arguments describe.
+        """The settings that a service's arguments describe.
 
         Raises:
             ConfigurationError: not exactly one of ``uri`` and ``client`` is given, one

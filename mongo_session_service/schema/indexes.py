@@ -8,7 +8,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index beyond ``_id_``, and the query or promise it is there for."""
+    """An index beyond ``_id_``, and the query or promise that it serves."""
 
     collection: str
     name: str
@@ -17,10 +17,10 @@ class Index:
     serves: str
     sparse: bool = False
     only_with: str | None = None
-    """A field without which a document is not in it."""
+    """The field that a document needs to be in the index; None if it is in any case."""
 
     def is_like(self, described: dict[str, Any]) -> bool:
-        """Whether it is among a collection's indexes, as the driver describes them."""
+        """Whether a collection has it, by the driver's description of its indexes."""
         there = described.get(self.name)
         return there is not None and (
             [tuple(each) for each in there["key"]] == list(self.keys)
@@ -31,7 +31,7 @@ class Index:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it is created with, beside its keys."""
+        """The options to create it with, beside its keys."""
         partial = self._partial
         return {
             "name": self.name,
@@ -72,7 +72,7 @@ INDEXES: Final = (
         keys=(("expire_time", 1),),
         unique=False,
         sparse=True,
-        serves="what has to be removed is found among any number of sessions",
+        serves="expired sessions are found among any number of sessions",
     ),
     Index(
         collection="sessions",

@@ -33,7 +33,7 @@ MIGRATIONS: Final = (
 
 
 class SchemaStatus(NamedTuple):
-    """Where a database stands."""
+    """The schema version of a database, and the migrations it lacks."""
 
     version: int
     """As recorded; 0 if none is."""

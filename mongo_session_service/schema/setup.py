@@ -1,4 +1,4 @@
-"""Collections and indexes come to be there, as far as the server lets them."""
+"""Setup: creation of collections and indexes, as far as the server permits it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NO_PRIVILEGE: Final = 13
 _WORKS_WITHOUT: Final = {
     _NO_PRIVILEGE: "the user lacks the privilege",
     11000: "the data holds an event twice",
-    85: "another index of the same keys is there, which is left as it is",
-    86: "another index of that name is there, which is left as it is",
+    85: "another index of the same keys exists, and is not changed",
+    86: "another index of that name exists, and is not changed",
 }
 _NAMESPACE_EXISTS: Final = 48
 
@@ -39,9 +39,9 @@ _NAMESPACE_EXISTS: Final = 48
 async def set_up(connection: Connection) -> bool:
     """Check the server, and create what is missing; safe to repeat and to race.
 
-    Returns whether the index is there that an event is found by. What cannot be created
-    for lack of a privilege, or for what is there, stops nothing else: a warning is
-    logged and the service works without.
+    Returns whether the index exists by which an event is found. If something cannot be
+    created, because the user lacks a privilege or something else is in its place, a
+    warning is logged and the service works without it.
 
     Raises:
         ConfigurationError: the server is too old, or has no transactions.
@@ -60,7 +60,7 @@ async def set_up(connection: Connection) -> bool:
 
 
 async def missing_indexes(connection: Connection) -> list[Index]:
-    """The indexes that are not there, or not as they should be."""
+    """The indexes that do not exist, or differ from their definition."""
     found = {
         name: await getattr(connection, name).index_information()
         for name in {index.collection for index in INDEXES}
@@ -69,15 +69,15 @@ async def missing_indexes(connection: Connection) -> list[Index]:
 
 
 async def create_layout(connection: Connection) -> None:
-    """Create what is missing; what is there is never dropped, nor built again.
+    """Create what is missing; what exists is never dropped, nor built again.
 
-    What cannot be created is told of in a warning.
+    A warning names what cannot be created.
     """
     (await _attempt_layout(connection)).warn()
 
 
 class _Attempts:
-    """What could not be created of all that was tried, and why."""
+    """What could not be created, and why."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -105,8 +105,8 @@ class _Attempts:
             return
         logger.warning(
             "Not all could be created in database %r: %s. The service works without,"
-            " but slower; once the cause is removed, have setup() run by a user with"
-            " the privileges, whose role `mongo-session-service grants` prints.",
+            " but slower. Remove the cause, then call setup() as a user with the role"
+            " that `mongo-session-service grants` prints.",
             self._connection.database.name,
             "; ".join(f"{what} ({why})" for what, why in self.failed.items()),
         )
@@ -150,7 +150,7 @@ async def _create_collection(connection: Connection, name: str) -> None:
 
 
 async def _create_indexes(connection: Connection, attempts: _Attempts) -> None:
-    # To create what is there needs the privilege to do so.
+    # Creating an index that exists would need the privilege as well.
     with attempts.at(*(_named(connection, each) for each in INDEXES)):
         for index in await missing_indexes(connection):
             collection = getattr(connection, index.collection)

@@ -283,4 +283,4 @@ async def test_setup_neither_drops_nor_builds_again(
         assert await service.get_session(**IDS) is not None
 
     assert indexes(admin[database])["events"] == before["events"]
-    assert "which is left as it is" in caplog.text
+    assert "is not changed" in caplog.text
