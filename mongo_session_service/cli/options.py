@@ -19,7 +19,7 @@ from mongo_session_service.cli.connection import noted, placed, said, uri_of, ur
 from mongo_session_service.cli.program import INTERRUPTED, NOBODY_READS, in_one_line
 from mongo_session_service.cli.terminal import duration
 from mongo_session_service.errors import MongoSessionServiceError
-from mongo_session_service.model.validation import counted
+from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from mongo_session_service.transfer.records import Selection, Totals

@@ -14,7 +14,7 @@ import click
 
 from mongo_session_service.cli.connection import Place, connection_options, uri_argument
 from mongo_session_service.cli.screen import Screen, say
-from mongo_session_service.model.validation import counted
+from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from mongo_session_service.model.results import Pruned

@@ -25,7 +25,7 @@ from mongo_session_service.cli.options import (
     target_options,
 )
 from mongo_session_service.cli.sources import KINDS, Kind, service_of, source_of
-from mongo_session_service.model.validation import counted, plural
+from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
     from mongo_session_service.transfer import (

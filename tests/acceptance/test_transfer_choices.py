@@ -10,7 +10,7 @@ from support.cli_runner import call
 from support.foreign_stores import Place, sqlite
 from support.transfers import IDS, NAMED
 
-from mongo_session_service.model.validation import counted
+from mongo_session_service.model.wording import counted
 
 
 @pytest.mark.parametrize(
