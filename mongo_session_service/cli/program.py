@@ -14,7 +14,6 @@ from typing_extensions import override
 from mongo_session_service.cli.connection import is_debugging
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.errors import (
-    WAY_AROUND,
     MongoSessionServiceError,
     SlowSubscriberError,
 )
@@ -68,8 +67,7 @@ def in_one_line(error: Exception) -> str:
             again += f" with --after-revision {error.last_revision}"
         return f"The changes came faster than they could be written. {again}."
     if isinstance(error, MongoSessionServiceError):
-        # No command takes what that names.
-        return re.sub(_NOISE, "", text).removesuffix(WAY_AROUND)
+        return re.sub(_NOISE, "", printable(error.message))
     if isinstance(error, ImportError):
         return text
     from google.adk.errors.session_not_found_error import SessionNotFoundError
