@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options
-from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.options import Place, connection_options
 from mongo_session_service.cli.terminal import (
     BOLD,
     CYAN,
     RED,
     YELLOW,
+    Screen,
     Text,
     duration,
     json_line,
     moment,
+    say,
     table,
 )
 from mongo_session_service.errors import StorageError

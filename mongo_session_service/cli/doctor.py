@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options, uri_argument
-from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.options import Place, connection_options, uri_argument
 from mongo_session_service.cli.terminal import (
     BOLD,
     CYAN,
@@ -20,16 +19,15 @@ from mongo_session_service.cli.terminal import (
     RED,
     YELLOW,
     Line,
+    Screen,
     Text,
     json_line,
     printable,
+    say,
 )
 
 if TYPE_CHECKING:
     from mongo_session_service.admin.doctor import Finding
-
-FAILED: Final = 3
-"""Exit code: it came to its end, but something is not as it should be."""
 
 _STYLES: Final = {"ok": GREEN, "warning": YELLOW, "failed": RED, "unknown": CYAN}
 _STATUS, _CHECK = 9, 16  # columns
@@ -40,7 +38,7 @@ _STATUS, _CHECK = 9, 16  # columns
 @click.option("--json", "as_json", is_flag=True, help="JSON, one check per line.")
 @connection_options
 @click.pass_context
-def doctor(context: click.Context, *, as_json: bool) -> None:
+def doctor(context: click.Context, *, as_json: bool) -> bool:
     """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
 
     Up to 10,000 sessions and as many events are all looked at, of more a sample. The
@@ -50,12 +48,11 @@ def doctor(context: click.Context, *, as_json: bool) -> None:
     Example:
       mongo-session-service doctor 'mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'
     """  # noqa: D301
-    if asyncio.run(_doctor(Place.of(context), as_json=as_json)):
-        context.exit(FAILED)
+    return asyncio.run(_doctor(Place.of(context), as_json=as_json))
 
 
 async def _doctor(place: Place, *, as_json: bool) -> bool:
-    """Show each finding as it comes; whether anything has failed."""
+    """Show each finding as it comes; whether nothing has failed."""
     screen = Screen()
     found: Counter[str] = Counter()
     async with place.service() as service:
@@ -70,7 +67,7 @@ async def _doctor(place: Place, *, as_json: bool) -> bool:
         if not as_json:
             counted = ", ".join(f"{count} {status}" for status, count in found.items())
             say(f"Database {service.database_name}: {counted}.")
-    return bool(found["failed"])
+    return not found["failed"]
 
 
 def _lines(finding: Finding, width: int | None) -> list[Line]:

@@ -11,9 +11,14 @@ from urllib.parse import urlencode
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options, uri_argument
-from mongo_session_service.cli.screen import Screen, say
-from mongo_session_service.cli.watched import Watched, watched_options
+from mongo_session_service.cli.options import (
+    Place,
+    Watched,
+    connection_options,
+    uri_argument,
+    watched_options,
+)
+from mongo_session_service.cli.terminal import Screen, say
 
 if TYPE_CHECKING:
     from mongo_session_service.model.records import SessionKey

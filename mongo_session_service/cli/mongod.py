@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.terminal import Screen, say
 
 
 @click.command()

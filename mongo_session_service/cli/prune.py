@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options, uri_argument
-from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.options import Place, connection_options, uri_argument
+from mongo_session_service.cli.terminal import Screen, say
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import sys
+import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from google.adk.events.event import Event
     from google.genai.types import Part
 
     from mongo_session_service.changes.change import Change
+    from mongo_session_service.transfer.records import Totals
+
+_STEPS: Final = 1000
+"""Of a progress bar."""
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
@@ -142,9 +155,9 @@ def _key(change: Change) -> tuple[str | None, ...]:
     return change.app_name, change.user_id, change.session_id
 
 
-def moment(time: float) -> str:
+def moment(seconds: float) -> str:
     """A time of day, with the date unless that is today's; local."""
-    local = datetime.fromtimestamp(time).astimezone()
+    local = datetime.fromtimestamp(seconds).astimezone()
     if local.date() == datetime.now().astimezone().date():
         return local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"
     return local.strftime("%Y-%m-%d %H:%M:%S")
@@ -233,3 +246,85 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Text]]) -> list[Line]:
         ]
         for row in cells
     ]
+
+
+class Screen:
+    """Where lines are written: one at a time, at once."""
+
+    def __init__(self) -> None:
+        is_terminal = sys.stdout.isatty()
+        is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        self.in_colour = is_terminal and not is_plain
+        self._is_terminal = is_terminal
+
+    @property
+    def width(self) -> int | None:
+        """How wide a line may be; as wide as it is where there is no terminal."""
+        return shutil.get_terminal_size().columns if self._is_terminal else None
+
+    def show(self, *lines: Line) -> None:
+        """Write lines."""
+        for line in lines:
+            self.write(painted(line, self.width, in_colour=self.in_colour))
+
+    def write(self, text: str) -> None:
+        """Write a line as it is."""
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Tell the user something that is no output: on stderr."""
+    click.echo(text, err=True)
+
+
+def pace(done: int, total: int | None, share: float | None, elapsed: float) -> str:
+    """How many events are done, how fast and, if a share of all, how long yet."""
+    so_far = counted(done, "event") if total is None else f"{done:,}/{total:,} events"
+    shown = f"{so_far}, {done / max(elapsed, 1e-6):,.0f} events/s"
+    if share:
+        shown += f", {duration(elapsed * (1 - share) / share)} left"
+    return shown
+
+
+@contextmanager
+def progress(
+    label: str,
+    totals: Totals | None,
+    share_read: Callable[[], float | None] = lambda: None,
+) -> Iterator[Callable[[int], None]]:
+    """A bar with rate and remaining time, told how many events are done by now.
+
+    Without totals the share of a file that was read tells the remaining time; without
+    either, what is done is counted.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    started = time.monotonic()
+    total = totals.events if totals else None
+    done = 0
+
+    def share() -> float | None:
+        return share_read() if total is None else done / max(total, 1)
+
+    def shown(_: object) -> str:
+        return pace(done, total, share(), time.monotonic() - started)
+
+    is_known = share() is not None
+    with click.progressbar(
+        None if is_known else iter(int, 1),
+        length=_STEPS if is_known else None,
+        label=label,
+        file=sys.stderr,
+        show_eta=False,
+        item_show_func=shown,
+    ) as bar:
+
+        def advance(now: int) -> None:
+            nonlocal done
+            done = now
+            part = share()
+            bar.update((now if part is None else int(part * _STEPS)) - bar.pos)
+
+        yield advance

@@ -11,10 +11,14 @@ from contextlib import contextmanager
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options, uri_argument
-from mongo_session_service.cli.screen import Screen, say
-from mongo_session_service.cli.terminal import change_lines, json_line
-from mongo_session_service.cli.watched import Watched, watched_options
+from mongo_session_service.cli.options import (
+    Place,
+    Watched,
+    connection_options,
+    uri_argument,
+    watched_options,
+)
+from mongo_session_service.cli.terminal import Screen, change_lines, json_line, say
 
 
 @click.command()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mongo_session_service.cli.options import pace, progress
+from mongo_session_service.cli.terminal import pace, progress
 from mongo_session_service.transfer.records import Totals
 
 

@@ -32,6 +32,10 @@ COMMANDS = {
     "--uri mongodb://[ watch": 1,
     f"--uri {NOWHERE} consumers": 1,
     f"--uri {NOWHERE} doctor": 1,
+    f"export {NOWHERE}": 1,
+    f"import sqlite x.db {NOWHERE}": 1,
+    f"verify sqlite x.db {NOWHERE}": 1,
+    f"migrate {NOWHERE}": 1,
     f"--uri {NOWHERE.replace('/?', '/db?')} grants": 0,
 }
 """What is answered without ADK, and the exit code."""
