@@ -11,21 +11,19 @@ import click
 
 from mongo_session_service.cli.options import Place, connection_options
 from mongo_session_service.cli.terminal import (
-    BOLD,
-    CYAN,
-    RED,
-    YELLOW,
     Screen,
-    Text,
     duration,
     json_line,
     moment,
     say,
+    styled,
     table,
 )
 from mongo_session_service.errors import StorageError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from mongo_session_service.consumers.dead_letters import DeadLetter
     from mongo_session_service.consumers.status import ConsumerStatus
 
@@ -75,7 +73,7 @@ async def _consumers(place: Place, *, as_json: bool) -> None:
         for each in found:
             screen.write(_json(asdict(each)))
     elif found:
-        screen.show(*table(_CONSUMERS, [_consumer(each) for each in found]))
+        screen.show(table(_CONSUMERS, [_consumer(each) for each in found]))
     else:
         say(f"No consumer has read from database {service.database_name} yet.")
 
@@ -83,16 +81,16 @@ async def _consumers(place: Place, *, as_json: bool) -> None:
 def _consumer(status: ConsumerStatus) -> list[Text]:
     """A consumer's cells; what needs a look is coloured."""
     lag = status.lag_seconds or 0.0
-    late = RED if lag > _VERY_LATE else YELLOW if lag > _LATE else ""
+    late = "red" if lag > _VERY_LATE else "yellow" if lag > _LATE else ""
     return [
-        Text(status.name, BOLD),
-        Text("all" if status.app_name is None else status.app_name),
-        Text(duration(status.lag_seconds), late),
-        Text(duration(status.checkpoint_age_seconds), late),
-        Text(str(status.epoch)),
-        Text("yes" if status.is_replaying else "no", CYAN * status.is_replaying),
-        Text(str(status.dead_letters), RED if status.dead_letters else ""),
-        Text("nobody", YELLOW) if status.owner is None else Text(status.owner),
+        styled(status.name, "bold"),
+        styled("all" if status.app_name is None else status.app_name),
+        styled(duration(status.lag_seconds), late),
+        styled(duration(status.checkpoint_age_seconds), late),
+        styled(str(status.epoch)),
+        styled("yes" if status.is_replaying else "no", "cyan" * status.is_replaying),
+        styled(str(status.dead_letters), "red" if status.dead_letters else ""),
+        styled("nobody", "yellow") if status.owner is None else styled(status.owner),
     ]
 
 
@@ -125,19 +123,19 @@ async def _dead_letters(place: Place, name: str, *, as_json: bool) -> None:
             return
         rows = [_letter_cells(letter) async for letter in letters]
     if rows:
-        screen.show(*table(_DEAD_LETTERS, rows))
+        screen.show(table(_DEAD_LETTERS, rows))
     else:
         say(f"Consumer {name!r} has no dead letters.")
 
 
 def _letter_cells(letter: DeadLetter) -> list[Text]:
     return [
-        Text(moment(letter.time)),
-        Text(letter.id["kind"]),
-        Text("/".join(_key(letter).values()), BOLD),
-        Text(str(letter.id.get("revision", ""))),
-        Text(str(letter.attempts)),
-        Text(letter.error, RED),
+        styled(moment(letter.time)),
+        styled(letter.id["kind"]),
+        styled("/".join(_key(letter).values()), "bold"),
+        styled(str(letter.id.get("revision", ""))),
+        styled(str(letter.attempts)),
+        styled(letter.error, "red"),
     ]
 
 

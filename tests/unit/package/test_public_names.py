@@ -55,7 +55,8 @@ tab = {
     "COMP_CWORD": "2",
 }
 completed = run(main, prog_name="mongo-session-service", env=tab).output.split()
-heavy = {"google.adk", "google.genai", "opentelemetry", "pydantic"} & sys.modules.keys()
+heavy = {"google.adk", "google.genai", "opentelemetry", "pydantic", "rich"}
+heavy &= sys.modules.keys()
 print(json.dumps([codes, completed, sorted(heavy)]))
 """
 
