@@ -299,6 +299,7 @@ def progress(
         length=_STEPS if is_known else None,
         label=label,
         file=sys.stderr,
+        width=0,  # what the terminal has beside the words
         show_eta=False,
         item_show_func=shown,
     ) as bar:

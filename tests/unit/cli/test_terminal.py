@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
 from google.adk.events import Event
@@ -13,6 +15,7 @@ from rich.cells import cell_len
 
 from mongo_session_service import Change
 from mongo_session_service.cli.terminal import (
+    Screen,
     change_lines,
     duration,
     json_line,
@@ -119,3 +122,27 @@ def test_a_pipe_gets_all_of_a_line() -> None:
     assert rendered(styled(text), None, is_coloured=False) == [text]
     shown = table(("A", "B"), [[styled(text), styled(text)]])
     assert rendered(shown, None, is_coloured=False)[1] == f"{text}  {text}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"TERM": "xterm"}, "\x1b[31mabcdefghi…\x1b[0m\n"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "abcdefghi…\n"),
+        ({"TERM": "dumb"}, "abcdefghi…\n"),
+    ],
+)
+def test_a_terminal_gets_colours_unless_it_wants_none(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], shown: str
+) -> None:
+    """Lines are as wide as the terminal; NO_COLOR and a dumb one are obeyed."""
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in ({"COLUMNS": "10"} | environment).items():
+        monkeypatch.setenv(name, value)
+
+    Screen().show(styled("abcdefghijkl", "red"))
+
+    assert terminal.getvalue() == shown
