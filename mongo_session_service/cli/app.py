@@ -47,7 +47,8 @@ _NOISE: Final = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
 class _Application(click.Group):
     """A group of commands that fail in one line; Ctrl-C ends them silently.
 
-    A command that finished, but is not content, returns False.
+    A command that finished but left something out, or found something wrong, returns
+    False.
     """
 
     @override
@@ -118,7 +119,7 @@ def main() -> None:
       mongo-session-service watch
     """  # noqa: D301  \b is click's sign
     for stream in (sys.stdout, sys.stderr):
-        # Whatever a locale cannot write is spelt out.
+        # Characters that the locale cannot encode are escaped.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""``consumers``: how the durable readers are doing, and what they failed on."""
+"""Command ``consumers``: status and dead letters of durable consumers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mongo_session_service.consumers.status import ConsumerStatus
 
 _LATE: Final = 60.0
-"""Seconds of lag that nobody has who reads: an idle consumer saves every 15."""
+"""Seconds of lag that no running consumer has: an idle one saves every 15."""
 _VERY_LATE: Final = 600.0
 
 _CONSUMERS: Final = (
@@ -51,7 +51,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="JSON, one per l
 @connection_options
 @click.pass_context
 def consumers(context: click.Context, *, as_json: bool) -> None:
-    """Shows how every durable consumer is doing.
+    """Shows the status of every durable consumer.
 
     LAG is how far its checkpoint is behind MongoDB, SAVED how long ago that was saved
     (an idle consumer saves every 15 seconds), and EPOCH how many readers it has had.
@@ -100,7 +100,7 @@ def _consumer(status: ConsumerStatus) -> list[Text]:
 @connection_options
 @click.pass_context
 def dead_letters(context: click.Context, name: str, *, as_json: bool) -> None:
-    """Lists what a consumer's handler has failed on, the oldest failure first.
+    """Lists the changes that a consumer's handler failed on, the oldest failure first.
 
     \b
     Example:

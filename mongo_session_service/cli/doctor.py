@@ -1,4 +1,4 @@
-"""``doctor``: whether MongoDB, and what is kept there, is as it should be."""
+"""Command ``doctor``: checks of MongoDB, the user's privileges and the data."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _STATUS, _CHECK = 9, 16  # columns
 def doctor(context: click.Context, *, as_json: bool) -> bool:
     """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
 
-    Up to 10,000 sessions and as many events are all looked at, of more a sample. The
-    exit code is 0 if all is well or could be better, and 3 if something has failed.
+    It reads up to 10,000 sessions and as many events, and of more only a sample. The
+    exit code is 3 if a check has failed, and otherwise 0, even after warnings.
 
     \b
     Example:
@@ -46,7 +46,7 @@ def doctor(context: click.Context, *, as_json: bool) -> bool:
 
 
 async def _doctor(place: Place, *, as_json: bool) -> bool:
-    """Show each finding as it comes; whether nothing has failed."""
+    """Show each finding at once, and return whether no check has failed."""
     screen = Screen()
     found: Counter[str] = Counter()
     async with place.service() as service:

@@ -45,7 +45,7 @@ def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Keep an option for every subcommand, before or after whose name it stands."""
+    """Keep an option that may stand before or after the name of a subcommand."""
     if value is not None and value is not False:
         context.meta[f"{_META}.{parameter.name}"] = value
 
@@ -59,7 +59,7 @@ def _keep_uri(context: click.Context, _: click.Parameter, uri: str | None) -> No
     if not uri:
         return
     if said(context, "uri") not in {None, uri}:
-        message = "The URI is given twice, and not the same: leave one of them out."
+        message = "Two different URIs are given: leave one of them out."
         raise click.UsageError(message, context)
     context.meta[f"{_META}.uri"] = uri
 
@@ -79,8 +79,8 @@ uri_option: Final = click.option(
     expose_value=False,
     callback=_keep_uri,
     is_eager=True,  # before the missing argument is noticed
-    help="Where MongoDB is. Better set MONGODB_URI: others on this machine can read a"
-    " command line, and the password in it.",
+    help="Where MongoDB is. Better set MONGODB_URI: other users of this machine can"
+    " read a command line and the password in it.",
 )
 uri_argument: Final = click.argument(
     "place", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
@@ -101,7 +101,7 @@ connection_options: Final = several(
         help="Ask for the password of the user in URI; or set $MONGODB_PASSWORD.",
     ),
 )
-"""What a command needs that connects to MongoDB."""
+"""The options of a command that connects to MongoDB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Place:
         """What the options say, or else the environment; asks for a password.
 
         Raises:
-            UsageError: no URI is given, or a password for none of its users.
+            UsageError: no URI is given, or a password but no user for it.
         """
         uri = said(context, "uri") or os.environ.get("MONGODB_URI")
         if not uri:
@@ -208,7 +208,9 @@ class Since(click.ParamType[float]):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time like 2026-11-21T04:00:00Z.", param, ctx)
+            self.fail(
+                f"{value!r} is not a time such as 2026-11-21T04:00:00Z.", param, ctx
+            )
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -216,7 +218,7 @@ selection_options: Final = several(
     click.option("--app", "apps", multiple=True, help="Only this app; repeatable."),
     click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
     click.option(
-        "--since", type=Since(), help="Only sessions updated since, as ISO 8601."
+        "--since", type=Since(), help="Only sessions updated since this ISO 8601 time."
     ),
 )
 """Which sessions are moved, compared or exported; see :func:`selection`."""

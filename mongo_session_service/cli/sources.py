@@ -40,7 +40,8 @@ _mongodb = several(
 )
 _zone = click.option(
     "--timezone",
-    help="Of schema v0: where google-adk 1.x ran, UTC for ADK 2; by default as here.",
+    help="Of the times in schema v0: the zone where google-adk 1.x ran, or UTC for"
+    " ADK 2; by default the zone of this machine.",
 )
 
 KINDS: Final = (

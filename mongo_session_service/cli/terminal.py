@@ -43,7 +43,7 @@ _INDENT: Final = " " * 14
 _UNITS: Final = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 _ENOUGH: Final = 4
-"""Characters that surely fill a column: some take none."""
+"""Characters that surely fill one column; some take no column at all."""
 
 # Beside control characters: what reorders or breaks lines, and halves of characters.
 _UNSAFE: Final = {"Cc", "Cs", "Zl", "Zp", "Cf"}
@@ -54,7 +54,7 @@ _UNSAFE_IN_JSON: Final = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""A text on one line, with what a terminal would obey spelt out: ``\x1b``."""
+    r"""A text on one line, with control characters escaped: ``\x1b``."""
     plain = re.sub(r"\s+", " ", text)
     if plain.isascii() and plain.isprintable():
         return plain
@@ -67,7 +67,7 @@ def _printable_character(character: str) -> str:
 
 
 def json_line(json_text: str) -> str:
-    """JSON that means the same, with what a terminal would obey escaped."""
+    """JSON that means the same, with control characters escaped."""
     return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
 
 
@@ -79,7 +79,7 @@ def styled(text: str, style: str = "") -> Text:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
-    """Rows of cells below one another; the last column gives way to the others."""
+    """Rows of cells in aligned columns; the last column shrinks if needed."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -101,7 +101,7 @@ class Screen:
 
     @property
     def width(self) -> int | None:
-        """How wide a line may be; of any width where there is no terminal."""
+        """Columns of a line; None where there is no terminal, so no limit."""
         return shutil.get_terminal_size().columns if self._is_terminal else None
 
     def show(self, *shown: RenderableType) -> None:
@@ -128,7 +128,7 @@ def rendered(
 
 @lru_cache(maxsize=1)
 def _console(width: int, is_coloured: bool) -> Console:  # noqa: FBT001
-    """A console that only renders: writing, it would hide that nobody reads."""
+    """A console that only renders, because its writing hides a broken pipe."""
     from rich.console import Console
 
     return Console(
@@ -192,7 +192,7 @@ def moment(seconds: float) -> str:
 
 
 def assignments(state: dict[str, Any], separator: str, width: int | None) -> str:
-    """State as ``key=value``, values as JSON; no more of it than can be shown."""
+    """State as ``key=value``, values as JSON; not much more than can be shown."""
     return _joined(
         (printable(f"{key}={_json(value, width)}") for key, value in state.items()),
         separator,
@@ -206,7 +206,7 @@ def _json(value: object, width: int | None) -> str:
 
 
 def _cut(text: str, width: int | None) -> str:
-    """More of a text than can be shown, and no more to go through than that."""
+    """The start of a text: more than can be shown, but not much more."""
     return text if width is None else text[: _ENOUGH * width]
 
 
@@ -261,7 +261,7 @@ def duration(seconds: float | None) -> str:
 
 
 def pace(done: int, total: int | None, share: float | None, elapsed: float) -> str:
-    """How many events are done, how fast and, if a share of all, how long yet."""
+    """Events done, their rate and, if the share of all is known, the time left."""
     so_far = counted(done, "event") if total is None else f"{done:,}/{total:,} events"
     shown = f"{so_far}, {done / max(elapsed, 1e-6):,.0f} events/s"
     if share:
@@ -275,7 +275,7 @@ def progress(
     totals: Totals | None,
     share_read: Callable[[], float | None] = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and remaining time, told how many events are done by now.
+    """A bar with rate and remaining time; call it with the number of events done.
 
     Without totals the share of a file that was read tells the remaining time; without
     either, what is done is counted.

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
         Verified,
     )
 
-_AGAIN: Final = "What was done stays; the same command goes on from there."
+_AGAIN: Final = "What was done is kept; the same command resumes there."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
 _MARGIN: Final = 3600
-"""Seconds: an event's time is when it began, and its store may be written later."""
+"""Seconds by which an event may be stored later than its own time."""
 
 
 @contextmanager
@@ -69,17 +69,17 @@ def _show(problem: Problem) -> None:
 @click.group("import")
 @uri_option
 def import_() -> None:
-    """Moves sessions of another store here; safe to repeat.
+    """Imports the sessions of another store; safe to repeat.
 
-    What is there already is compared, and what it lacks is added. So a move that was
-    broken off goes on, and one of a store in use is repeated to catch up.
+    Sessions that exist here are compared, and missing events are added. So repeat an
+    import that was interrupted, or one of a store in use, to catch up.
     """
 
 
-@click.group("verify", short_help="Compares another store with what was moved here.")
+@click.group("verify", short_help="Compares another store with its import here.")
 @uri_option
 def verify_() -> None:
-    """Compares another store with what was moved here, and prints each difference."""
+    """Compares another store with its import here, and prints each difference."""
 
 
 def _import_of(kind: Kind) -> click.Command:
@@ -94,13 +94,13 @@ def _import_of(kind: Kind) -> click.Command:
     @kind.options
     @uri_argument
     @selection_options
-    @click.option("--dry-run", is_flag=True, help="Say what would be done.")
+    @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
     @click.option(
         "--on-conflict",
         type=click.Choice(["fail", "skip", "replace"]),
         default="fail",
         show_default=True,
-        help="If something else is there under the same id.",
+        help="If the target holds something else under the same id.",
     )
     @click.option(
         "--on-error",
@@ -232,7 +232,7 @@ async def _verify(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
     "--to",
     "path",
     default="-",
-    help="A file, packed if it ends in .gz; standard output by default.",
+    help="A file, compressed if it ends in .gz; standard output by default.",
 )
 @selection_options
 @connection_options
