@@ -30,10 +30,9 @@ from __future__ import annotations
 import inspect
 from typing import Final, NamedTuple
 
-from mongo_session_service._public import public
+from typing_extensions import override
 
-WAY_AROUND: Final = " To do without the guarantee, pass transactions=False."
-"""How an error about a standalone server ends, for who builds a service."""
+from mongo_session_service._public import public
 
 _LONGEST_NAME: Final = 100  # characters
 
@@ -47,8 +46,21 @@ def quoted(name: str) -> str:
 class MongoSessionServiceError(Exception):
     """The session service could not do what was asked."""
 
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or inspect.getdoc(type(self)))
+    def __init__(self, message: str | None = None, *, hint: str = "") -> None:
+        """An error with a message for everybody.
+
+        Args:
+            message: What went wrong, and what to do about it.
+            hint: What the author of a program can do beside. ``str()`` ends with it;
+                the command line, which has no such argument, leaves it out.
+        """
+        self.message = message or str(inspect.getdoc(type(self)))
+        self.hint = hint
+        super().__init__(self.message)
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".rstrip()
 
 
 @public

@@ -74,7 +74,6 @@ try:
     from mongo_session_service.driver.errors import translation
     from mongo_session_service.driver.server import check_server
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
-    from mongo_session_service.errors import WAY_AROUND
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")
 
@@ -343,7 +342,9 @@ if __name__ == "__main__":
     except BrokenPipeError:  # as after "| head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (MongoSessionServiceError, EmbeddedServerError) as error:
-        sys.exit(f"demo: {str(error).removesuffix(WAY_AROUND)}")
+    except MongoSessionServiceError as error:
+        sys.exit(f"demo: {error.message}")
+    except EmbeddedServerError as error:
+        sys.exit(f"demo: {error}")
     except PyMongoError as error:
         sys.exit(f"demo: {reason_of(error)}")

@@ -30,7 +30,7 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
 )
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.model.validation import counted
+from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.version import (

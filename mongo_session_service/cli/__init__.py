@@ -1,4 +1,4 @@
-"""The command line, ``mongo-session-service``."""
+"""Command line ``mongo-session-service``."""
 
 from __future__ import annotations
 

@@ -1,45 +1,115 @@
-"""``mongo-session-service``: what the service knows, on the command line.
+"""Command-line application: the group of commands, their errors and exit codes.
 
-What takes long to import is imported by the commands, so that ``--help`` answers soon.
+Commands import ADK and the driver only when they run, so that ``--help`` answers soon.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from typing import Final
+import traceback
+from typing import Any, Final
 
 import click
+from typing_extensions import override
 
 from mongo_session_service._version import __version__
-from mongo_session_service.cli.connection import connection_options
 from mongo_session_service.cli.consumers import consumers
 from mongo_session_service.cli.doctor import doctor
 from mongo_session_service.cli.grants import grants
 from mongo_session_service.cli.live import live
 from mongo_session_service.cli.mongod import mongod
-from mongo_session_service.cli.program import Program
+from mongo_session_service.cli.options import place_options, said
 from mongo_session_service.cli.prune import prune
+from mongo_session_service.cli.terminal import printable
 from mongo_session_service.cli.transfer import COMMANDS
 from mongo_session_service.cli.watch import watch
+from mongo_session_service.errors import MongoSessionServiceError, SlowSubscriberError
 
-_EXIT_CODES: Final = """\b
+_INCOMPLETE: Final = 3
+_INTERRUPTED: Final = 130
+_BROKEN_PIPE: Final = 141
+_EXIT_CODES: Final = f"""\b
 Exit codes:
-  0    it did what it was asked to
+  0    it did what was asked
   1    it failed; one line on stderr says why and what to do
   2    the arguments make no sense
-  3    it came to its end, but something was left out, differs or is not well
-  130  it was interrupted
-  141  nobody reads its output any more, as after "| head"
+  {_INCOMPLETE}    it finished, but something was left out, differs or is not well
+  {_INTERRUPTED}  it was interrupted
+  {_BROKEN_PIPE}  the reader of its output has gone, as after "| head"
 """
+
+_NOISE: Final = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
+"""In the driver's message about a server that it cannot find."""
+
+
+class _Application(click.Group):
+    """A group of commands that fail in one line; Ctrl-C ends them silently.
+
+    A command that finished but left something out, or found something wrong, returns
+    False.
+    """
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            is_complete = super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            ctx.exit(_INTERRUPTED)
+        except BrokenPipeError:
+            # Or else Python fails to flush it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(_BROKEN_PIPE)
+        except click.exceptions.Exit:
+            raise
+        except click.ClickException as error:
+            raise _without_password(error) from None
+        except Exception as error:  # noqa: BLE001  a command's last resort
+            if said(ctx, "debug"):
+                traceback.print_exc()
+            raise click.ClickException(_in_one_line(error)) from None
+        if is_complete is False:
+            ctx.exit(_INCOMPLETE)
+
+
+def _without_password(error: click.ClickException) -> click.ClickException:
+    """The same error; a URI in a wrong place is quoted as an argument."""
+    text = re.sub(r"://\S*@", "://...@", error.format_message())
+    if text.startswith("Usage:"):
+        return error  # a group's help, shown in the place of a missing command
+    if isinstance(error, click.UsageError):
+        return click.UsageError(text, error.ctx)
+    return click.ClickException(text)
+
+
+def _in_one_line(error: Exception) -> str:
+    """What went wrong, and what to do about it."""
+    text = printable(str(error))
+    if isinstance(error, SlowSubscriberError):
+        again = "Start again"
+        if error.last_revision is not None:
+            again += f" with --after-revision {error.last_revision}"
+        return f"The changes came faster than they could be written. {again}."
+    if isinstance(error, MongoSessionServiceError):
+        return re.sub(_NOISE, "", printable(error.message))
+    if isinstance(error, ImportError):
+        return text
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+    if isinstance(error, SessionNotFoundError):
+        return f"{text} Check --app, --user, --session and --database."
+    # Its text may hold a password or stored data.
+    return f"Unexpected {type(error).__name__}: --debug shows where it comes from."
 
 
 @click.group(
-    cls=Program,
+    cls=_Application,
     epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
-@connection_options
+@place_options
 def main() -> None:
     """Looks after ADK sessions that are kept in MongoDB.
 
@@ -49,7 +119,7 @@ def main() -> None:
       mongo-session-service watch
     """  # noqa: D301  \b is click's sign
     for stream in (sys.stdout, sys.stderr):
-        # Whatever a locale cannot write is spelt out.
+        # Characters that the locale cannot encode are escaped.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""``consumers``: how the durable readers are doing, and what they failed on."""
+"""Command ``consumers``: status and dead letters of durable consumers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options
-from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.options import Place, connection_options
 from mongo_session_service.cli.terminal import (
-    BOLD,
-    CYAN,
-    RED,
-    YELLOW,
-    Text,
+    Screen,
     duration,
     json_line,
     moment,
+    say,
+    styled,
     table,
 )
 from mongo_session_service.errors import StorageError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from mongo_session_service.consumers.dead_letters import DeadLetter
     from mongo_session_service.consumers.status import ConsumerStatus
 
 _LATE: Final = 60.0
-"""Seconds of lag that nobody has who reads: an idle consumer saves every 15."""
+"""Seconds of lag that no running consumer has: an idle one saves every 15."""
 _VERY_LATE: Final = 600.0
 
 _CONSUMERS: Final = (
@@ -52,7 +51,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="JSON, one per l
 @connection_options
 @click.pass_context
 def consumers(context: click.Context, *, as_json: bool) -> None:
-    """Shows how every durable consumer is doing.
+    """Shows the status of every durable consumer.
 
     LAG is how far its checkpoint is behind MongoDB, SAVED how long ago that was saved
     (an idle consumer saves every 15 seconds), and EPOCH how many readers it has had.
@@ -74,7 +73,7 @@ async def _consumers(place: Place, *, as_json: bool) -> None:
         for each in found:
             screen.write(_json(asdict(each)))
     elif found:
-        screen.show(*table(_CONSUMERS, [_consumer(each) for each in found]))
+        screen.show(table(_CONSUMERS, [_consumer(each) for each in found]))
     else:
         say(f"No consumer has read from database {service.database_name} yet.")
 
@@ -82,16 +81,16 @@ async def _consumers(place: Place, *, as_json: bool) -> None:
 def _consumer(status: ConsumerStatus) -> list[Text]:
     """A consumer's cells; what needs a look is coloured."""
     lag = status.lag_seconds or 0.0
-    late = RED if lag > _VERY_LATE else YELLOW if lag > _LATE else ""
+    late = "red" if lag > _VERY_LATE else "yellow" if lag > _LATE else ""
     return [
-        Text(status.name, BOLD),
-        Text("all" if status.app_name is None else status.app_name),
-        Text(duration(status.lag_seconds), late),
-        Text(duration(status.checkpoint_age_seconds), late),
-        Text(str(status.epoch)),
-        Text("yes" if status.is_replaying else "no", CYAN * status.is_replaying),
-        Text(str(status.dead_letters), RED if status.dead_letters else ""),
-        Text("nobody", YELLOW) if status.owner is None else Text(status.owner),
+        styled(status.name, "bold"),
+        styled("all" if status.app_name is None else status.app_name),
+        styled(duration(status.lag_seconds), late),
+        styled(duration(status.checkpoint_age_seconds), late),
+        styled(str(status.epoch)),
+        styled("yes" if status.is_replaying else "no", "cyan" * status.is_replaying),
+        styled(str(status.dead_letters), "red" if status.dead_letters else ""),
+        styled("nobody", "yellow") if status.owner is None else styled(status.owner),
     ]
 
 
@@ -101,7 +100,7 @@ def _consumer(status: ConsumerStatus) -> list[Text]:
 @connection_options
 @click.pass_context
 def dead_letters(context: click.Context, name: str, *, as_json: bool) -> None:
-    """Lists what a consumer's handler has failed on, the oldest failure first.
+    """Lists the changes that a consumer's handler failed on, the oldest failure first.
 
     \b
     Example:
@@ -124,19 +123,19 @@ async def _dead_letters(place: Place, name: str, *, as_json: bool) -> None:
             return
         rows = [_letter_cells(letter) async for letter in letters]
     if rows:
-        screen.show(*table(_DEAD_LETTERS, rows))
+        screen.show(table(_DEAD_LETTERS, rows))
     else:
         say(f"Consumer {name!r} has no dead letters.")
 
 
 def _letter_cells(letter: DeadLetter) -> list[Text]:
     return [
-        Text(moment(letter.time)),
-        Text(letter.id["kind"]),
-        Text("/".join(_key(letter).values()), BOLD),
-        Text(str(letter.id.get("revision", ""))),
-        Text(str(letter.attempts)),
-        Text(letter.error, RED),
+        styled(moment(letter.time)),
+        styled(letter.id["kind"]),
+        styled("/".join(_key(letter).values()), "bold"),
+        styled(str(letter.id.get("revision", ""))),
+        styled(str(letter.attempts)),
+        styled(letter.error, "red"),
     ]
 
 

@@ -1,37 +1,29 @@
-"""``doctor``: whether MongoDB, and what is kept there, is as it should be."""
+"""Command ``doctor``: checks of MongoDB, the user's privileges and the data."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import textwrap
 from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options, uri_argument
-from mongo_session_service.cli.screen import Screen, say
-from mongo_session_service.cli.terminal import (
-    BOLD,
-    CYAN,
-    GREEN,
-    RED,
-    YELLOW,
-    Line,
-    Text,
-    json_line,
-    printable,
-)
+from mongo_session_service.cli.options import Place, connection_options, uri_argument
+from mongo_session_service.cli.terminal import Screen, json_line, printable, say
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from mongo_session_service.admin.doctor import Finding
 
-FAILED: Final = 3
-"""Exit code: it came to its end, but something is not as it should be."""
-
-_STYLES: Final = {"ok": GREEN, "warning": YELLOW, "failed": RED, "unknown": CYAN}
+_STYLES: Final = {
+    "ok": "green",
+    "warning": "yellow",
+    "failed": "red",
+    "unknown": "cyan",
+}
 _STATUS, _CHECK = 9, 16  # columns
 
 
@@ -40,22 +32,21 @@ _STATUS, _CHECK = 9, 16  # columns
 @click.option("--json", "as_json", is_flag=True, help="JSON, one check per line.")
 @connection_options
 @click.pass_context
-def doctor(context: click.Context, *, as_json: bool) -> None:
+def doctor(context: click.Context, *, as_json: bool) -> bool:
     """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
 
-    Up to 10,000 sessions and as many events are all looked at, of more a sample. The
-    exit code is 0 if all is well or could be better, and 3 if something has failed.
+    It reads up to 10,000 sessions and as many events, and of more only a sample. The
+    exit code is 3 if a check has failed, and otherwise 0, even after warnings.
 
     \b
     Example:
       mongo-session-service doctor 'mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'
     """  # noqa: D301
-    if asyncio.run(_doctor(Place.of(context), as_json=as_json)):
-        context.exit(FAILED)
+    return asyncio.run(_doctor(Place.of(context), as_json=as_json))
 
 
 async def _doctor(place: Place, *, as_json: bool) -> bool:
-    """Show each finding as it comes; whether anything has failed."""
+    """Show each finding at once, and return whether no check has failed."""
     screen = Screen()
     found: Counter[str] = Counter()
     async with place.service() as service:
@@ -66,25 +57,24 @@ async def _doctor(place: Place, *, as_json: bool) -> bool:
             if as_json:
                 screen.write(json_line(json.dumps(asdict(finding))))
             else:
-                screen.show(*_lines(finding, screen.width))
+                screen.show(_row(finding))
         if not as_json:
             counted = ", ".join(f"{count} {status}" for status, count in found.items())
             say(f"Database {service.database_name}: {counted}.")
-    return bool(found["failed"])
+    return not found["failed"]
 
 
-def _lines(finding: Finding, width: int | None) -> list[Line]:
+def _row(finding: Finding) -> Table:
     """A finding and, below it, what to do about it."""
-    margin = _STATUS + _CHECK
-    room = 10_000 if width is None else max(width - margin, 20)
-    says = textwrap.wrap(printable(finding.says), room) or [""]
-    remedy = textwrap.wrap(printable(finding.remedy or ""), room)
-    head = [
-        Text(f"{finding.status:{_STATUS}}", _STYLES[finding.status]),
-        Text(f"{finding.check:{_CHECK}}", BOLD),
-        Text(says[0]),
-    ]
-    indent = Text(" " * margin)
-    below = [[indent, Text(each)] for each in says[1:]]
-    below += [[indent, Text(each, CYAN)] for each in remedy]
-    return [head, *below]
+    from rich.table import Table
+    from rich.text import Text
+
+    says = Text(printable(finding.says))
+    if finding.remedy:
+        says.append("\n").append(printable(finding.remedy), "cyan")
+    row = Table.grid()
+    row.add_column(min_width=_STATUS, no_wrap=True, style=_STYLES[finding.status])
+    row.add_column(min_width=_CHECK, no_wrap=True, style="bold")
+    row.add_column(overflow="fold")
+    row.add_row(f"{finding.status} ", f"{finding.check} ", says)
+    return row

@@ -8,8 +8,8 @@ import os
 import click
 
 from mongo_session_service.admin.grants import FEATURES, role_for, script
-from mongo_session_service.cli.connection import connection_options, said, uri_argument
-from mongo_session_service.cli.screen import Screen
+from mongo_session_service.cli.options import place_options, said, uri_argument
+from mongo_session_service.cli.terminal import Screen
 
 
 @click.command(short_help="Prints a role with the privileges that the service needs.")
@@ -25,7 +25,7 @@ from mongo_session_service.cli.screen import Screen
     "--role", "name", help="The role's name; by default mongo_session_service_DATABASE."
 )
 @click.option("--json", "as_json", is_flag=True, help="The createRole command.")
-@connection_options
+@place_options
 @click.pass_context
 def grants(
     context: click.Context,

@@ -1,4 +1,4 @@
-"""``live``: the page that shows a session, served to this machine."""
+"""Command ``live``: a web page that shows a session, served to this machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from urllib.parse import urlencode
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options, uri_argument
-from mongo_session_service.cli.screen import Screen, say
-from mongo_session_service.cli.watched import Watched, watched_options
+from mongo_session_service.cli.options import (
+    Place,
+    Watched,
+    connection_options,
+    uri_argument,
+    watched_options,
+)
+from mongo_session_service.cli.terminal import Screen, say
 
 if TYPE_CHECKING:
     from mongo_session_service.model.records import SessionKey
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
     type=click.IntRange(0, 65535),
     default=8765,
     show_default=True,
-    help="0 for any that is free.",
+    help="0 for any free port.",
 )
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 @connection_options
@@ -67,7 +72,7 @@ async def _live(place: Place, watched: Watched, port: int, *, is_opened: bool) -
             query = f"?{urlencode(chosen)}" if chosen else ""
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/{query}"
             Screen().write(url)
-            say(f"Serving {watched.words(service.database_name)}. Ctrl-C ends it.")
+            say(f"Serving {watched.words(service.database_name)}. Ctrl-C stops it.")
             config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
             serving = Server(config).serve(sockets=[listener])
             if is_opened:
@@ -83,5 +88,5 @@ def _listening(port: int) -> socket.socket:
     except OSError as error:
         raise click.ClickException(
             f"Cannot listen on port {port}: {error.strerror}. Choose another with"
-            " --port, or any that is free with --port 0."
+            " --port, or any free one with --port 0."
         ) from None

@@ -1,4 +1,4 @@
-"""``mongod``: a MongoDB for an afternoon."""
+"""Command ``mongod``: a replica set for development, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mongo_session_service.cli.screen import Screen, say
+from mongo_session_service.cli.terminal import Screen, say
 
 
 @click.command()
@@ -16,18 +16,18 @@ from mongo_session_service.cli.screen import Screen, say
     type=click.IntRange(1, 7),
     default=1,
     show_default=True,
-    help="How many mongods the replica set has.",
+    help="Number of members of the replica set.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the data there, and the port; without it all is thrown away.",
+    help="Keep the data and the port there; without it the data is deleted at the end.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Of the first member, the others have those after it; 0 for any that are"
-    " free. By default 27017, or any if that is taken.",
+    help="Of the first member; the others have the next ones. 0 for any free ports. By"
+    " default 27017, or any free port if that is taken.",
 )
 def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     """Starts a MongoDB replica set on this machine, until Ctrl-C.
@@ -45,7 +45,7 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
         EmbeddedServerError,
     )
 
-    # As Ctrl-C does, so that it shuts down in good order.
+    # Handled like Ctrl-C, so that MongoDB shuts down cleanly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     first = standard_port(data_dir, members) if port is None else port or None
     try:
@@ -55,8 +55,8 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     try:
         with replica_set:
             Screen().write(replica_set.uri)
-            kept = f"kept in {data_dir}" if data_dir else "thrown away at the end"
-            say(f"MongoDB is running; its data is {kept}. Ctrl-C ends it.")
+            kept = f"kept in {data_dir}" if data_dir else "deleted at the end"
+            say(f"MongoDB is running; its data is {kept}. Ctrl-C stops it.")
             signal.pause()
     except EmbeddedServerError as error:
         raise click.ClickException(str(error)) from None

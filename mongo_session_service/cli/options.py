@@ -1,58 +1,36 @@
-"""What the commands have in common: options, progress, errors and exit codes."""
+"""Command-line options: where MongoDB is, passwords, and what is selected."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import sys
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import click
+from typing_extensions import override
 
-from mongo_session_service.cli.connection import noted, placed, said, uri_of, uri_option
-from mongo_session_service.cli.program import INTERRUPTED, NOBODY_READS, in_one_line
-from mongo_session_service.cli.terminal import duration
-from mongo_session_service.errors import MongoSessionServiceError
-from mongo_session_service.model.validation import counted
+from mongo_session_service.cli.terminal import printable
 
 if TYPE_CHECKING:
-    from mongo_session_service.transfer.records import Selection, Totals
+    from mongo_session_service.model.records import SessionKey
+    from mongo_session_service.service import MongoSessionService
+    from mongo_session_service.transfer import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-FAILED: Final = 1
-"""Exit code: it stopped, and says why and how to go on. Wrong usage is click's 2."""
-INCOMPLETE: Final = 3
-"""Exit code: it came to its end, but something was left out or differs."""
+PATIENCE: Final = 5.0
+"""Seconds for MongoDB to answer at first, unless the URI sets a time of its own."""
 
-_STEPS: Final = 1000
-"""Of a progress bar."""
-
-
-class Since(click.ParamType[float]):
-    """A moment: ISO 8601, in UTC unless it says otherwise, or seconds since 1970."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Read it."""
-        try:
-            return float(value)
-        except ValueError:
-            pass
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is no time like 2026-11-21T04:00:00Z.", param, ctx)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+_META: Final = "mongo-session-service"
+_NO_URI: Final = (
+    "No MongoDB URI. Set MONGODB_URI, or give --uri"
+    " 'mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'."
+)
 
 
 def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -66,64 +44,144 @@ def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return apply
 
 
-def _target(context: click.Context, own: click.Parameter, uri: str | None) -> str:
-    placed(context, own, uri)
-    return uri_of(context)
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Keep an option that may stand before or after the name of a subcommand."""
+    if value is not None and value is not False:
+        context.meta[f"{_META}.{parameter.name}"] = value
 
 
-def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    return value or said(context, str(parameter.name).removeprefix("target_"))
+def _keep_uri(context: click.Context, _: click.Parameter, uri: str | None) -> None:
+    """Keep a URI, whether it is an option of any command or an argument.
+
+    Raises:
+        UsageError: another URI is given as well.
+    """
+    if not uri:
+        return
+    if said(context, "uri") not in {None, uri}:
+        message = "Two different URIs are given: leave one of them out."
+        raise click.UsageError(message, context)
+    context.meta[f"{_META}.uri"] = uri
 
 
-target_options = several(
-    click.argument("target", metavar="[URI]", required=False, callback=_target),
+def said(context: click.Context, name: str) -> Any:
+    """The value of a kept option, wherever it stands on the command line."""
+    return context.meta.get(f"{_META}.{name}")
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
+    return click.option(*names, expose_value=False, callback=_keep, **attributes)
+
+
+uri_option: Final = click.option(
+    "--uri",
+    metavar="URI",
+    expose_value=False,
+    callback=_keep_uri,
+    is_eager=True,  # before the missing argument is noticed
+    help="Where MongoDB is. Better set MONGODB_URI: other users of this machine can"
+    " read a command line and the password in it.",
+)
+uri_argument: Final = click.argument(
+    "place", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
+)
+place_options: Final = several(
     uri_option,
-    click.option(
-        "--database",
-        "target_database",
-        callback=_noted,
-        help="By default the URI's, or else adk.",
-    ),
-    click.option(
-        "--prefix",
-        "target_prefix",
-        default="",
-        callback=lambda *given: _noted(*given) or "",
-        help="Before the collections' names.",
-    ),
-    click.option(
+    _option("--database", help="By default the URI's, or else adk."),
+    _option("--prefix", help="What the collections' names begin with."),
+    _option("--debug", is_flag=True, help="Show where in the code it failed."),
+)
+"""Where sessions are kept; see :class:`Place`."""
+
+connection_options: Final = several(
+    place_options,
+    _option(
         "--ask-password",
         is_flag=True,
         help="Ask for the password of the user in URI; or set $MONGODB_PASSWORD.",
     ),
 )
-selection_options = several(
-    click.option("--app", "apps", multiple=True, help="Only this app; repeatable."),
-    click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
-    click.option(
-        "--since", type=Since(), help="Only sessions updated since, as ISO 8601."
-    ),
-)
-debug_option = click.option(
-    "--debug", is_flag=True, callback=noted, help="Show errors in full."
-)
+"""The options of a command that connects to MongoDB."""
 
 
-def help_of(what: str, example: str) -> str:
-    """A command's help, with an example that is not wrapped."""
-    return f"{what}\n\n\b\nExample:\n  mongo-session-service {example}"
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where sessions are kept, as the command line or the environment says."""
+
+    uri: str = field(repr=False)
+    database: str | None
+    prefix: str
+
+    @classmethod
+    def of(cls, context: click.Context) -> Self:
+        """What the options say, or else the environment; asks for a password.
+
+        Raises:
+            UsageError: no URI is given, or a password but no user for it.
+        """
+        uri = said(context, "uri") or os.environ.get("MONGODB_URI")
+        if not uri:
+            raise click.UsageError(_NO_URI, context)
+        is_asked = bool(said(context, "ask_password"))
+        return cls(
+            with_password(uri, password("Target", "MONGODB_PASSWORD", is_asked)),
+            said(context, "database"),
+            said(context, "prefix") or "",
+        )
+
+    @asynccontextmanager
+    async def service(self) -> AsyncIterator[MongoSessionService]:
+        """A service there, once MongoDB has answered.
+
+        Raises:
+            MongoSessionServiceError: the URI is invalid, or MongoDB does not answer
+                soon.
+        """
+        # First, because without MongoDB there is no need to import ADK.
+        await self._knock()
+        from mongo_session_service.service import MongoSessionService
+
+        service = MongoSessionService(
+            self.uri, database=self.database, collection_prefix=self.prefix
+        )
+        try:
+            # Not set up: a command on a wrong database must not create anything.
+            yield service
+        finally:
+            await service.close()
+
+    async def _knock(self) -> None:
+        """Require that MongoDB answers soon; a service would wait longer."""
+        import pymongo
+
+        from mongo_session_service.driver.errors import translated
+        from mongo_session_service.driver.server import greeted
+        from mongo_session_service.driver.uri import open_client
+
+        client = open_client(self.uri)
+        has_own_time = "serverselectiontimeoutms" in self.uri.lower()
+        with translated():
+            try:
+                with pymongo.timeout(None if has_own_time else PATIENCE):
+                    await greeted(client)
+            finally:
+                await client.close()
 
 
-def selection(options: dict[str, Any]) -> Selection:
-    """What the options select, which are taken out."""
-    from mongo_session_service.transfer import Selection
-
-    apps, users = frozenset(options.pop("apps")), frozenset(options.pop("users"))
-    return Selection(apps, users, options.pop("since"))
+def password(what: str, variable: str, is_asked: bool) -> str | None:  # noqa: FBT001
+    """A password that is asked for, or else is in the environment."""
+    if is_asked:
+        answer: str = click.prompt(f"{what} password", hide_input=True, err=True)
+        return answer
+    return os.environ.get(variable)
 
 
 def with_password(url: str, password: str | None) -> str:
-    """A URL with a password for the user in it."""
+    """A URL with a password for the user in it.
+
+    Raises:
+        UsageError: the URL has no user.
+    """
     if password is None:
         return url
     parts = re.fullmatch(r"([\w+.-]+://)([^/@:]+)(?::[^/@]*)?@(.*)", url, re.DOTALL)
@@ -134,81 +192,85 @@ def with_password(url: str, password: str | None) -> str:
     return f"{parts[1]}{parts[2]}:{quote(password, safe='')}@{parts[3]}"
 
 
-def run(work: Coroutine[Any, Any, int], *, is_debug: bool, how_to_go_on: str) -> None:
-    """Run a command's work, and exit as it ends."""
-    try:
-        code = asyncio.run(work)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(f"\nInterrupted. {how_to_go_on}", err=True)
-        code = INTERRUPTED
-    except MongoSessionServiceError as error:
-        if is_debug:
-            raise
-        click.echo(f"Error: {in_one_line(error)}", err=True)
-        code = FAILED
-    except click.ClickException:
-        raise
-    except BrokenPipeError:
-        # Whoever read the output has enough of it; nor can it be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = NOBODY_READS
-    except Exception as error:
-        if is_debug:
-            raise
-        kind = type(error).__name__
-        message = f"Error: an unexpected {kind}. {how_to_go_on} --debug shows more."
-        click.echo(message, err=True)
-        code = FAILED
-    sys.exit(code)
+class Since(click.ParamType[float]):
+    """A moment: ISO 8601, in UTC unless it says otherwise, or seconds since 1970."""
+
+    name = "time"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            pass
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a time such as 2026-11-21T04:00:00Z.", param, ctx
+            )
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def pace(done: int, total: int | None, share: float | None, elapsed: float) -> str:
-    """How many events are done, how fast and, if a share of all, how long yet."""
-    so_far = counted(done, "event") if total is None else f"{done:,}/{total:,} events"
-    shown = f"{so_far}, {done / max(elapsed, 1e-6):,.0f} events/s"
-    if share:
-        shown += f", {duration(elapsed * (1 - share) / share)} left"
-    return shown
+selection_options: Final = several(
+    click.option("--app", "apps", multiple=True, help="Only this app; repeatable."),
+    click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
+    click.option(
+        "--since", type=Since(), help="Only sessions updated since this ISO 8601 time."
+    ),
+)
+"""Which sessions are moved, compared or exported; see :func:`selection`."""
 
 
-@contextmanager
-def progress(
-    label: str,
-    totals: Totals | None,
-    share_read: Callable[[], float | None] = lambda: None,
-) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and remaining time, told how many events are done by now.
+def selection(options: dict[str, Any]) -> Selection:
+    """What the options select; they are taken out."""
+    from mongo_session_service.transfer import Selection
 
-    Without totals the share of a file that was read tells the remaining time; without
-    either, what is done is counted.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    started = time.monotonic()
-    total = totals.events if totals else None
-    done = 0
+    apps, users = frozenset(options.pop("apps")), frozenset(options.pop("users"))
+    return Selection(apps, users, options.pop("since"))
 
-    def share() -> float | None:
-        return share_read() if total is None else done / max(total, 1)
 
-    def shown(_: object) -> str:
-        return pace(done, total, share(), time.monotonic() - started)
+class Watched(NamedTuple):
+    """What the options --app, --user and --session choose to watch."""
 
-    is_known = share() is not None
-    with click.progressbar(
-        None if is_known else iter(int, 1),
-        length=_STEPS if is_known else None,
-        label=label,
-        file=sys.stderr,
-        show_eta=False,
-        item_show_func=shown,
-    ) as bar:
+    app_name: str | None
+    user_id: str | None
+    session_id: str | None
 
-        def advance(now: int) -> None:
-            nonlocal done
-            done = now
-            part = share()
-            bar.update((now if part is None else int(part * _STEPS)) - bar.pos)
+    @classmethod
+    def of(cls, app: str | None, user: str | None, session: str | None) -> Self:
+        """What they choose.
 
-        yield advance
+        Raises:
+            UsageError: one is missing that another needs.
+        """
+        if session is not None and (app is None or user is None):
+            raise click.UsageError("--session needs --app and --user.")
+        if user is not None and app is None:
+            raise click.UsageError("--user needs --app.")
+        return cls(app, user, session)
+
+    @property
+    def chosen(self) -> list[str]:
+        """The parts of the key that are given."""
+        return [each for each in self if each is not None]
+
+    def holds(self, key: SessionKey) -> bool:
+        """Whether a session is among them."""
+        return list(key[: len(self.chosen)]) == self.chosen
+
+    def words(self, database: str) -> str:
+        """What they choose, in words."""
+        kind = ("everything", "app", "user", "session")[len(self.chosen)]
+        name = printable(" ".join([kind, "/".join(self.chosen)])).rstrip()
+        return f"{name} in database {database}"
+
+
+watched_options: Final = several(
+    *(
+        click.option(f"--{each}", help=f"Only this {each}.")
+        for each in ("app", "user", "session")
+    )
+)

@@ -1,4 +1,4 @@
-"""``prune``: removes what has expired, and what interrupted deletes have left."""
+"""Command ``prune``: removal of expired sessions and of what deletes have left."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options, uri_argument
-from mongo_session_service.cli.screen import Screen, say
-from mongo_session_service.model.validation import counted
+from mongo_session_service.cli.options import Place, connection_options, uri_argument
+from mongo_session_service.cli.terminal import Screen, say
+from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from mongo_session_service.model.results import Pruned
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @uri_argument
-@click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @connection_options
 @click.pass_context
 def prune(context: click.Context, *, dry_run: bool, as_json: bool) -> None:
     """Removes sessions that have expired, with their events.
 
-    An expired session is out of everybody's sight at once; this frees its space. What
-    interrupted deletes have left goes as well. App and user state stay.
+    An expired session is invisible at once; this command frees its space. It also
+    removes what interrupted deletes have left. App and user state are kept.
 
-    It removes a little at a time, so it can run while the service is in use, be
-    interrupted and started again, and run in several places: from cron, for example.
+    It removes a little at a time. So it can run while the service is in use, be
+    interrupted and repeated, and run in several places, for example from cron.
 
     \b
     Example:

@@ -1,18 +1,16 @@
-"""The kinds of sources, as the commands name them, and what each is to the library."""
+"""Registry of sources: their names and options on the command line, their classes."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.cli.options import several, with_password
+from mongo_session_service.cli.options import password, several, with_password
 
 if TYPE_CHECKING:
-    from mongo_session_service.service import MongoSessionService
     from mongo_session_service.transfer import Source
 
 
@@ -23,7 +21,7 @@ class Kind:
     name: str
     what: str
     example: str
-    parameters: Callable[[Any], Any]
+    options: Callable[[Any], Any]
     source: str
     """The class in :mod:`mongo_session_service.transfer`."""
 
@@ -37,12 +35,13 @@ _source = several(click.argument("source", envvar="SOURCE_URL"), _password)
 _path = click.argument("source", metavar="PATH")
 _mongodb = several(
     _source,
-    click.option("--source-database", "database", help="By default that of SOURCE."),
-    click.option("--source-prefix", "prefix", default="", help="As for --prefix."),
+    click.option("--source-database", help="By default that of SOURCE."),
+    click.option("--source-prefix", default="", help="As for --prefix."),
 )
 _zone = click.option(
     "--timezone",
-    help="Of schema v0: where google-adk 1.x ran, UTC for ADK 2; by default as here.",
+    help="Of the times in schema v0: the zone where google-adk 1.x ran, or UTC for"
+    " ADK 2; by default the zone of this machine.",
 )
 
 KINDS: Final = (
@@ -79,35 +78,20 @@ KINDS: Final = (
     ),
 )
 
-_PASSWORDS: Final = {"Target": "MONGODB_PASSWORD", "Source": "SOURCE_PASSWORD"}
 
-
-def _password_of(options: dict[str, Any], flag: str, what: str) -> str | None:
-    if options.pop(flag, False):
-        answer: str = click.prompt(f"{what} password", hide_input=True, err=True)
-        return answer
-    return os.environ.get(_PASSWORDS[what])
-
-
-def service_of(options: dict[str, Any]) -> MongoSessionService:
-    """The service that the target's options describe, which are taken out."""
-    from mongo_session_service.service import MongoSessionService
-
-    password = _password_of(options, "ask_password", "Target")
-    return MongoSessionService(
-        with_password(options.pop("target"), password),
-        database=options.pop("target_database"),
-        collection_prefix=options.pop("target_prefix"),
-    )
+def with_source_password(options: dict[str, Any]) -> dict[str, Any]:
+    """A command's options, with the source's password in its URL."""
+    if "ask_source_password" not in options:
+        return options
+    is_asked = options.pop("ask_source_password")
+    secret = password("Source", "SOURCE_PASSWORD", is_asked)
+    return options | {"source": with_password(options["source"], secret)}
 
 
 def source_of(kind: Kind, options: dict[str, Any]) -> Source:
-    """What is left of the options is the source's own."""
+    """The source that the rest of a command's options describe."""
     from mongo_session_service import transfer
 
-    url = options.pop("source")
-    if "ask_source_password" in options:
-        password = _password_of(options, "ask_source_password", "Source")
-        url = with_password(url, password)
-    source: Source = getattr(transfer, kind.source)(url, **options)
+    own = {name.removeprefix("source_"): value for name, value in options.items()}
+    source: Source = getattr(transfer, kind.source)(own.pop("source"), **own)
     return source

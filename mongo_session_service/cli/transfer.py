@@ -1,31 +1,31 @@
-"""``import``, ``verify``, ``export`` and ``migrate``: moving in, moving out, moving on.
-
-Exit codes: 0 done; 1 an error; 2 wrong usage; 3 done, but something was left out or
-differs; 130 after Ctrl-C; 141 if nobody reads the output any more.
-"""
+"""Transfer commands: ``import``, ``verify``, ``export`` and ``migrate``."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.cli.connection import uri_option
 from mongo_session_service.cli.options import (
-    INCOMPLETE,
-    debug_option,
-    help_of,
-    progress,
-    run,
+    Place,
+    connection_options,
     selection,
     selection_options,
-    several,
-    target_options,
+    uri_argument,
+    uri_option,
 )
-from mongo_session_service.cli.sources import KINDS, Kind, service_of, source_of
-from mongo_session_service.model.validation import counted, plural
+from mongo_session_service.cli.sources import (
+    KINDS,
+    Kind,
+    source_of,
+    with_source_password,
+)
+from mongo_session_service.cli.terminal import printable, progress, say
+from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
     from mongo_session_service.transfer import (
@@ -36,10 +36,25 @@ if TYPE_CHECKING:
         Verified,
     )
 
-_AGAIN: Final = "What was done stays; the same command goes on from there."
+_AGAIN: Final = "What was done is kept; the same command resumes there."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
 _MARGIN: Final = 3600
-"""Seconds: an event's time is when it began, and its store may be written later."""
+"""Seconds by which an event may be stored later than its own time."""
+
+
+@contextmanager
+def _interruptible(advice: str) -> Iterator[None]:
+    """Say what to do after Ctrl-C."""
+    try:
+        yield
+    except (KeyboardInterrupt, click.Abort):
+        say(f"\nInterrupted. {advice}")
+        raise
+
+
+def _help(what: str, example: str) -> str:
+    """A command's help, with an example that is not wrapped."""
+    return f"{what}\n\n\b\nExample:\n  mongo-session-service {example}"
 
 
 def _contents(of: Verified | Exported) -> str:
@@ -48,89 +63,89 @@ def _contents(of: Verified | Exported) -> str:
 
 
 def _show(problem: Problem) -> None:
-    click.echo(f"  {problem}", err=True)
+    say(f"  {printable(str(problem))}")
 
 
 @click.group("import")
 @uri_option
 def import_() -> None:
-    """Moves sessions of another store here; safe to repeat.
+    """Imports the sessions of another store; safe to repeat.
 
-    What is there already is compared, and what it lacks is added. So a move that was
-    broken off goes on, and one of a store in use is repeated to catch up.
+    Sessions that exist here are compared, and missing events are added. So repeat an
+    import that was interrupted, or one of a store in use, to catch up.
     """
 
 
-@click.group("verify", short_help="Compares another store with what was moved here.")
+@click.group("verify", short_help="Compares another store with its import here.")
 @uri_option
 def verify_() -> None:
-    """Compares another store with what was moved here, and prints each difference."""
+    """Compares another store with its import here, and prints each difference."""
 
 
 def _import_of(kind: Kind) -> click.Command:
-    def command(*, debug: bool, **options: Any) -> None:
-        run(_import(kind, options), is_debug=debug, how_to_go_on=_AGAIN)
-
-    decorate = several(
-        click.command(
-            kind.name,
-            short_help=f"Imports from {kind.what}.",
-            help=help_of(
-                f"Imports from {kind.what}.",
-                f"import {kind.example} mongodb://localhost/my_db",
-            ),
+    @click.command(
+        kind.name,
+        short_help=f"Imports from {kind.what}.",
+        help=_help(
+            f"Imports from {kind.what}.",
+            f"import {kind.example} mongodb://localhost/my_db",
         ),
-        kind.parameters,
-        target_options,
-        selection_options,
-        click.option("--dry-run", is_flag=True, help="Say what would be done."),
-        click.option(
-            "--on-conflict",
-            type=click.Choice(["fail", "skip", "replace"]),
-            default="fail",
-            show_default=True,
-            help="If something else is there under the same id.",
-        ),
-        click.option(
-            "--on-error",
-            type=click.Choice(["fail", "skip"]),
-            default="fail",
-            show_default=True,
-            help="If something cannot be read or stored.",
-        ),
-        debug_option,
     )
-    made: click.Command = decorate(command)
-    return made
-
-
-async def _import(kind: Kind, options: dict[str, Any]) -> int:
-    from mongo_session_service.transfer import Policies, move
-
-    chosen = selection(options)
-    policies = Policies(
-        options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
+    @kind.options
+    @uri_argument
+    @selection_options
+    @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+    @click.option(
+        "--on-conflict",
+        type=click.Choice(["fail", "skip", "replace"]),
+        default="fail",
+        show_default=True,
+        help="If the target holds something else under the same id.",
     )
-    async with AsyncExitStack() as stack:
-        service = service_of(options)
-        stack.push_async_callback(service.close)
-        source = await stack.enter_async_context(source_of(kind, options))
-        totals = None if chosen.since else await source.totals(chosen)
-        with progress("Importing", totals, source.share_read) as advance:
-            moved = await move(
-                source,
-                service,
-                chosen,
-                policies,
-                on_problem=_show,
-                on_progress=lambda now: advance(now.read),
-            )
+    @click.option(
+        "--on-error",
+        type=click.Choice(["fail", "skip"]),
+        default="fail",
+        show_default=True,
+        help="If something cannot be read or stored.",
+    )
+    @connection_options
+    @click.pass_context
+    def command(context: click.Context, /, **options: Any) -> bool:
+        with _interruptible(_AGAIN):
+            place = Place.of(context)
+            return asyncio.run(_import(place, kind, with_source_password(options)))
+
+    return command
+
+
+async def _import(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
+    async with place.service() as service:
+        from mongo_session_service.transfer import Policies, move
+
+        chosen = selection(options)
+        policies = Policies(
+            options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
+        )
+        async with source_of(kind, options) as source:
+            totals = None if chosen.since else await source.totals(chosen)
+            with progress("Importing", totals, source.share_read) as advance:
+                moved = await move(
+                    source,
+                    service,
+                    chosen,
+                    policies,
+                    on_problem=_show,
+                    on_progress=lambda now: advance(now.read),
+                )
     _report(moved, source, is_dry_run=policies.is_dry_run)
     if not moved.sessions and chosen.since is None:
-        message = "The source holds no such session. Is it the right one, with the"
-        click.echo(f"{message} right --app and --user?", err=True)
-        return INCOMPLETE
-    return 0 if moved.is_complete else INCOMPLETE
+        say(
+            "The source holds no such session. Is it the right one, with the right"
+            " --app and --user?"
+        )
+        return False
+    return moved.is_complete
 
 
 def _report(moved: Moved, source: Source, *, is_dry_run: bool) -> None:
@@ -150,129 +165,128 @@ def _report(moved: Moved, source: Source, *, is_dry_run: bool) -> None:
     }
     shown = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number)
     events = counted(moved.events, "event")
-    click.echo(f"{verb} {events} from {source.name}: {shown or 'nothing'}.")
+    name = printable(source.name)
+    click.echo(f"{verb} {events} from {name}: {shown or 'nothing'}.")
     if not is_dry_run:
         since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
         click.echo(f"To catch up later, add --since {since:%Y-%m-%dT%H:%M:%SZ}")
 
 
 def _verify_of(kind: Kind) -> click.Command:
-    def command(*, debug: bool, **options: Any) -> None:
-        run(_verify(kind, options), is_debug=debug, how_to_go_on=_HARMLESS)
-
-    decorate = several(
-        click.command(
-            kind.name,
-            short_help=f"Verifies against {kind.what}.",
-            help=help_of(
-                f"Verifies against {kind.what}.",
-                f"verify {kind.example} mongodb://localhost/my_db",
-            ),
+    @click.command(
+        kind.name,
+        short_help=f"Verifies against {kind.what}.",
+        help=_help(
+            f"Verifies against {kind.what}.",
+            f"verify {kind.example} mongodb://localhost/my_db",
         ),
-        kind.parameters,
-        target_options,
-        selection_options,
-        click.option(
-            "--exact", is_flag=True, help="Report sessions that only the target has."
-        ),
-        debug_option,
     )
-    made: click.Command = decorate(command)
-    return made
+    @kind.options
+    @uri_argument
+    @selection_options
+    @click.option(
+        "--exact", is_flag=True, help="Report sessions that only the target has."
+    )
+    @connection_options
+    @click.pass_context
+    def command(context: click.Context, /, **options: Any) -> bool:
+        with _interruptible(_HARMLESS):
+            place = Place.of(context)
+            return asyncio.run(_verify(place, kind, with_source_password(options)))
+
+    return command
 
 
-async def _verify(kind: Kind, options: dict[str, Any]) -> int:
-    from mongo_session_service.transfer import StoreSource, verify
+async def _verify(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
+    async with place.service() as service:
+        from mongo_session_service.transfer import StoreSource, verify
 
-    chosen, is_exact = selection(options), options.pop("exact")
-    async with AsyncExitStack() as stack:
-        service = service_of(options)
-        stack.push_async_callback(service.close)
-        source = await stack.enter_async_context(source_of(kind, options))
-        target = await stack.enter_async_context(StoreSource(service))
-        totals = None if chosen.since else await source.totals(chosen)
-        with progress("Verifying", totals, source.share_read) as advance:
-            verified = await verify(
-                source,
-                target,
-                chosen,
-                is_exact=is_exact,
-                on_difference=_show,
-                on_progress=lambda now: advance(now.events),
-            )
+        chosen, is_exact = selection(options), options.pop("exact")
+        async with source_of(kind, options) as source, StoreSource(service) as target:
+            totals = None if chosen.since else await source.totals(chosen)
+            with progress("Verifying", totals, source.share_read) as advance:
+                verified = await verify(
+                    source,
+                    target,
+                    chosen,
+                    is_exact=is_exact,
+                    on_difference=_show,
+                    on_progress=lambda now: advance(now.events),
+                )
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
     click.echo(f"Compared {_contents(verified)}: {found}.")
-    return 0 if verified.is_equal else INCOMPLETE
+    return verified.is_equal
 
 
 @click.command(
     "export",
     short_help="Writes sessions as JSON Lines.",
-    help=help_of(
+    help=_help(
         "Writes sessions as JSON Lines, the same bytes for the same sessions.",
         "export mongodb://localhost/my_db --to sessions.jsonl.gz",
     ),
 )
-@target_options
+@uri_argument
 @click.option(
     "--to",
     "path",
     default="-",
-    help="A file, packed if it ends in .gz; standard output by default.",
+    help="A file, compressed if it ends in .gz; standard output by default.",
 )
 @selection_options
-@debug_option
-def export_(*, debug: bool, **options: Any) -> None:
+@connection_options
+@click.pass_context
+def export_(context: click.Context, /, path: str, **options: Any) -> bool:
     """Export."""
-    run(_export(options), is_debug=debug, how_to_go_on=_HARMLESS)
+    with _interruptible(_HARMLESS):
+        return asyncio.run(_export(Place.of(context), path, options))
 
 
-async def _export(options: dict[str, Any]) -> int:
-    from mongo_session_service.transfer import StoreSource, export
+async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
+    async with place.service() as service:
+        from mongo_session_service.transfer import StoreSource, export
 
-    chosen, path = selection(options), options.pop("path")
-    async with AsyncExitStack() as stack:
-        service = service_of(options)
-        stack.push_async_callback(service.close)
-        source = await stack.enter_async_context(StoreSource(service))
-        totals = None if chosen.since else await source.totals(chosen)
-        with progress("Exporting", totals) as advance:
-            exported = await export(
-                source, path, chosen, on_progress=lambda now: advance(now.events)
-            )
-    click.echo(f"Exported {_contents(exported)}.", err=True)
+        chosen = selection(options)
+        async with StoreSource(service) as source:
+            totals = None if chosen.since else await source.totals(chosen)
+            with progress("Exporting", totals) as advance:
+                exported = await export(
+                    source, path, chosen, on_progress=lambda now: advance(now.events)
+                )
+    say(f"Exported {_contents(exported)}.")
     if not exported.sessions and chosen.since is None:
-        message = f"There are no such {source.name}. Is it the right one, with the"
-        click.echo(f"{message} right --prefix, --app and --user?", err=True)
-        return INCOMPLETE
-    return 0
+        say(
+            f"There are no such {printable(source.name)}. Is it the right one, with"
+            " the right --prefix, --app and --user?"
+        )
+        return False
+    return True
 
 
 @click.command(
     "migrate",
     short_help="Brings a database to this release's schema version.",
-    help=help_of(
+    help=_help(
         "Brings a database to this release's schema version. Install this release"
         " everywhere first: it works with the older versions too.",
         "migrate mongodb://localhost/my_db --plan",
     ),
 )
-@target_options
+@uri_argument
 @click.option("--plan", "is_plan", is_flag=True, help="Only show what is pending.")
-@debug_option
-def migrate_(*, debug: bool, **options: Any) -> None:
+@connection_options
+@click.pass_context
+def migrate_(context: click.Context, *, is_plan: bool) -> None:
     """Migrate."""
-    run(_migrate(options), is_debug=debug, how_to_go_on=_AGAIN)
+    with _interruptible(_AGAIN):
+        asyncio.run(_migrate(Place.of(context), is_plan=is_plan))
 
 
-async def _migrate(options: dict[str, Any]) -> int:
-    from mongo_session_service.admin.migrator import Migrator
+async def _migrate(place: Place, *, is_plan: bool) -> None:
+    async with place.service() as service:
+        from mongo_session_service.admin.migrator import Migrator
 
-    is_plan = options.pop("is_plan")
-    async with AsyncExitStack() as stack:
-        service = service_of(options)
-        stack.push_async_callback(service.close)
         migrator = Migrator(service)
         status = await migrator.status()
         click.echo(f"The data has schema version {status.version or 'none yet'}.")
@@ -284,7 +298,6 @@ async def _migrate(options: dict[str, Any]) -> int:
             )
         if not status.pending:
             click.echo(f"Nothing is pending; the schema version is {status.version}.")
-    return 0
 
 
 for _kind in KINDS:

@@ -1,4 +1,4 @@
-"""``watch``: changes, as they are committed."""
+"""Command ``watch``: changes, printed as they are committed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from contextlib import contextmanager
 
 import click
 
-from mongo_session_service.cli.connection import Place, connection_options, uri_argument
-from mongo_session_service.cli.screen import Screen, say
-from mongo_session_service.cli.terminal import change_lines, json_line
-from mongo_session_service.cli.watched import Watched, watched_options
+from mongo_session_service.cli.options import (
+    Place,
+    Watched,
+    connection_options,
+    uri_argument,
+    watched_options,
+)
+from mongo_session_service.cli.terminal import Screen, change_lines, json_line, say
 
 
 @click.command()
@@ -40,8 +44,9 @@ def watch(
 ) -> None:
     """Prints changes as they are committed.
 
-    Of one session, it begins with its state and ends when that is deleted. Of a user,
-    an app or, without options, the database it prints what happens from now on.
+    For one session, it begins with the state and ends when the session is deleted.
+    For a user, an app or, without options, the database, it prints what happens from
+    now on.
 
     \b
     Example:
@@ -73,10 +78,10 @@ async def _watch(
 
 @contextmanager
 def _while_somebody_reads() -> Iterator[None]:
-    """Notice at once when a pipe's reader goes, rather than with the next change.
+    """Notice at once that a pipe's reader has gone, rather than with the next change.
 
     Raises:
-        BrokenPipeError: it did.
+        BrokenPipeError: it has gone.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     out = sys.stdout.fileno()

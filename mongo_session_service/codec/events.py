@@ -12,7 +12,7 @@ from google.adk.events.event_actions import EventActions
 from pydantic import BaseModel, ValidationError, model_validator
 
 from mongo_session_service.errors import InvalidInputError
-from mongo_session_service.model.validation import indefinite
+from mongo_session_service.model.wording import indefinite
 
 _FIELDS: Final = frozenset(Event.model_fields)
 _DICTS_OF_ACTIONS: Final = [

@@ -12,7 +12,6 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.driver.errors import certificate_refusal, translated
 from mongo_session_service.driver.privileges import FEATURES, Privilege, needs
 from mongo_session_service.errors import (
-    WAY_AROUND,
     ConfigurationError,
     NotAuthorizedError,
     Refusal,
@@ -83,9 +82,10 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
             "This MongoDB server is a standalone: it has no transactions, so an event"
             " and its state could be torn apart. Run it as a replica set (a single"
             " member is enough): start mongod with --replSet rs0, then call"
-            f" rs.initiate() once.{WAY_AROUND}"
+            " rs.initiate() once."
         )
-        raise ConfigurationError(message)
+        hint = "To do without the guarantee, pass transactions=False."
+        raise ConfigurationError(message, hint=hint)
 
 
 def is_standalone(hello: dict[str, Any]) -> bool:

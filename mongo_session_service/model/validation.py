@@ -12,22 +12,7 @@ from google.adk.sessions.session import Session
 from pydantic import ValidationError
 
 from mongo_session_service.errors import InvalidInputError, quoted
-
-
-def counted(number: int, noun: str) -> str:
-    """How many there are: ``1 event``, ``1,000 events``."""
-    return f"{number:,} {plural(number, noun)}"
-
-
-def plural(number: int, noun: str) -> str:
-    """What so many of something are called."""
-    return noun if number == 1 else f"{noun}s"
-
-
-def indefinite(name: str) -> str:
-    """A type's name with its article; ``U`` is spoken as in UUID."""
-    return f"{'an' if name[:1] in set('AEIOaeio') else 'a'} {name}"
-
+from mongo_session_service.model.wording import indefinite
 
 MAX_ID_BYTES: Final = 4096
 """Of an id in UTF-8. Three of them are in every event's ``_id``, and MongoDB tells of a

@@ -17,7 +17,7 @@ from mongo_session_service.codec.bson_values import json_form
 from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.records import SessionKey, session_key
-from mongo_session_service.model.validation import counted
+from mongo_session_service.model.wording import counted
 from mongo_session_service.transfer.reconcile import content_digest, event_digest
 from mongo_session_service.transfer.records import (
     EVERYTHING,

@@ -10,7 +10,7 @@ from support.cli_runner import call
 from support.foreign_stores import Place, sqlite
 from support.transfers import IDS, NAMED
 
-from mongo_session_service.model.validation import counted
+from mongo_session_service.model.wording import counted
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_time_has_to_be_one() -> None:
     done = call("verify", "sqlite", "x.db", "mongodb://h", "--since", "yesterday")
 
     assert done.returncode == 2
-    assert "'yesterday' is no time like 2026-11-21T04:00:00Z" in done.stderr
+    assert "'yesterday' is not a time such as 2026-11-21T04:00:00Z" in done.stderr
 
 
 async def test_a_conflict_fails_or_is_skipped_or_replaced(

@@ -182,8 +182,8 @@ def _overhear_errors() -> None:
     make = MongoSessionServiceError.__init__
 
     @functools.wraps(make)
-    def made(self: MongoSessionServiceError, message: str | None = None) -> None:
-        make(self, message)
+    def made(self: MongoSessionServiceError, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
         current.emitted(str(self))
 
     MongoSessionServiceError.__init__ = made  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from google.adk.events.event_actions import EventActions
 
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.model.validation import indefinite
+from mongo_session_service.model.wording import indefinite
 from mongo_session_service.transfer.records import (
     Problem,
     SessionHeader,

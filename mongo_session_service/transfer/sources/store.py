@@ -15,7 +15,7 @@ from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.model.validation import counted
+from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.version import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries

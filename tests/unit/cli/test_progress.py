@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable
 
 import pytest
 
-from mongo_session_service.cli.options import pace, progress
+from mongo_session_service.cli.terminal import pace, progress
 from mongo_session_service.transfer.records import Totals
 
 
@@ -49,14 +50,16 @@ def test_a_terminal_is_never_left_without_a_word(
     share: Callable[[], float | None] | None,
     told: list[str],
 ) -> None:
-    """With totals, of a file or without either, a terminal sees how far it is."""
+    """With totals, of a file or without either, it sees how far it is, in one line."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
 
     with progress("Importing", totals, share or (lambda: None)) as advance:
         advance(20)
 
     last = terminal.getvalue().split("\r")[-1]
+    assert len(re.sub(r"\x1b\[[?\w]*", "", last).rstrip("\n")) <= 80
     assert "Importing  [" in last
     assert [each for each in told if each not in last] == []
     assert ("left" in last) == ("left" in told[-1])

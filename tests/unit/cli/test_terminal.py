@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
 from google.adk.events import Event
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from mongo_session_service import Change
 from mongo_session_service.cli.terminal import (
-    Text,
+    Screen,
     change_lines,
-    columns,
     duration,
     json_line,
-    painted,
     printable,
-    shortened,
+    rendered,
+    styled,
     table,
 )
 
@@ -35,8 +37,10 @@ def test_nothing_printed_can_harm_a_terminal(text: str) -> None:
 
 @given(st.text(), st.integers(1, 20))
 def test_shortened_text_fits(text: str, width: int) -> None:
-    """A text takes no more columns than there are."""
-    assert columns(shortened(printable(text), width)) <= width
+    """A text takes one line, and no more columns than there are."""
+    [line] = rendered(styled(text), width, is_coloured=False)
+
+    assert cell_len(line) <= width
 
 
 @given(st.text())
@@ -63,7 +67,7 @@ def change(text: str) -> Change:
 def test_a_change_is_one_line_where_that_fits() -> None:
     """Without a terminal everything is on one line."""
     [line] = change_lines(change("hello\n\x1b[31mred"), 3, None)
-    text = painted(line, None, in_colour=False)
+    [text] = rendered(line, None, is_coloured=False)
 
     assert text.endswith(r"appended  r3   s  agent          hello \x1b[31mred  k=[1]")
 
@@ -71,11 +75,11 @@ def test_a_change_is_one_line_where_that_fits() -> None:
 def test_long_changes_go_on_below() -> None:
     """In a terminal, what was said and set stands below what it belongs to."""
     lines = change_lines(change("hello " * 20), 0, 60)
-    texts = [painted(line, 60, in_colour=False) for line in lines]
+    texts = [t for line in lines for t in rendered(line, 60, is_coloured=False)]
 
     assert len(texts) == 3
     assert "a/u/s" in texts[0]
-    assert max(map(columns, texts)) <= 60
+    assert max(map(cell_len, texts)) <= 60
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,56 @@ def test_durations_are_rough(seconds: float | None, text: str) -> None:
 
 def test_tables_line_up() -> None:
     """Columns are as wide as their widest cell, in columns of the terminal."""
-    lines = table(("A", "B"), [[Text("日本"), Text("x")], [Text("abc"), Text("y")]])
-    texts = [painted(line, None, in_colour=False) for line in lines]
+    shown = table(
+        ("A", "B"), [[styled("日本"), styled("x")], [styled("abc"), styled("y")]]
+    )
 
-    assert texts == ["A     B", "日本  x", "abc   y"]
+    assert rendered(shown, None, is_coloured=False) == ["A     B", "日本  x", "abc   y"]
+
+
+def test_the_last_column_gives_way() -> None:
+    """In a narrow terminal a row is one line; what is last and long is cut."""
+    shown = table(("A", "B"), [[styled("abc"), styled("x" * 99)]])
+
+    assert rendered(shown, 10, is_coloured=False) == ["A    B", "abc  xxxx…"]
+
+
+def test_colour_is_only_where_it_is_wanted() -> None:
+    """A style is written as a terminal numbers it, or not at all."""
+    text = styled("no", "red")
+
+    assert rendered(text, 10, is_coloured=True) == ["\x1b[31mno\x1b[0m"]
+    assert rendered(text, 10, is_coloured=False) == ["no"]
+
+
+def test_a_pipe_gets_all_of_a_line() -> None:
+    """However long it is, nothing is cut or wrapped where there is no terminal."""
+    text = "word " * 5000 + "end"
+
+    assert rendered(styled(text), None, is_coloured=False) == [text]
+    shown = table(("A", "B"), [[styled(text), styled(text)]])
+    assert rendered(shown, None, is_coloured=False)[1] == f"{text}  {text}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"TERM": "xterm"}, "\x1b[31mabcdefghi…\x1b[0m\n"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "abcdefghi…\n"),
+        ({"TERM": "dumb"}, "abcdefghi…\n"),
+    ],
+)
+def test_a_terminal_gets_colours_unless_it_wants_none(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], shown: str
+) -> None:
+    """Lines are as wide as the terminal; NO_COLOR and a dumb one are obeyed."""
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in ({"COLUMNS": "10"} | environment).items():
+        monkeypatch.setenv(name, value)
+
+    Screen().show(styled("abcdefghijkl", "red"))
+
+    assert terminal.getvalue() == shown

@@ -8,7 +8,7 @@ import pytest
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 
-from mongo_session_service.model.validation import counted, indefinite
+from mongo_session_service.model.wording import counted, indefinite
 
 
 @pytest.mark.parametrize(

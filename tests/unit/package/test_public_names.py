@@ -32,6 +32,10 @@ COMMANDS = {
     "--uri mongodb://[ watch": 1,
     f"--uri {NOWHERE} consumers": 1,
     f"--uri {NOWHERE} doctor": 1,
+    f"export {NOWHERE}": 1,
+    f"import sqlite x.db {NOWHERE}": 1,
+    f"verify sqlite x.db {NOWHERE}": 1,
+    f"migrate {NOWHERE}": 1,
     f"--uri {NOWHERE.replace('/?', '/db?')} grants": 0,
 }
 """What is answered without ADK, and the exit code."""
@@ -51,7 +55,8 @@ tab = {
     "COMP_CWORD": "2",
 }
 completed = run(main, prog_name="mongo-session-service", env=tab).output.split()
-heavy = {"google.adk", "google.genai", "opentelemetry", "pydantic"} & sys.modules.keys()
+heavy = {"google.adk", "google.genai", "opentelemetry", "pydantic", "rich"}
+heavy &= sys.modules.keys()
 print(json.dumps([codes, completed, sorted(heavy)]))
 """
 
