@@ -30,16 +30,141 @@ from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 
 MAX_DEPTH: Final = 10
-"""Levels of lists and dicts in a value that is searched for."""
+"""Levels of lists and dicts that a value of ``where`` may have."""
 
 _OF_OTHERS: Final = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
 
+MAX_LIMIT: Final = 1000
+"""The most sessions on a page."""
 
-def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document]:
-    """What a session's document has to be like, for each key of its own state.
+_DIGEST: Final = 16
+"""Bytes of a token's digest, which come before its place."""
+
+_LONGEST: Final = 20_000
+"""Characters of a token; the longest ids take two thirds of it."""
+
+_REFUSED: Final = (
+    "page_token was not returned by this search. Repeat the arguments of the previous"
+    " page (only limit and with_state may differ), or start again without a page_token."
+)
+
+
+class Place(NamedTuple):
+    """A session's place in the order."""
+
+    create_time: float
+    user_id: str
+    session_id: str
+
+    @classmethod
+    def of(cls, document: Document) -> Self:
+        """The place of a stored session."""
+        id_ = document["_id"]
+        return cls(document["create_time"], id_["user_id"], id_["session_id"])
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The checked arguments of a search."""
+
+    filter: Document
+    newest_first: bool
+
+    @property
+    def bytes(self) -> bytes:
+        """An encoding that is equal for equal searches only."""
+        return bson.encode({"filter": self.filter, "newest_first": self.newest_first})
+
+    @property
+    def order(self) -> dict[str, int]:
+        """The sort order of pages."""
+        direction = -1 if self.newest_first else 1
+        names = ("create_time", "_id.user_id", "_id.session_id")
+        return dict.fromkeys(names, direction)
+
+    def stages(
+        self, after: Place | None, limit: int, now: float, *, with_state: bool
+    ) -> list[Document]:
+        """The pipeline that reads a page, which begins after a place, if given."""
+        match = {"$and": [self.filter, queries.visible(now), *self._later(after)]}
+        return [
+            {"$match": match},
+            {"$sort": self.order},
+            {"$limit": limit},
+            {"$project": {INITIAL: 0} if with_state else {INITIAL: 0, "state": 0}},
+        ]
+
+    def _later(self, after: Place | None) -> list[Document]:
+        """The filters for sessions after a place."""
+        if after is None:
+            return []
+        beyond = "$lt" if self.newest_first else "$gt"
+        created, user_id, session_id = after
+        of_user = {"_id.user_id": user_id, "_id.session_id": {beyond: session_id}}
+        # The first bounds the index scan, the second orders sessions of the same time.
+        return [
+            {"create_time": {f"{beyond}e": created}},
+            {
+                "$or": [
+                    {"create_time": {beyond: created}},
+                    {"_id.user_id": {beyond: user_id}},
+                    of_user,
+                ]
+            },
+        ]
+
+
+def new_search(
+    app_name: object,
+    user_id: object,
+    title: object,
+    labels: object,
+    where: object,
+    *,
+    newest_first: bool,
+    hooks: Hooks,
+) -> Search:
+    """The search with these arguments; None for those that do not restrict it.
 
     Raises:
-        InvalidInputError: it is no dict of values of a session's own state.
+        InvalidInputError: an argument is invalid.
+    """
+    wanted: Document = {"_id.app_name": check_id("app_name", app_name)}
+    owner = Owner(wanted["_id.app_name"])
+    if user_id is not None:
+        wanted["_id.user_id"] = check_id("user_id", user_id)
+        owner = Owner(owner.app_name, wanted["_id.user_id"])
+    if title is not None:
+        wanted["title"] = {"$eq": check_title(title)}
+    conditions: list[Document] = []
+    if labels:
+        conditions += [{"labels": {"$eq": each}} for each in _label_list(labels)]
+    if where:
+        conditions += state_conditions(where, owner, hooks)
+    return Search({"$and": [wanted, *conditions]}, bool(newest_first))
+
+
+def _label_list(labels: object) -> list[dict[str, str]]:
+    return label_list(check_labels(labels))
+
+
+def check_limit(limit: object) -> int:
+    """Return ``limit`` if a page may have so many sessions.
+
+    Raises:
+        InvalidInputError: it is not a number from 1 to ``MAX_LIMIT``.
+    """
+    is_number = isinstance(limit, int) and not isinstance(limit, bool)
+    if not is_number or not 1 <= limit <= MAX_LIMIT:  # type: ignore[operator]
+        raise InvalidInputError(f"limit must be a number from 1 to {MAX_LIMIT}.")
+    return limit  # type: ignore[return-value]
+
+
+def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document]:
+    """The filters for values of a session's own state, one for each key.
+
+    Raises:
+        InvalidInputError: ``where`` is not a dict of a session's own state.
     """
     if not isinstance(where, Mapping):
         message = f"where must be a dict, not {type(where).__name__}."
@@ -84,12 +209,12 @@ def _condition(key: str, value: Any) -> Document:
             raise InvalidInputError(message)
         kind = "object" if isinstance(encoded, dict) else "array"
         return {path: {"$type": kind}, "$expr": _is(f"${path}", encoded)}
-    # Else None would be found by a missing key, and an item by its list.
+    # Otherwise None would match a missing key, and a value a list that contains it.
     return {path: {"$eq": encoded, "$exists": True, "$not": {"$type": "array"}}}
 
 
 def _is(there: Any, value: Any) -> Document:
-    """An expression that tells if what is there is a value."""
+    """An expression that compares a field with a value, exactly."""
     if isinstance(value, dict):
         fields = [
             _is({"$getField": {"field": {"$literal": name}, "input": there}}, item)
@@ -116,133 +241,6 @@ def _depth(value: Any) -> int:
     if isinstance(value, list):
         return 1 + max(map(_depth, value), default=0)
     return 0
-
-
-MAX_LIMIT: Final = 1000
-"""Sessions on a page."""
-
-
-class Place(NamedTuple):
-    """A session's place in the order."""
-
-    create_time: float
-    user_id: str
-    session_id: str
-
-    @classmethod
-    def of(cls, document: Document) -> Self:
-        """A stored session's."""
-        id_ = document["_id"]
-        return cls(document["create_time"], id_["user_id"], id_["session_id"])
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What a caller is looking for, checked."""
-
-    filter: Document
-    newest_first: bool
-
-    @property
-    def bytes(self) -> bytes:
-        """The same for equal searches only."""
-        return bson.encode({"filter": self.filter, "newest_first": self.newest_first})
-
-    @property
-    def order(self) -> dict[str, int]:
-        """The order of what it finds."""
-        direction = -1 if self.newest_first else 1
-        names = ("create_time", "_id.user_id", "_id.session_id")
-        return dict.fromkeys(names, direction)
-
-    def stages(
-        self, after: Place | None, limit: int, now: float, *, with_state: bool
-    ) -> list[Document]:
-        """The pipeline that reads a page, which begins after a place."""
-        match = {"$and": [self.filter, queries.visible(now), *self._later(after)]}
-        return [
-            {"$match": match},
-            {"$sort": self.order},
-            {"$limit": limit},
-            {"$project": {INITIAL: 0} if with_state else {INITIAL: 0, "state": 0}},
-        ]
-
-    def _later(self, after: Place | None) -> list[Document]:
-        """What comes after a place."""
-        if after is None:
-            return []
-        beyond = "$lt" if self.newest_first else "$gt"
-        created, user_id, session_id = after
-        of_user = {"_id.user_id": user_id, "_id.session_id": {beyond: session_id}}
-        # The first bounds the index, the others are for sessions of one moment.
-        return [
-            {"create_time": {f"{beyond}e": created}},
-            {
-                "$or": [
-                    {"create_time": {beyond: created}},
-                    {"_id.user_id": {beyond: user_id}},
-                    of_user,
-                ]
-            },
-        ]
-
-
-def new_search(
-    app_name: object,
-    user_id: object,
-    title: object,
-    labels: object,
-    where: object,
-    *,
-    newest_first: bool,
-    hooks: Hooks,
-) -> Search:
-    """The search that a caller asks for; None for what it is not to look at.
-
-    Raises:
-        InvalidInputError: an argument is not what it should be.
-    """
-    wanted: Document = {"_id.app_name": check_id("app_name", app_name)}
-    owner = Owner(wanted["_id.app_name"])
-    if user_id is not None:
-        wanted["_id.user_id"] = check_id("user_id", user_id)
-        owner = Owner(owner.app_name, wanted["_id.user_id"])
-    if title is not None:
-        wanted["title"] = {"$eq": check_title(title)}
-    conditions: list[Document] = []
-    if labels:
-        conditions += [{"labels": {"$eq": each}} for each in _label_list(labels)]
-    if where:
-        conditions += state_conditions(where, owner, hooks)
-    return Search({"$and": [wanted, *conditions]}, bool(newest_first))
-
-
-def _label_list(labels: object) -> list[dict[str, str]]:
-    return label_list(check_labels(labels))
-
-
-def check_limit(limit: object) -> int:
-    """How many sessions a page may have.
-
-    Raises:
-        InvalidInputError: it is no number from 1 to ``MAX_LIMIT``.
-    """
-    is_number = isinstance(limit, int) and not isinstance(limit, bool)
-    if not is_number or not 1 <= limit <= MAX_LIMIT:  # type: ignore[operator]
-        raise InvalidInputError(f"limit must be a number from 1 to {MAX_LIMIT}.")
-    return limit  # type: ignore[return-value]
-
-
-_DIGEST: Final = 16
-"""Bytes of a token's digest, which come before its place."""
-
-_LONGEST: Final = 20_000
-"""Characters of a token; the longest ids take two thirds of it."""
-
-_REFUSED: Final = (
-    "page_token was not returned by this search. Repeat the arguments of the previous"
-    " page (only limit and with_state may differ), or start again without a page_token."
-)
 
 
 def token(place: Place, search: Search) -> str:
@@ -309,11 +307,11 @@ def _digest(content: bytes, search: Search) -> bytes:
 
 
 class Page(NamedTuple):
-    """A part of what a search finds."""
+    """A page of a search's results."""
 
     summaries: list[SessionSummary]
     last: Place | None
-    """The last one's place; None if there is nothing after it."""
+    """The place of the last session; None if no session follows it."""
 
 
 async def load_page(
@@ -325,10 +323,10 @@ async def load_page(
     *,
     with_state: bool,
 ) -> Page:
-    """The sessions that come after a place.
+    """The sessions after a place.
 
     Raises:
-        StorageUnavailableError: MongoDB has been away for a minute.
+        StorageUnavailableError: MongoDB was unavailable for a minute.
         StorageError: a document is not as this package stores it, or the application's
             hook failed.
     """
@@ -350,7 +348,7 @@ async def load_page(
 async def _load(
     connection: Connection, stages: list[Document], *, with_state: bool
 ) -> tuple[list[Document], list[Document]]:
-    """Sessions, and the state they share as it was then."""
+    """Sessions and their shared state, from one snapshot."""
     at, shared = connection, list[Document]()
     if not at.has_transactions:
         documents = await at.aggregate(at.sessions, stages)

@@ -1,4 +1,4 @@
-"""Moving sessions in and out, and the proof that nothing was lost.
+"""Transfer: import, export and verification of sessions.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Import batches: sessions encoded as the service itself would store them."""
+"""Import batches: sessions encoded as the service stores them, in bounded parts."""
 
 from __future__ import annotations
 
@@ -40,49 +40,49 @@ from mongo_session_service.transfer.records import (
 MAX_EVENTS: Final = 1000
 """Documents written together."""
 MAX_BYTES: Final = 8_000_000
-"""Of events and state written together; a single larger event goes alone."""
+"""Events and state written together; a larger event is written alone."""
 
 
 @dataclass(slots=True)
 class Incoming:
-    """A session, or a part of one that is too large to be written at once."""
+    """An encoded session, or a part of one that is too large for one write."""
 
     key: SessionKey
     state: Document
     update_time: float
     create_time: float | None
-    """What the source says; None if it does not know."""
+    """None if the source does not have it."""
     size: int
     details: Details | None = None
     initial: Document | None = None
-    """What it began with; None if the source does not know."""
+    """The initial state; None if the source does not have it."""
     appends: list[Append] = field(default_factory=list)
     offset: int = 0
     """Events in the parts before this one."""
     began: float | None = None
-    """When the first event was."""
+    """The time of the first event."""
     is_last: bool = True
     changed: set[str] = field(default_factory=set)
-    """What its events have set of its state, up to here."""
+    """The state keys that its events have set so far."""
 
     @property
     def revision(self) -> int:
-        """What the session is at after this part."""
+        """The session's revision after this part."""
         return self.offset + len(self.appends)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its session."""
+        """Whether this is the whole session."""
         return self.offset == 0 and self.is_last
 
     def documents(self, after: int = 0) -> Iterator[Document]:
-        """Its events from a revision on, as they are stored."""
+        """Its event documents after a revision."""
         for index, append in enumerate(self.appends):
             if (revision := self.offset + index + 1) > after:
                 yield event_document(append, revision)
 
     def session_document(self) -> Document:
-        """The session as it is stored once all its events are."""
+        """The session's document; it is stored after all events."""
         return {
             **session_document(self.created()),
             "state": self.state,
@@ -91,7 +91,7 @@ class Incoming:
         }
 
     def created(self) -> NewSession:
-        """The session as it began, as far as a store of the end of it can tell."""
+        """The session as it was created; a missing initial state is inferred."""
         initial = self.initial
         if initial is None:
             initial = inferred(self.state, [self.changed])
@@ -104,13 +104,13 @@ class Incoming:
         )
 
     def _create_time(self) -> float:
-        """Where a store keeps none, its first event is the best guess there is."""
+        """If the source has none, the time of the first event is the best guess."""
         if self.create_time is not None:
             return self.create_time
         return self.update_time if self.began is None else self.began
 
     def rest(self) -> Incoming:
-        """The part that follows."""
+        """The next part, still empty."""
         self.is_last = False
         of_events = sum(append.size for append in self.appends)
         return Incoming(
@@ -129,7 +129,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class IncomingState:
-    """State that sessions share, encoded."""
+    """The encoded state of an app or user."""
 
     shared: SharedState
     state: Document
@@ -137,7 +137,7 @@ class IncomingState:
 
     @property
     def owner(self) -> tuple[str, str | None]:
-        """Whose state it is."""
+        """The app, and the user unless it is the app's state."""
         return self.shared.app_name, self.shared.user_id
 
     @property
@@ -150,7 +150,7 @@ class IncomingState:
 
 @dataclass(slots=True)
 class Batch:
-    """What goes together: whole sessions and shared state, or one part of a session."""
+    """What is written together: sessions and shared state, or one part of a session."""
 
     states: dict[tuple[str, str | None], IncomingState] = field(default_factory=dict)
     sessions: list[Incoming] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Batch:
         return documents >= MAX_EVENTS or self.size >= MAX_BYTES
 
     def add(self, session: Incoming) -> None:
-        """Put a session in."""
+        """Add a session."""
         self.sessions.append(session)
         self.keys.add(session.key)
         self.events += len(session.appends)
@@ -174,7 +174,7 @@ class Batch:
 
 
 class Gathering:
-    """Turns a source's items into batches; what cannot be stored becomes a problem."""
+    """Groups a source's items into batches; what cannot be stored becomes a problem."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -183,7 +183,7 @@ class Gathering:
         self._ids: set[str] = set()
 
     def add(self, item: Item) -> Iterable[Batch]:
-        """Take one item in; give the batches that it completes."""
+        """Add an item; return the batches that it completes."""
         match item:
             case Problem():
                 self._batch.problems.append(item)
@@ -192,7 +192,7 @@ class Gathering:
             case SessionHeader():
                 yield from self._end_session()
                 if item.key in self._batch.keys:
-                    # Once the first is stored, the second can be compared with it.
+                    # Once the first is stored, the second is compared with it.
                     yield self._taken()
                 self._begin_session(item)
             case SharedState():
@@ -202,7 +202,7 @@ class Gathering:
             yield self._taken()
 
     def end(self) -> Iterable[Batch]:
-        """Give what is left."""
+        """Return the remaining batches."""
         yield from self._end_session()
         yield self._taken()
 
@@ -241,7 +241,7 @@ class Gathering:
             yield from self._alone(current)
 
     def _alone(self, part: Incoming) -> Iterable[Batch]:
-        """All that is ready goes first, then the part by itself."""
+        """The batch so far, then the part alone."""
         yield self._taken()
         self._batch.add(part)
         yield self._taken()
@@ -249,11 +249,11 @@ class Gathering:
     def _add_event(self, event: Event) -> Iterable[Batch]:
         current = self._current
         if current is None:
-            return  # its session was refused, and with it this
+            return  # its session was refused
         where = f"event {event.id!r} of {named(current.key)}"
         if event.id in self._ids:
             self._batch.problems.append(
-                Problem(where, "the session has one of that id")
+                Problem(where, "the session already has an event with this id")
             )
             return
         try:

@@ -1,4 +1,4 @@
-"""Exporter: sessions written as JSON Lines."""
+"""Export: writing a source's sessions to a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ STREAM: Final = "-"
 
 @dataclass(slots=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     sessions: int = 0
     events: int = 0
     states: int = 0
     problems: int = 0
-    """What could not be read, and was left out."""
+    """Things that could not be read; left out."""
 
 
 async def export(
@@ -49,18 +49,18 @@ async def export(
     on_problem: Callable[[Problem], None] | None = None,
     on_progress: Callable[[Exported], None] = lambda _: None,
 ) -> Exported:
-    """Write what is selected of an open source as JSON Lines, sorted as it is read.
+    """Write the selected sessions of an open source as JSON Lines, in its order.
 
     Args:
-        source: What to write.
-        path: Where to; ``-`` is standard output, and ``.gz`` is packed. The file
+        source: Where the sessions are.
+        path: The file; ``-`` is standard output, and ``.gz`` compresses. The file
             appears when it is complete.
-        selection: Which sessions.
-        on_problem: Told of what is left out; by default that is an error.
-        on_progress: Told after each session.
+        selection: Which sessions to export.
+        on_problem: Called with what is left out; by default that is an error.
+        on_progress: Called after each session.
 
     Raises:
-        TransferError: something cannot be read, or the file not be written.
+        TransferError: something cannot be read, or the file cannot be written.
     """
     exported = Exported()
     with _written(str(path)) as file:
@@ -95,16 +95,16 @@ async def export(
 
 @contextmanager
 def _written(path: str) -> Iterator[BinaryIO]:
-    """A file that takes its place once it is complete."""
+    """A file that gets its name when it is complete."""
     if path == STREAM:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     try:
-        # What a link names is replaced, not the link.
+        # Replace the file that a link points to, not the link.
         place = Path(path).resolve()
         if place.exists() and not place.is_file():
-            # A pipe or a device is written to; a file in its place would be another.
+            # Write to a pipe or device itself: replacing it would be wrong.
             with place.open("wb") as plain, _packed(plain, path) as file:
                 yield file
             return
@@ -125,7 +125,7 @@ def _written(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _packed(plain: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    """The file as it is to be written to: packed, if its name asks for it."""
+    """The file, compressed if its name ends with .gz."""
     if not path.endswith(".gz"):
         yield plain
         return

@@ -1,8 +1,8 @@
-"""Importer: a source's sessions moved into a ``MongoSessionService``.
+"""Import: moving a source's sessions into a ``MongoSessionService``.
 
-Reading and decoding go on while a batch is being written. What is there already is
-compared rather than written, so the same move, run again, finishes what was broken off
-and catches up with what changed in the source since.
+The next batch is read and encoded while one is being written. Sessions that the target
+has are compared, not written again, so a repeated import completes an interrupted one,
+and adds what has changed in the source since.
 """
 
 from __future__ import annotations
@@ -38,108 +38,8 @@ from mongo_session_service.transfer.records import (
 )
 from mongo_session_service.transfer.target import ChangedError, StatePlan, Target
 
-
-async def _unexpired(
-    source: Source, selection: Selection, moved: Moved
-) -> AsyncGenerator[Item]:
-    """What is read, counted, without the sessions that have expired."""
-    has_expired = False
-    async with aclosing(source.read(selection)) as items:
-        async for item in items:
-            moved.read += isinstance(item, Event)
-            if isinstance(item, SessionHeader):
-                has_expired = item.has_expired(platform_time.get_time())
-                moved.expired += has_expired
-            if not (has_expired and isinstance(item, SessionHeader | Event)):
-                yield item
-
-
-async def read_ahead(
-    source: Source, selection: Selection, hooks: Hooks, moved: Moved
-) -> AsyncGenerator[Batch]:
-    """A source's batches, encoded, the next being read while one is in use.
-
-    Args:
-        source: What to read; it is open.
-        selection: Which sessions.
-        hooks: The application's, to encode with.
-        moved: Told how many events were read, and sessions left out.
-    """
-    queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=1)
-
-    async def read() -> None:
-        gathering = Gathering(hooks)
-        async with aclosing(_unexpired(source, selection, moved)) as items:
-            async for item in items:
-                for batch in gathering.add(item):
-                    await queue.put(batch)
-        for batch in gathering.end():
-            await queue.put(batch)
-
-    async def read_to_the_end() -> None:
-        try:
-            await read()
-        except Exception as error:  # noqa: BLE001  raised where it is awaited
-            await queue.put(error)
-        else:
-            await queue.put(None)
-
-    reading = asyncio.create_task(read_to_the_end())
-    try:
-        while (batch := await queue.get()) is not None:
-            if isinstance(batch, Exception):
-                raise batch
-            yield batch
-    finally:
-        reading.cancel()
-        await asyncio.wait([reading])
-
-
-class LargeSession:
-    """Where one such session stands while its parts come in."""
-
-    def __init__(
-        self,
-        target: Target,
-        *,
-        is_dry_run: bool,
-        is_to_replace: Callable[[Problem], bool],
-    ) -> None:
-        self.standing = Standing.NEW
-        self.reason = ""
-        self.written = 0
-        self._target = target
-        self._is_dry_run = is_dry_run
-        self._is_to_replace = is_to_replace
-        self._is_left_alone = False
-
-    async def take(self, part: Incoming) -> None:
-        """Store a part, or find that it is stored; the last makes the session exist.
-
-        Raises:
-            ChangedError: the target is not as planned for; this part may be tried
-                again.
-        """
-        if self._is_left_alone:
-            return
-        found = (await self._target.sessions([part.key])).get(part.key)
-        events = await self._target.events([part])
-        hooks = self._target.hooks
-        planned = plan(part, found, events.get(part.key, []), hooks)
-        if planned.standing is Standing.CONFLICT:
-            self.standing, self.reason = planned.standing, planned.reason
-            conflict = Problem(named(part.key), self.reason)
-            if self._is_dry_run or not self._is_to_replace(conflict):
-                self._is_left_alone = True
-                return
-        elif self.standing is not Standing.CONFLICT:
-            self.standing = planned.standing
-        if planned.is_lacking and not self._is_dry_run:
-            await self._target.write([(part, planned, found)], [])
-        self.written += len(part.appends) - planned.matched
-
-
 _ATTEMPTS: Final = 5
+"""How often a batch is planned again because the target has changed."""
 
 
 async def move(
@@ -151,41 +51,41 @@ async def move(
     on_problem: Callable[[Problem], None] = lambda _: None,
     on_progress: Callable[[Moved], None] = lambda _: None,
 ) -> Moved:
-    """Move what is selected of an open source; safe to repeat and to break off.
+    """Import the selected sessions of an open source; safe to interrupt and to repeat.
 
     Args:
         source: Where the sessions are; it is only read.
-        service: Where they go, with transactions.
-        selection: Which of them.
+        service: The target; it needs transactions.
+        selection: Which sessions to import.
         policies: What to do about conflicts and problems.
-        on_problem: Told of each problem and conflict that is skipped.
-        on_progress: Told after each batch.
+        on_problem: Called with each problem and conflict that is skipped.
+        on_progress: Called after each batch.
 
     Raises:
-        ConflictError: the target has something else under an id, and ``on_conflict`` is
-            ``fail``. What was moved before stays.
+        ConflictError: the target has other content under an id, and ``on_conflict`` is
+            ``fail``. What was imported before stays.
         TransferError: something cannot be read or stored, and ``on_error`` is ``fail``.
-            A dry run tells all of that instead.
+            A dry run reports such problems instead.
     """
     with translated():
-        # Before setup, which would put its indexes on another service's collections.
+        # Before setup: that would create indexes on another service's collections.
         opened = await backend_of(service).here()
         target = Target(opened.connection, is_read_only=policies.is_dry_run)
-        mover = _Mover(target, policies, on_problem)
+        importer = _Importer(target, policies, on_problem)
         async with naming_privileges(opened.connection):
-            await mover.target.check()
+            await importer.target.check()
             if not policies.is_dry_run:
                 await service.setup()
-            reading = read_ahead(source, selection, target.hooks, mover.moved)
+            reading = _read_ahead(source, selection, target.hooks, importer.moved)
             async with aclosing(reading) as batches:
                 async for batch in batches:
-                    await mover.take(batch)
-                    on_progress(mover.moved)
-    return mover.moved
+                    await importer.take(batch)
+                    on_progress(importer.moved)
+    return importer.moved
 
 
-class _Mover:
-    """Takes batches one by one, and counts what becomes of them."""
+class _Importer:
+    """Writes batches one by one, and counts the results."""
 
     def __init__(
         self, target: Target, policies: Policies, on_problem: Callable[[Problem], None]
@@ -194,15 +94,15 @@ class _Mover:
         self.moved = Moved(started=time.time())
         self._policies = policies
         self._on_problem = on_problem
-        self._large: LargeSession | None = None
+        self._large: _LargeSession | None = None
 
     async def take(self, batch: Batch) -> None:
-        """Bring the target to what a batch says."""
+        """Store a batch in the target, as far as the target lacks it."""
         for problem in batch.problems:
             if self._policies.on_error == "fail" and not self._policies.is_dry_run:
                 message = (
-                    f"Cannot be moved: {problem}. What was moved before stays; to go"
-                    " on without this, skip errors."
+                    f"Cannot be moved: {problem}. What was moved before stays. To"
+                    " continue without it, choose to skip errors."
                 )
                 raise TransferError(message)
             self.moved.problems += 1
@@ -217,7 +117,7 @@ class _Mover:
         raise ConflictError(message)
 
     async def _take_whole(self, batch: Batch) -> None:
-        """Plan, and write as planned; the target may have changed in between."""
+        """Plan a batch of whole sessions, and write it."""
         found = await self.target.sessions(each.key for each in batch.sessions)
         events = await self.target.events(batch.sessions)
         hooks = self.target.hooks
@@ -246,10 +146,10 @@ class _Mover:
             self._count_state(state)
 
     async def _take_part(self, batch: Batch) -> None:
-        """Parts of a large session come one by one, and in order."""
+        """Store a part of a large session; parts come alone and in order."""
         [part] = batch.sessions
         if self._large is None or part.offset == 0:
-            self._large = LargeSession(
+            self._large = _LargeSession(
                 self.target,
                 is_dry_run=self._policies.is_dry_run,
                 is_to_replace=self._is_to_replace,
@@ -302,6 +202,101 @@ class _Mover:
         else:
             self.moved.skipped_states += 1
             self._on_problem(_state_conflict(state))
+
+
+class _LargeSession:
+    """The progress of one session that is imported in several parts."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        is_dry_run: bool,
+        is_to_replace: Callable[[Problem], bool],
+    ) -> None:
+        self.standing = Standing.NEW
+        self.reason = ""
+        self.written = 0
+        self._target = target
+        self._is_dry_run = is_dry_run
+        self._is_to_replace = is_to_replace
+        self._is_left_alone = False
+
+    async def take(self, part: Incoming) -> None:
+        """Store a part, unless it is stored; with the last part, the session.
+
+        Raises:
+            ChangedError: the target has changed since it was read; repeat the part.
+        """
+        if self._is_left_alone:
+            return
+        found = (await self._target.sessions([part.key])).get(part.key)
+        events = await self._target.events([part])
+        hooks = self._target.hooks
+        planned = plan(part, found, events.get(part.key, []), hooks)
+        if planned.standing is Standing.CONFLICT:
+            self.standing, self.reason = planned.standing, planned.reason
+            conflict = Problem(named(part.key), self.reason)
+            if self._is_dry_run or not self._is_to_replace(conflict):
+                self._is_left_alone = True
+                return
+        elif self.standing is not Standing.CONFLICT:
+            self.standing = planned.standing
+        if planned.is_lacking and not self._is_dry_run:
+            await self._target.write([(part, planned, found)], [])
+        self.written += len(part.appends) - planned.matched
+
+
+async def _read_ahead(
+    source: Source, selection: Selection, hooks: Hooks, moved: Moved
+) -> AsyncGenerator[Batch]:
+    """The encoded batches of an open source; reads the next one while one is in use.
+
+    It counts events read, and expired sessions, in ``moved``.
+    """
+    queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=1)
+
+    async def read() -> None:
+        gathering = Gathering(hooks)
+        async with aclosing(_unexpired(source, selection, moved)) as items:
+            async for item in items:
+                for batch in gathering.add(item):
+                    await queue.put(batch)
+        for batch in gathering.end():
+            await queue.put(batch)
+
+    async def read_to_the_end() -> None:
+        try:
+            await read()
+        except Exception as error:  # noqa: BLE001  raised in the loop below
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    reading = asyncio.create_task(read_to_the_end())
+    try:
+        while (batch := await queue.get()) is not None:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def _unexpired(
+    source: Source, selection: Selection, moved: Moved
+) -> AsyncGenerator[Item]:
+    """The items of a source without expired sessions; both are counted."""
+    has_expired = False
+    async with aclosing(source.read(selection)) as items:
+        async for item in items:
+            moved.read += isinstance(item, Event)
+            if isinstance(item, SessionHeader):
+                has_expired = item.has_expired(platform_time.get_time())
+                moved.expired += has_expired
+            if not (has_expired and isinstance(item, SessionHeader | Event)):
+                yield item
 
 
 def _conflict(incoming: Incoming, planned: Plan) -> Problem:

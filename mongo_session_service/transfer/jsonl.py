@@ -1,4 +1,4 @@
-"""JSON Lines format of exported sessions, version 1.
+"""JSON Lines: the file format of exported sessions, version 1.
 
 The first line names the form; then each line is an object with one field::
 
@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from google.adk.events.event import Event
 
-from mongo_session_service.codec.bson_values import decode_value, is_unicode, json_form
+from mongo_session_service.codec.bson_values import decode_value, json_form
 from mongo_session_service.codec.documents import INITIAL, encode_event_fields
 from mongo_session_service.codec.extended_json import tagged, untagged
 from mongo_session_service.errors import InvalidInputError, SourceError
@@ -43,6 +43,7 @@ from mongo_session_service.model.metadata import (
     check_ttl,
 )
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.validation import check_id
 from mongo_session_service.transfer.records import Item, SessionHeader, SharedState
 from mongo_session_service.transfer.sources.adk_rows import UnreadableError, validated
 
@@ -62,10 +63,10 @@ _FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
 
 
 def to_line(item: SharedState | SessionHeader | Event) -> str:
-    """An item as its line, without the line's end.
+    """An item as a line, without the line end.
 
     Raises:
-        InvalidInputError: the event or state cannot be stored, here or anywhere.
+        InvalidInputError: the event or state cannot be stored.
     """
     if isinstance(item, Event):
         return as_text({"event": decode_value(encode_event_fields(item))})
@@ -87,12 +88,12 @@ def _sorted(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_line(sessions: int, events: int) -> str:
-    """The line that tells a whole file from a truncated one."""
+    """The last line, which a truncated file lacks."""
     return as_text({"end": {"sessions": sessions, "events": events}})
 
 
 def as_text(value: Mapping[str, Any]) -> str:
-    """A value as JSON on one line, what JSON cannot hold tagged."""
+    """A value as JSON on one line; what JSON cannot hold is tagged."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -106,7 +107,7 @@ def _tagged_text(value: Any) -> str:
 
 
 def parse(line: bytes) -> tuple[str, Any]:
-    """A line's one field, and its value with tags taken off.
+    """A line's only field, and its value without tags.
 
     Raises:
         UnreadableError: it is not a JSON object of one field.
@@ -127,14 +128,14 @@ def _no_constant(name: str) -> Any:
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
-"""Made once: json.loads would make one for each line."""
+"""Created once: json.loads would create one for each line."""
 
 
 def check_header(line: bytes) -> None:
-    """Refuse what is not of this form, from its first line.
+    """Refuse a file of another format, by its first line.
 
     Raises:
-        SourceError: it is something else, or of a newer version.
+        SourceError: it has another format, or a newer version.
     """
     try:
         header = json.loads(line)
@@ -142,45 +143,52 @@ def check_header(line: bytes) -> None:
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         message = (
-            "Line 1: these are no exported sessions; the first line would be"
+            "Line 1: this is not a file of exported sessions; its first line would be"
             f" {json.dumps(HEADER)}."
         )
         raise SourceError(message)
     if header.get("version") != VERSION:
         message = (
-            f"Line 1: the file is of version {header.get('version')!r} of its form;"
+            f"Line 1: the file has format version {header.get('version')!r};"
             f" this release reads {VERSION}. Upgrade mongo-session-service."
         )
         raise SourceError(message)
 
 
 def to_item(kind: str, value: Any) -> Item:
-    """The item a line holds.
+    """The item that a line holds.
 
     Raises:
-        UnreadableError: it holds none, or not all of it.
+        UnreadableError: it is not a complete item.
     """
     if kind not in {*_FIELDS, "event"}:
-        raise UnreadableError(f"it begins with {kind[:40]!r}, which has no meaning")
+        raise UnreadableError(f"it begins with {kind[:40]!r}, which is unknown")
     if not isinstance(value, dict):
-        raise UnreadableError(f"its {kind} is no object")
+        raise UnreadableError(f"its {kind} is not an object")
     if kind == "event":
         return validated(value)
     if unknown := sorted(value.keys() - _FIELDS[kind]):
         name = unknown[0][:40]
-        raise UnreadableError(f"its {kind} has {name!r}, which has no meaning here")
+        raise UnreadableError(f"its {kind} has the unknown field {name!r}")
     state = value.get("state")
     if not isinstance(state, dict):
         raise UnreadableError(f"its {kind} has no state")
-    if kind == "app_state":
-        return SharedState(_text(value, "app_name"), None, state)
-    if kind == "user_state":
-        app_name, user_id = _text(value, "app_name"), _text(value, "user_id")
-        return SharedState(app_name, user_id, state)
-    key = SessionKey(*(_text(value, name) for name in SessionKey._fields))
+    try:
+        return _item(kind, value, state)
+    except InvalidInputError as error:
+        raise UnreadableError(str(error).rstrip(".")) from None
+
+
+def _item(
+    kind: str, value: dict[str, Any], state: dict[str, Any]
+) -> SharedState | SessionHeader:
+    names = (name for name in SessionKey._fields if name in _FIELDS[kind])
+    ids = [check_id(f"its {name}", value.get(name)) for name in names]
+    if kind != "session":
+        return SharedState(ids[0], ids[1] if kind == "user_state" else None, state)
     create_time = value.get("create_time")
     return SessionHeader(
-        key,
+        SessionKey(*ids),
         state,
         update_time=_time(value.get("update_time")),
         create_time=None if create_time is None else _time(create_time),
@@ -192,34 +200,24 @@ def to_item(kind: str, value: Any) -> Item:
 def _initial(value: dict[str, Any]) -> dict[str, Any] | None:
     initial = value.get(INITIAL)
     if initial is not None and not isinstance(initial, dict):
-        raise UnreadableError("its session's initial state is no object")
+        raise UnreadableError("its session's initial state is not an object")
     return initial
 
 
 def _details(value: dict[str, Any]) -> Details:
     title, labels, ttl = (value.get(name) for name in ("title", "labels", "ttl"))
     expire_time = value.get("expire_time")
-    try:
-        return Details(
-            title=None if title is None else check_title(title),
-            labels={} if labels is None else check_labels(labels),
-            ttl=None if ttl is None else check_ttl(ttl),
-            expire_time=None if expire_time is None else _time(expire_time),
-        )
-    except InvalidInputError as error:
-        raise UnreadableError(str(error).rstrip(".")) from None
-
-
-def _text(value: dict[str, Any], name: str) -> str:
-    text = value.get(name)
-    if not isinstance(text, str) or not text or not is_unicode(text):
-        raise UnreadableError(f"its {name} is no text")
-    return text
+    return Details(
+        title=None if title is None else check_title(title),
+        labels={} if labels is None else check_labels(labels),
+        ttl=None if ttl is None else check_ttl(ttl),
+        expire_time=None if expire_time is None else _time(expire_time),
+    )
 
 
 def _time(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnreadableError("one of its times is no number")
+        raise UnreadableError("one of its times is not a number")
     if not math.isfinite(value):
         raise UnreadableError("one of its times is not finite")
     return float(value)

@@ -1,4 +1,4 @@
-"""Reconciliation: what to do about a session, given what the target holds of it."""
+"""Reconciliation: comparing sessions to import with those that the target holds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mongo_session_service.codec.documents import (
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Append, Document
+from mongo_session_service.sessions.placeholders import is_placeholder
 from mongo_session_service.transfer.batches import (
     Incoming,
     IncomingState,
@@ -25,26 +26,26 @@ from mongo_session_service.transfer.batches import (
 
 
 class Standing(Enum):
-    """How a session in the target compares with the one coming in."""
+    """How a session in the target compares with the one to import."""
 
     NEW = "new"
     SAME = "unchanged"
     BEHIND = "behind"
-    """The target holds its beginning."""
+    """The target has its first events."""
     AHEAD = "ahead"
-    """The target holds all of it, and what was appended there since."""
+    """The target has all of it, and events that were appended there."""
     CONFLICT = "conflict"
 
 
 class Plan(NamedTuple):
-    """What was found, and how far the events agree."""
+    """The result of a comparison."""
 
     standing: Standing
     matched: int = 0
-    """Events of this part that are stored as they should be, from its first on."""
+    """Events of this part that are stored correctly, counted from its first."""
     reason: str = ""
     found: int = 0
-    """Events that are stored under the part's revisions, right or wrong."""
+    """Events that are stored under the part's revisions, correct or not."""
 
     @property
     def is_lacking(self) -> bool:
@@ -84,7 +85,7 @@ def event_digest(event: Document) -> bytes:
 
 
 def matching(incoming: Incoming, stored: Sequence[Document], hooks: Hooks) -> int:
-    """How many events of a part are stored under their revisions, from its first."""
+    """How many events of a part are stored correctly, counted from its first."""
     for index, append in enumerate(incoming.appends):
         if index == len(stored):
             return index
@@ -96,7 +97,7 @@ def matching(incoming: Incoming, stored: Sequence[Document], hooks: Hooks) -> in
 
 
 def _is_same_event(append: Append, event: Document, hooks: Hooks) -> bool:
-    """Whether a stored event is one coming in, whatever the order of their fields."""
+    """Whether a stored event equals one to import, in any order of fields."""
     if is_same_event(append, event, hooks):
         return True
     one, other = (
@@ -111,25 +112,25 @@ def plan(
     stored: Sequence[Document],
     hooks: Hooks,
 ) -> Plan:
-    """What a whole session, or the last part of one, needs.
+    """Compare a session, or a part of one, with what the target holds.
 
     Args:
         incoming: The session, or a part of it.
-        session: What the target has under its id; without revision, it is a claim.
-        stored: The target's events from the part's first on, at most one more than it.
-        hooks: The application's, by whose results alone nothing can be compared.
+        session: The target's document under its id: a session or a reservation.
+        stored: The target's events from the part's first on, at most one more.
+        hooks: The application's: content is compared as it is after loading.
     """
     matched = matching(incoming, stored, hooks)
-    if session is None or "revision" not in session:
+    if session is None or is_placeholder(session):
         return Plan(Standing.NEW, matched, found=len(stored))
     revision = session["revision"]
     if incoming.offset + matched < min(revision, incoming.revision):
         number = incoming.offset + matched + 1
-        return Plan(Standing.CONFLICT, matched, f"its event {number} is another")
+        return Plan(Standing.CONFLICT, matched, f"its event {number} is different")
     if not incoming.is_last:
         return Plan(Standing.BEHIND, matched)
     if revision == 0 and not _is_same_beginning(incoming, session, hooks):
-        return Plan(Standing.CONFLICT, matched, "it was created apart from this one")
+        return Plan(Standing.CONFLICT, matched, "it was created separately")
     if revision > incoming.revision:
         return Plan(Standing.AHEAD, matched)
     if revision < incoming.revision:
@@ -138,7 +139,7 @@ def plan(
 
 
 def _is_same_beginning(incoming: Incoming, session: Document, hooks: Hooks) -> bool:
-    """Whether two sessions, one of them without events, can be the same."""
+    """Whether two sessions, one of them without events, may be the same."""
     if incoming.create_time is not None:
         return bool(incoming.create_time == session["create_time"])
     owner = Owner.of_session(incoming.key)
@@ -148,16 +149,16 @@ def _is_same_beginning(incoming: Incoming, session: Document, hooks: Hooks) -> b
 def _compared(
     incoming: Incoming, session: Document, matched: int, hooks: Hooks
 ) -> Plan:
-    """Of the same events: a session's state can be set without one, at its creation."""
+    """Compare two sessions with the same events; their state may still differ."""
     owner = Owner.of_session(incoming.key)
     if incoming.details not in (None, Details.of(session)):
-        reason = "its title, labels or time to live are others"
+        reason = "its title, labels or time to live are different"
     elif _is_same_state(incoming.state, session["state"], owner, hooks):
         if incoming.update_time == session["update_time"]:
             return _compared_beginnings(incoming, session, matched, hooks)
-        reason = "it was updated at another time"
+        reason = "its update time is different"
     else:
-        reason = "its state is another"
+        reason = "its state is different"
     if incoming.update_time > session["update_time"]:
         return Plan(Standing.BEHIND, matched)
     return Plan(Standing.CONFLICT, matched, reason)
@@ -166,7 +167,7 @@ def _compared(
 def _compared_beginnings(
     incoming: Incoming, session: Document, matched: int, hooks: Hooks
 ) -> Plan:
-    """Of sessions that end alike: what is not known in the target is brought there."""
+    """Compare initial states; one that the target lacks is added there."""
     if incoming.initial is None:
         return Plan(Standing.SAME, matched)
     if INITIAL not in session:
@@ -174,7 +175,7 @@ def _compared_beginnings(
     owner = Owner.of_session(incoming.key)
     if _is_same_state(incoming.initial, session[INITIAL], owner, hooks):
         return Plan(Standing.SAME, matched)
-    return Plan(Standing.CONFLICT, matched, "its initial state is another")
+    return Plan(Standing.CONFLICT, matched, "its initial state is different")
 
 
 def plan_state(
@@ -183,13 +184,13 @@ def plan_state(
     imported: Document | None,
     hooks: Hooks,
 ) -> Standing:
-    """What state that sessions share needs.
+    """Compare the state of an app or user with what the target holds.
 
     Args:
-        wanted: The state coming in.
-        stored: The target's document of it.
-        imported: At which revision the last import left that.
-        hooks: The application's, as above.
+        wanted: The state to import.
+        stored: The target's document.
+        imported: The note of the last import, with the revision that it wrote.
+        hooks: The application's.
     """
     if stored is None:
         return Standing.NEW

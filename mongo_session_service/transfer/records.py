@@ -1,8 +1,7 @@
-"""Transfer records: what flows from a source to a target.
+"""Transfer records: what sources yield, and the options and results of transfers.
 
-A source is read as one stream. State that sessions share comes when it is known; a
-session's header is followed by its events, in order; what cannot be read comes as a
-``Problem`` in its place.
+A source yields one stream of items: shared state, and session headers, each followed by
+the session's events in order. A ``Problem`` takes the place of what cannot be read.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ class Selection:
     """Which sessions to transfer: all by default."""
 
     apps: frozenset[str] = frozenset()
-    """Names of apps; none means every app."""
+    """Names of apps; empty for every app."""
     users: frozenset[str] = frozenset()
-    """Ids of users; none means every user."""
+    """Ids of users; empty for every user."""
     since: float | None = None
     """Seconds since 1970: only sessions last updated then or later. The state they
-    share is taken whole, since not every store knows when that last changed."""
+    share is always included: not every store records when it changed."""
 
     def takes_app(self, app_name: str) -> bool:
-        """Whether an app's own state is wanted."""
+        """Whether an app's own state is selected."""
         return not self.apps or app_name in self.apps
 
     def takes_user(self, app_name: str, user_id: str) -> bool:
-        """Whether a user's state is wanted."""
+        """Whether a user's state is selected."""
         return self.takes_app(app_name) and (not self.users or user_id in self.users)
 
     def takes(self, key: SessionKey, update_time: float) -> bool:
-        """Whether a session is wanted."""
+        """Whether a session is selected."""
         is_recent = self.since is None or update_time >= self.since
         return is_recent and self.takes_user(key.app_name, key.user_id)
 
@@ -52,7 +51,7 @@ EVERYTHING = Selection()
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """The state of an app, or of one of its users; keys without their prefix."""
+    """The state of an app, or of one of its users; keys without prefix."""
 
     app_name: str
     user_id: str | None
@@ -60,7 +59,7 @@ class SharedState:
 
     @property
     def owner(self) -> Owner:
-        """Whose it is."""
+        """The app or user."""
         return Owner.of_shared(self.app_name, self.user_id)
 
     def __str__(self) -> str:
@@ -71,27 +70,27 @@ class SharedState:
 
 @dataclass(frozen=True, slots=True)
 class SessionHeader:
-    """A session without its events, and without the state it shares."""
+    """A session without its events and without shared state."""
 
     key: SessionKey
     state: Mapping[str, Any]
     update_time: float
     create_time: float | None = None
-    """None if the store keeps none."""
+    """None if the store does not record it."""
     details: Details | None = None
-    """Its title, labels and time to live; None if the store knows nothing of these."""
+    """Title, labels and time to live; None if the store does not record them."""
     initial: Mapping[str, Any] | None = None
-    """The state it began with, as ``state``; None if the store keeps none."""
+    """The initial state, without shared state; None if it is not recorded."""
 
     def has_expired(self, now: float) -> bool:
-        """Whether it is none any more."""
+        """Whether its time to live is over."""
         expire_time = self.details.expire_time if self.details else None
         return expire_time is not None and expire_time <= now
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that cannot be transferred, and why; never with its content."""
+    """Something that cannot be transferred, and why; never quotes content."""
 
     where: str
     reason: str
@@ -104,24 +103,24 @@ Item: TypeAlias = SharedState | SessionHeader | Event | Problem
 
 
 class Totals(NamedTuple):
-    """What there is to read."""
+    """How much there is to read."""
 
     sessions: int
     events: int
 
 
 class Source(Protocol):
-    """Anything sessions can be read from, as an async context manager."""
+    """Anything that sessions can be read from; an async context manager."""
 
     @property
     def name(self) -> str:
-        """What it is, for people; never with a password."""
+        """A description for people; never has a password."""
 
     async def __aenter__(self) -> Self:
         """Open it.
 
         Raises:
-            SourceError: it cannot be reached, or is not what it should be.
+            SourceError: it cannot be reached, or holds something else.
         """
 
     async def __aexit__(
@@ -130,54 +129,54 @@ class Source(Protocol):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close what was opened."""
+        """Close it."""
 
     async def totals(self, selection: Selection) -> Totals | None:
-        """How much there is to read, if that can be known beforehand."""
+        """How much there is to read, if known beforehand."""
 
     def share_read(self) -> float | None:
-        """How much has been read, from 0 to 1, if that is known without totals."""
+        """The fraction that has been read, from 0 to 1, if known without totals."""
 
     def read(self, selection: Selection) -> AsyncGenerator[Item]:
-        """Everything selected, as one stream, with flat memory."""
+        """Everything selected, as one stream, with bounded memory."""
 
 
 def named(key: SessionKey) -> str:
-    """A session, as messages call it."""
+    """A session's name in messages."""
     return "session {!r} of user {!r} in app {!r}".format(*reversed(key))
 
 
 @dataclass(slots=True)
 class Moved:
-    """What a move did; sessions unless said otherwise."""
+    """The result of an import; counts are of sessions unless said otherwise."""
 
     started: float
     """Seconds since 1970."""
     new: int = 0
     caught_up: int = 0
-    """Of which the target had the beginning."""
+    """Sessions whose first events the target had; the rest was added."""
     unchanged: int = 0
     ahead: int = 0
-    """That were continued in the target; left alone."""
+    """Sessions to which events were appended in the target; not changed."""
     replaced: int = 0
     skipped: int = 0
-    """With other content in the target; left alone."""
+    """Sessions with other content in the target; not changed."""
     events: int = 0
     """Events written."""
     states: int = 0
     """Shared states written."""
     skipped_states: int = 0
-    """Shared states that are other in the target; left alone."""
+    """Shared states with other content in the target; not changed."""
     expired: int = 0
-    """That are none any more; left out."""
+    """Expired sessions; left out."""
     problems: int = 0
-    """What could not be read or stored, and was left out."""
+    """Things that could not be read or stored; left out."""
     read: int = 0
     """Events read."""
 
     @property
     def sessions(self) -> int:
-        """Sessions read, whatever became of them."""
+        """Sessions read."""
         written = self.new + self.caught_up + self.replaced
         return written + self.unchanged + self.ahead + self.skipped + self.expired
 
@@ -189,15 +188,15 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What a move does when things are not as hoped for."""
+    """What an import does about conflicts and problems."""
 
     on_conflict: Policy = "fail"
-    """If the target holds something else under an id."""
+    """When the target has other content under an id."""
     on_error: Literal["fail", "skip"] = "fail"
-    """If something cannot be read or stored."""
+    """When something cannot be read or stored."""
     is_dry_run: bool = False
-    """Whether to find everything out and write nothing."""
+    """Whether to compare everything and write nothing."""
 
 
 CAREFUL: Final = Policies()
-"""Whatever is not as hoped for ends the move."""
+"""Any conflict or problem ends the import."""

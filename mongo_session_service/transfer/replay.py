@@ -1,4 +1,4 @@
-"""Replay: sessions handed over to any ``BaseSessionService``."""
+"""Replay: copying sessions into any ``BaseSessionService``, by its public methods."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _SCRATCH: Final = "mongo-session-service-handover"
 
 @dataclass(slots=True)
 class HandedOver:
-    """What a service was given."""
+    """The result of a replay."""
 
     sessions: int = 0
     events: int = 0
     known: int = 0
-    """Sessions it had already, of which it was given what it lacked."""
+    """Sessions that it had; missing events were appended."""
     skipped: int = 0
-    """Sessions of which it has other events, and which were left alone."""
+    """Sessions with other events in the service; not changed."""
     replaced: int = 0
-    """Of those known, the ones that had other events."""
+    """Known sessions that had other events."""
 
 
 async def hand_over(
@@ -49,19 +49,18 @@ async def hand_over(
     on_conflict: Literal["fail", "skip", "replace"] = "fail",
     on_problem: Callable[[Problem], None] | None = None,
 ) -> HandedOver:
-    """Give another session service what is selected of an open source.
+    """Copy the selected sessions of an open source into another session service.
 
-    Sessions keep their ids, events and state; when they were created, and for sessions
-    without events when they were updated, is not for the public methods to set, nor are
-    titles, labels and times to live. What is there already is not given again, so the
-    call may be repeated.
+    Sessions keep their ids, events and state. The public methods cannot set creation
+    times, update times of sessions without events, titles, labels and times to live.
+    Events that the service has are not appended again, so the call may be repeated.
 
     Args:
-        source: What to give.
-        service: Who takes it.
-        selection: Which sessions.
+        source: Where the sessions are.
+        service: The target.
+        selection: Which sessions to copy.
         on_conflict: What to do if the service has other events under a session's id.
-        on_problem: Told of what is left out; by default that is an error.
+        on_problem: Called with what is left out; by default that is an error.
 
     Raises:
         ConflictError: there is a conflict, and ``on_conflict`` is ``fail``.
@@ -95,10 +94,10 @@ class _Taker:
         self._state: dict[str, Any] = {}
         self._known: list[Event] = []
         self._agreed = 0
-        """How many of the known events have been found to be the source's."""
+        """How many of the known events equal the source's so far."""
 
     async def begin(self, header: SessionHeader) -> None:
-        """Create a session, or find it, with the state it will end with."""
+        """Load a session, or create it with its final state."""
         self._state = dict(header.state)
         self._agreed = 0
         self._session = await self._service.get_session(**header.key.id)
@@ -114,7 +113,7 @@ class _Taker:
         return await self._service.create_session(**key.id, state=dict(self._state))
 
     async def append(self, event: Event) -> None:
-        """Append an event that the session does not have."""
+        """Append an event, unless the session has it."""
         session = self._session
         if session is None:
             return
@@ -129,7 +128,7 @@ class _Taker:
         self.given.events += 1
 
     async def _replaced(self, session: Session) -> Session | None:
-        """The session anew, with the events that agree; None if it is left alone."""
+        """Recreate a session with the events that agree; None if it is skipped."""
         key = SessionKey(session.app_name, session.user_id, session.id)
         if self._on_conflict == "fail":
             message = f"The service has other events of {named(key)}."
@@ -140,16 +139,17 @@ class _Taker:
             return None
         agreed, self._known = self._known[: self._agreed], []
         await self._service.delete_session(**key.id)
-        self._session = anew = await self._create(key)
+        self._session = recreated = await self._create(key)
         for event in agreed:
-            await self._service.append_event(anew, event)
+            await self._service.append_event(recreated, event)
         self.given.replaced += 1
-        return anew
+        return recreated
 
     async def give_states(self) -> None:
-        """Set shared state last: replayed events have set it in another order.
+        """Set shared state, at the end: replayed events set it in another order.
 
-        Only creating a session sets it without an event, so one is, for a moment.
+        Only ``create_session`` sets state without an event, so a temporary session is
+        created and deleted.
         """
         for shared in self.states:
             prefix = State.APP_PREFIX if shared.user_id is None else State.USER_PREFIX

@@ -1,6 +1,6 @@
-"""Verifier: a source and a target compared, session by session.
+"""Verification: comparing a source with a target, session by session.
 
-Both are compared in decoded form, by content hashes: what an agent would be given.
+Both are compared in decoded form, as an agent receives them, by content hashes.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ _ROUNDING: Final = 2e-6
 
 
 class Readable(Protocol):
-    """A target: what was moved can be looked up in it."""
+    """A target, in which sessions can be looked up."""
 
     async def find(
         self, key: SessionKey
     ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
-        """One session and its events."""
+        """A session and its events; None if it is not stored."""
 
     async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
-        """The state of an app or user."""
+        """The state of an app, or of one of its users."""
 
     def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
-        """Which sessions there are."""
+        """The keys of all selected sessions."""
 
 
 @dataclass(slots=True)
 class Verified:
-    """What a verification found."""
+    """The result of a verification."""
 
     sessions: int = 0
     events: int = 0
     states: int = 0
-    """Shared states that hold anything."""
+    """Shared states that are not empty."""
     differences: int = 0
 
     @property
     def is_equal(self) -> bool:
-        """Whether the target has all that the source has."""
+        """Whether there are no differences."""
         return self.differences == 0
 
 
 class _Seen(NamedTuple):
-    """What is compared of one event."""
+    """What is compared of an event."""
 
     id: str
     digest: bytes
@@ -81,16 +81,16 @@ async def verify(
     on_difference: Callable[[Problem], None] = lambda _: None,
     on_progress: Callable[[Verified], None] = lambda _: None,
 ) -> Verified:
-    """Compare what is selected of an open source with an open target.
+    """Compare the selected sessions of an open source with an open target.
 
     Args:
-        source: What there should be.
-        target: What there is.
+        source: The expected sessions.
+        target: The actual sessions.
         selection: Which sessions to compare.
-        is_exact: Whether sessions that only the target has are differences too. It
+        is_exact: Whether sessions that only the target has are differences too. This
             takes about a hundred bytes of memory for each session.
-        on_difference: Told of each difference; never of a value.
-        on_progress: Told after each session.
+        on_difference: Called with each difference; it never quotes a value.
+        on_progress: Called after each session.
     """
     verifier = _Verifier(target, on_difference, on_progress, is_exact=is_exact)
     async with aclosing(source.read(selection)) as items:
@@ -128,7 +128,7 @@ class _Verifier:
         self._on_difference(Problem(where, reason))
 
     async def take(self, item: Item) -> None:
-        """Take in one item of the source."""
+        """Add an item of the source."""
         match item:
             case Problem(where=where, reason=reason):
                 self.differ(where, f"the source cannot be read here: {reason}")
@@ -140,14 +140,14 @@ class _Verifier:
                     self._header = item
             case SharedState():
                 await self.end()
-                # Some services keep a row for each user, with nothing in it.
+                # Some services store an empty row for each user.
                 self.verified.states += bool(item.state)
                 there = await self._target.find_shared(item.app_name, item.user_id)
                 for reason in _state_differences(item.state, there):
                     self.differ(str(item), reason)
 
     async def end(self) -> None:
-        """Compare the session that was read."""
+        """Compare the session that has been read."""
         header, self._header = self._header, None
         if header is None:
             return
@@ -189,14 +189,14 @@ def _header_differences(here: SessionHeader, there: SessionHeader) -> list[str]:
     if _is_other(here.update_time, there.update_time):
         reasons.append(f"updated at {here.update_time!r}, there {there.update_time!r}")
     if None not in (here.details, there.details) and here.details != there.details:
-        reasons.append("title, labels or time to live are others")
+        reasons.append("title, labels or time to live are different")
     if _is_other(here.create_time, there.create_time):
         reasons.append(f"created at {here.create_time!r}, there {there.create_time!r}")
     return reasons
 
 
 def _is_other(here: float | None, there: float | None) -> bool:
-    """Whether two times differ by more than databases round them, if both are known."""
+    """Whether two known times differ by more than a database's rounding."""
     if here is None or there is None:
         return False
     return abs(here - there) > _ROUNDING

@@ -184,7 +184,7 @@ def test_migrate_plans_and_applies(
         (["sqlite", "/nowhere.db"], "no SQLite database at"),
         (["adk-mongodb", "secret"], "MongoDB URI cannot be used"),
         (["jsonl", "/nowhere.jsonl"], "No such file"),
-        (["jsonl", __file__], "Line 1: these are no exported sessions"),
+        (["jsonl", __file__], "Line 1: this is not a file of exported sessions"),
         (["sqlite", "{empty}"], "holds no sessions"),
         (["sql", "sqlite:///{empty}"], "holds no ADK sessions"),
     ],

@@ -1,1 +1,1 @@
-"""Where sessions can be read from, a module for each layout."""
+"""Sources: one module for each store that sessions can be read from."""

@@ -1,7 +1,7 @@
 """Source: ADK's ``MongoDbSessionService``, as of 2.13 and in its earlier layout.
 
-Earlier its ids were texts, ``app/user/session/event``; now they are documents. Both
-name app, user and session in fields of their own, except in the state of users.
+In the earlier layout ids are strings, ``app/user/session/event``; now they are
+documents. Both layouts have fields for app, user and session, except in user states.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AdkMongoDbSource(MongoDbSource):
     @override
     def _is_of_layout(self, session: Document) -> bool:
         if isinstance(session["_id"], str):
-            # These events have no revision, nor an index that could serve the order.
+            # These events have no revision, and no index supports another order.
             self.tie_breaker = "_id"
         return "id" in session and "revision" in session
 
@@ -61,10 +61,10 @@ class AdkMongoDbSource(MongoDbSource):
                 yield item
 
     async def _owners(self, id_: str | Document) -> AsyncGenerator[tuple[str, str]]:
-        """Whose state a document is.
+        """The apps and users whose state a document holds.
 
-        In the earlier layout several users may share one, as they did there: 'a/b' of
-        app 'c' was the same as 'b' of app 'a' before it.
+        In the earlier layout several users may share a document, since the service
+        joined names by slashes: all users whose names give this id, and have sessions.
         """
         if not isinstance(id_, str):
             yield id_["app_name"], id_["user_id"]
@@ -94,7 +94,7 @@ def _shared(shared: SharedState, document: Document) -> Item:
 
 
 def _pairs(id_: str) -> Iterator[tuple[str, str]]:
-    """The apps and users that a text may name."""
+    """The apps and users that an id of the earlier layout may stand for."""
     parts = id_.split(_SLASH)
     for cut in range(1, len(parts)):
         yield _SLASH.join(parts[:cut]), _SLASH.join(parts[cut:])

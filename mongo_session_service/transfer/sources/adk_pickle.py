@@ -1,8 +1,8 @@
 """ADK 1.x pickles: event actions read as data, never run.
 
-A pickle names classes to call. Here a name resolves to plain data of the standard
-library or to a stand-in that only remembers what it was given: not one class of the
-pickle is ever looked up, and a name outside the lists is refused.
+A pickle names classes to call. Here a name resolves to a data type of the standard
+library, or to a stand-in that only records its arguments. No class that a pickle names
+is ever imported, and a name outside the lists is refused.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from google.adk.events.event_actions import EventActions
 
 
 class UnreadableActionsError(ValueError):
-    """A pickle holds something that actions of events cannot."""
+    """A pickle holds something that event actions cannot have."""
 
 
 class _Bytearray:
-    """Makes bytearrays, but not of a number, which would be one of that size.
+    """Creates bytearrays from bytes, but not from a number, which would be the size.
 
-    A function would have attributes, which a pickle could set for all after it.
+    It is not a function: a pickle could set attributes of one, for all later pickles.
     """
 
     __slots__ = ()
@@ -59,24 +59,24 @@ _MODELS: Final = ("google.adk.", "google.genai.types", "fastapi.openapi.models")
 """Where the models and enumerations that actions can hold are defined."""
 
 _NAME: Final = re.compile(r"[A-Z][A-Za-z0-9_]{0,99}")
-"""What they are called; a function's name begins otherwise."""
+"""Names of classes; names of functions begin with a lower-case letter."""
 
 _ALIASES: Final = {"type_": "type", "in_": "in"}
-"""Fields of security schemes, which are read back by their aliases only."""
+"""Fields of security schemes, which pydantic reads by their aliases only."""
 
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 _MOST: Final = 1_000_000
-"""Values in the actions of one event; a large one counts as several. A pickle may hold
-one value in many places, and so stand for more of them than there is memory for."""
+"""Values in the actions of one event; a large one counts as several. A pickle can refer
+to one value in many places, so a small pickle may expand to more than the memory."""
 
 _LARGE: Final = 128
-"""Bytes for which a value counts as one more."""
+"""A value counts once more for each of these many bytes."""
 
 
 class _Record:
-    """Stands in for a model, or for a member of an enumeration."""
+    """A stand-in for a model, or for a member of an enumeration."""
 
     __slots__ = ("args", "fields")
 
@@ -99,7 +99,7 @@ class _Record:
 
 @lru_cache(maxsize=1_000)
 def _stand_in(name: str) -> type[_Record]:
-    """The class that remembers this name, which no pickle can change."""
+    """The stand-in class with this name; no pickle can change it."""
     return type(name, (_Record,), {"__slots__": ()})
 
 
@@ -121,7 +121,7 @@ def load_actions(pickled: bytes) -> EventActions:
     """The actions in a pickle.
 
     Raises:
-        UnreadableActionsError: it is no pickle of actions, or holds anything but data.
+        UnreadableActionsError: it is not a pickle of actions, or holds more than data.
     """
     try:
         loaded = _Unpickler(io.BytesIO(pickled)).load()
@@ -149,7 +149,7 @@ def load_actions(pickled: bytes) -> EventActions:
 
 
 class _Plain:
-    """Makes models dicts, and members of enumerations their values."""
+    """Converts models to dicts, and members of enumerations to their values."""
 
     def __init__(self) -> None:
         self._left = _MOST
@@ -158,7 +158,7 @@ class _Plain:
         """A value in its plain form.
 
         Raises:
-            UnreadableActionsError: it consists of too many.
+            UnreadableActionsError: it consists of too many values.
         """
         if isinstance(value, _Record):
             if value.args:

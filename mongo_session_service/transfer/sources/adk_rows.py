@@ -1,7 +1,7 @@
 """ADK's SQL rows: decoded to sessions and events.
 
-Drivers differ in what they make of a JSON or a time column, so each is taken in every
-form: text, parsed, or a number of seconds.
+Drivers return JSON and time columns in different forms, so each form is accepted: text,
+parsed, or a number of seconds.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _FLAGS: Final = ("partial", "turn_complete", "interrupted")
 
 
 class UnreadableError(ValueError):
-    """A row does not hold what its table is for."""
+    """A row does not hold what its table should hold."""
 
 
 def text_of(stored: bytes) -> str:
-    """Text of SQLite, which keeps any bytes: what is no UTF-8 is told by its row."""
+    """Text from SQLite, which stores any bytes; invalid UTF-8 fails later, by row."""
     return stored.decode("utf-8", "surrogateescape")
 
 
 def key_of(row: Row, name: str = "id") -> SessionKey:
-    """The key of a session's row; an event's row has it under another name."""
+    """The session key in a row; rows of events name the id differently."""
     return SessionKey(row["app_name"], row["user_id"], row[name])
 
 
@@ -103,7 +103,7 @@ def whole_event_of(where: str, value: Any) -> Event | Problem:
 
 
 def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | Problem:
-    """The event in a row of schema version 0, whose times are a zone's local time."""
+    """The event in a row of schema version 0, whose times are local to a zone."""
     try:
         fields = {
             **{name: row.get(name) for name in _PLAIN_COLUMNS},
@@ -126,7 +126,7 @@ def validated(fields: dict[str, Any]) -> Event:
     """The event that has these fields.
 
     Raises:
-        UnreadableError: this release of ADK knows no such event.
+        UnreadableError: this release of ADK cannot read it.
     """
     try:
         return build_event(fields)
@@ -139,7 +139,7 @@ def json_object(value: Any) -> dict[str, Any]:
     """A JSON object, parsed or as text.
 
     Raises:
-        UnreadableError: it is none.
+        UnreadableError: it is something else.
     """
     parsed = _json(value)
     if not isinstance(parsed, dict):
@@ -150,10 +150,10 @@ def json_object(value: Any) -> dict[str, Any]:
 def seconds(value: Any, zone: tzinfo | None = UTC) -> float:
     """A time column as seconds since 1970.
 
-    One that names no zone is in ``zone``; None is this machine's local time.
+    A time without zone is in ``zone``; None is this machine's local time.
 
     Raises:
-        UnreadableError: it is no time.
+        UnreadableError: it is not a time.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)

@@ -29,7 +29,11 @@ from mongo_session_service.transfer.sources.adk_rows import (
     shared_state_of,
     text_of,
 )
-from mongo_session_service.transfer.sources.base import REMEDY, STATE_TOGETHER, Opened
+from mongo_session_service.transfer.sources.base import (
+    REMEDY,
+    STATE_TOGETHER,
+    BaseSource,
+)
 from mongo_session_service.transfer.sources.sqlite_rows import Gone, item_of, rows_apart
 
 _DRIVERS: Final = {
@@ -39,19 +43,26 @@ _DRIVERS: Final = {
     "mariadb": "aiomysql",
 }
 _BLOCKING: Final = ("", "pysqlite", "psycopg2", "pymysql", "mysqldb")
-"""Drivers that google-adk 1.x was used with; another reads the same database."""
+"""Blocking drivers, used with google-adk 1.x; an async one replaces them."""
 
 _EXTRA: Final = "install the extra 'sql', as in pip install '.[sql]'"
 
 
+_SESSIONS_TOGETHER: Final = 250
+_ROWS_TOGETHER: Final = 500
+_STATES_TOGETHER: Final = 25
+_KEY: Final = ("app_name", "user_id", "id")
+_EVENT_KEY: Final = ("app_name", "user_id", "session_id")
+
+
 def open_engine(url: str) -> tuple[Any, Any]:
-    """SQLAlchemy itself, and an engine of it; nothing is connected yet.
+    """The ``sqlalchemy`` module and an engine, which is not connected yet.
 
     Raises:
-        SourceError: it is no URL, or its driver or SQLAlchemy is not installed.
+        SourceError: the URL is invalid, or a package for it is not installed.
     """
     with _drivers(url):
-        # Only who reads SQL databases needs to have it installed.
+        # An optional dependency: only SQL sources need it.
         import sqlalchemy  # noqa: PLC0415
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
@@ -67,7 +78,7 @@ def open_engine(url: str) -> tuple[Any, Any]:
 
 
 def _for_asyncpg(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The option for TLS has another name, and the same values."""
+    """URL options for asyncpg, whose TLS option has another name."""
     return {"ssl" if name == "sslmode" else name: options[name] for name in options}
 
 
@@ -77,7 +88,7 @@ def _read_any_text(connection: Any, _: Any) -> None:
 
 @contextmanager
 def _drivers(url: str) -> Iterator[None]:
-    """Say what is missing or wrong before anything is connected to."""
+    """Explain a missing driver or an invalid URL."""
     try:
         yield
     except ImportError as error:
@@ -85,7 +96,7 @@ def _drivers(url: str) -> Iterator[None]:
         remedy = _EXTRA if is_ours else f"pip install {error.name}"
         message = f"This database needs the package {error.name!r}: {remedy}."
         raise SourceError(message) from None
-    except Exception as error:  # noqa: BLE001  any of them may quote the password
+    except Exception as error:  # noqa: BLE001  any error may quote the password
         scheme = url.partition(":")[0]
         message = (
             f"The database URL cannot be used ({type(error).__name__}, scheme"
@@ -99,7 +110,7 @@ async def connected(engine: Any) -> Any:
     """A connection to the database.
 
     Raises:
-        SourceError: it cannot be reached, or does not let anybody in.
+        SourceError: it cannot be reached, or refuses the login.
     """
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415  as above
 
@@ -118,14 +129,14 @@ async def connected(engine: Any) -> Any:
         )
         raise SourceError(message) from None
     except (TypeError, ValueError):
-        # What follows the question mark in a URL is the driver's to know.
+        # The driver gets the URL's options as arguments.
         message = "The SQL driver does not know an option in the URL."
         raise SourceError(message) from None
 
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Raise a database's errors in one line; what they say of rows stays out."""
+    """Raise database errors as one line, without content of rows."""
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError  # noqa: PLC0415  as above
 
     try:
@@ -141,18 +152,11 @@ def _reason(error: BaseException | None) -> str:
     return said[0].rstrip(".") if said else type(error).__name__
 
 
-_SESSIONS_TOGETHER: Final = 250
-_ROWS_TOGETHER: Final = 500
-_STATES_TOGETHER: Final = 25
-_KEY: Final = ("app_name", "user_id", "id")
-_EVENT_KEY: Final = ("app_name", "user_id", "session_id")
-
-
-class SqlSource(Opened):
+class SqlSource(BaseSource):
     """The sessions of a SQL database, read a page of sessions at a time.
 
-    Each page is of one moment, and the old service can go on writing. What it deletes
-    from an SQLite file before it has been read comes as a problem.
+    Each page is a snapshot, and the old service can continue to write. Rows that it
+    deletes from an SQLite file before they are read become problems.
     """
 
     def __init__(self, url: str, *, timezone: str | None = None) -> None:
@@ -161,11 +165,11 @@ class SqlSource(Opened):
         Args:
             url: As for ``DatabaseSessionService``; without a driver, one is chosen.
             timezone: Where google-adk 1.x ran, such as ``Europe/Rome``: schema version
-                0 holds its local times. By default this machine's zone. ADK 2 goes on
-                with such a database in ``UTC``.
+                0 stores local times. By default this machine's zone. For a database
+                that ADK 2 has continued, use ``UTC``.
 
         Raises:
-            SourceError: it is no URL, or its driver or SQLAlchemy is not installed.
+            SourceError: the URL is invalid, or a package for it is not installed.
         """
         self._sql, self._engine = open_engine(url)
         self._url = self._engine.url
@@ -194,7 +198,7 @@ class SqlSource(Opened):
         return bool(self._url.get_backend_name() == "sqlite")
 
     def _check_path(self) -> None:
-        # Connecting would make an empty one.
+        # Connecting would create an empty file.
         path = self._url.database
         if self._is_file and not Path(path or "").is_file():
             raise SourceError(f"There is no SQLite database at {path!r}.")
@@ -292,7 +296,7 @@ class SqlSource(Opened):
                             yield item
 
     async def _begin(self, connection: Any) -> None:
-        """Have header and events of a session be of one moment."""
+        """Begin a snapshot, so that a session's header and events are consistent."""
         if self._is_file:
             await connection.exec_driver_sql("BEGIN")
         else:

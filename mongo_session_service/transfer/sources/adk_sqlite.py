@@ -33,7 +33,7 @@ from mongo_session_service.transfer.sources.adk_rows import (
 from mongo_session_service.transfer.sources.base import (
     REMEDY,
     STATE_TOGETHER,
-    Opened,
+    BaseSource,
     drawn,
 )
 from mongo_session_service.transfer.sources.sqlite_rows import (
@@ -47,12 +47,12 @@ _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
 
 
-class SqliteSource(Opened):
-    """The sessions of an SQLite file, which is opened for reading only.
+class SqliteSource(BaseSource):
+    """The sessions of an SQLite file, which is opened read-only.
 
-    Each page of them is of one moment, and the old service can go on writing: a query
-    that were under way would keep it waiting, so none is while anything is given out.
-    What it deletes before it has been read comes as a problem.
+    Each page is a snapshot, and the old service can continue to write: no query is open
+    while items are yielded, since it would block writers. Rows that the service deletes
+    before they are read become problems.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -63,7 +63,7 @@ class SqliteSource(Opened):
         self._path = Path(text.partition("?")[0])
         self._file: sqlite3.Connection | None = None
         self._at_work = threading.Lock()
-        """Held while a thread uses the file, which must not be closed under it."""
+        """Held while a thread uses the file, so that it is not closed meanwhile."""
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class SqliteSource(Opened):
         if not self._path.is_file():
             raise SourceError(f"There is no SQLite database at {str(self._path)!r}.")
         with _failures():
-            # Threads take turns with it, and never share it at a time.
+            # Several threads use it, but never at the same time.
             self._file = sqlite3.connect(
                 f"file:{quote(str(self._path.absolute()))}?mode=ro",
                 uri=True,
@@ -125,7 +125,7 @@ class SqliteSource(Opened):
         return Totals(*counts)
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Shared state first, then sessions by key, each with its events."""
+        """Shared state, then sessions sorted by key, each with its events."""
         with _failures():
             items = self._one_by_one(self._items(selection))
             async with aclosing(drawn(items)) as drawing:
@@ -156,7 +156,7 @@ class SqliteSource(Opened):
     def _page(
         self, selection: Selection, after: tuple[str, ...]
     ) -> tuple[list[tuple[SessionHeader | Problem, Places]], tuple[str, ...] | None]:
-        """Some sessions and where their events are, and the last of their keys."""
+        """A page of sessions with the places of their events, and its last key."""
         page: list[tuple[SessionHeader | Problem, Places]] = []
         self._query("BEGIN")
         try:
@@ -216,7 +216,7 @@ class SqliteSource(Opened):
     @override
     async def _close(self) -> None:
         if self._file is not None:
-            # Whoever was cancelled has left a thread to itself.
+            # A cancelled call may have abandoned a thread that uses the file.
             self._file.interrupt()
             await asyncio.to_thread(self._shut, self._file)
 

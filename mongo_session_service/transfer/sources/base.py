@@ -20,14 +20,14 @@ STATE_TOGETHER: Final = 4_000_000
 """Characters of state read at once, beyond which a page of sessions ends early."""
 
 REMEDY: Final = "Is it the right one, and in order? Then run the same again."
-"""Where a database could be reached, and not be read."""
+"""The advice when a database can be reached but not read."""
 
 _TOGETHER: Final = 200
-"""Elements drawn per thread hop: enough to hide its cost, few enough to be flat."""
+"""Elements read per thread call: enough to hide its cost, with little memory."""
 
 
-class Opened:
-    """A source that may have something to open and close."""
+class BaseSource:
+    """A source that opens and closes a resource."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -52,19 +52,19 @@ class Opened:
         """Nothing to close."""
 
     async def totals(self, selection: Selection) -> Totals | None:  # noqa: ARG002
-        """Not known before it is read."""
+        """Unknown."""
         return None
 
     def share_read(self) -> float | None:
-        """Not known either."""
+        """Unknown."""
         return None
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """Run what blocks in a thread that nobody waits for once this is cancelled.
+    """Run a blocking function in a daemon thread, which is abandoned on cancellation.
 
-    It may be reading from a pipe that stays silent, and a program that is interrupted
-    waits for the threads of :func:`asyncio.to_thread`.
+    It may block for ever on a silent pipe, and an interrupted program would wait for
+    the threads of :func:`asyncio.to_thread`.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
@@ -77,7 +77,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         put: Callable[[], None]
         try:
             put = partial(future.set_result, work())
-        except Exception as error:  # noqa: BLE001  raised where it is awaited
+        except Exception as error:  # noqa: BLE001  raised by the await below
             put = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed: it was cancelled
             loop.call_soon_threadsafe(settle, put)
@@ -87,7 +87,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 
 
 async def drawn(elements: Iterable[Element]) -> AsyncGenerator[Element]:
-    """The elements of an iterator that blocks, drawn from it in threads."""
+    """The elements of a blocking iterator, read from it in threads."""
     iterator = iter(elements)
     while some := await in_thread(lambda: list(islice(iterator, _TOGETHER))):
         for each in some:

@@ -1,10 +1,10 @@
 """Source: the MongoDB services of adk-extra-services and google-adk-extras.
 
-They store the same documents: a session's holds the merged state as its last writer
-saw it, ``app:``, ``user:`` and ``temp:`` keys included, and only what events set is in
-the collections of shared state, one document per key. What ``create_session`` was given
-under such keys is nowhere but in sessions; here it becomes the app's and user's, as
-ADK means it, the session updated last having the say.
+Both store the same documents. A session holds the merged state that its last writer
+saw, with ``app:``, ``user:`` and ``temp:`` keys. Only what events set is in the
+collections of shared state, one document per key; what ``create_session`` received
+under such keys is only in sessions. This source adds it to the state of the app and the
+user, as ADK intends; the session that was updated last wins.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ExtraServicesSource(MongoDbSource):
     async def _shared_states(
         self, app_name: str, selection: Selection
     ) -> list[SharedState]:
-        """The state of an app and its users: what sessions began with, then events."""
+        """The state of an app and its users: from sessions, then from events."""
         app: dict[str, Any] = {}
         users: dict[str, dict[str, Any]] = {}
         sessions = self._collection("sessions").find(

@@ -26,22 +26,22 @@ from mongo_session_service.transfer.records import (
     SharedState,
 )
 from mongo_session_service.transfer.sources.adk_rows import UnreadableError
-from mongo_session_service.transfer.sources.base import Opened, drawn, in_thread
+from mongo_session_service.transfer.sources.base import BaseSource, drawn, in_thread
 
 STREAM: Final = "-"
 MAX_LINE_BYTES: Final = 128_000_000
-"""No state is larger than 16 MB, nor an initial one; JSON may take a few times that."""
+"""State and initial state have 16 MB at most; JSON may take a few times that."""
 
 
-class JsonLinesSource(Opened):
-    """The sessions of a file; ``.gz`` is unpacked, and ``-`` is standard input."""
+class JsonLinesSource(BaseSource):
+    """The sessions of a file; ``.gz`` is decompressed, and ``-`` is standard input."""
 
     def __init__(self, path: str | Path) -> None:
         """Opens nothing yet."""
         self._path = str(path)
         self._plain: BinaryIO | None = None
         self._file: BinaryIO | None = None
-        """The same, unpacked."""
+        """The same file, decompressed."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class JsonLinesSource(Opened):
     @override
     async def _open(self) -> None:
         if self._path == STREAM:
-            # Not Python's own object: it cannot end while a thread is reading that.
+            # Not sys.stdin itself: Python could not exit while a thread reads it.
             self._plain = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
         else:
             try:
@@ -72,7 +72,7 @@ class JsonLinesSource(Opened):
 
     @override
     def share_read(self) -> float | None:
-        """Of a file that is no pipe: how far it has been read."""
+        """The fraction of a regular file that has been read."""
         if self._plain is None:
             return None
         status = os.fstat(self._plain.fileno())
@@ -81,7 +81,7 @@ class JsonLinesSource(Opened):
         return self._plain.tell() / max(status.st_size, 1)
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """The file's items in its order."""
+        """The file's items, in order."""
         async with aclosing(drawn(self._items())) as items:
             is_wanted = False
             async for item in items:
@@ -134,7 +134,7 @@ class JsonLinesSource(Opened):
 
 
 class _Parser:
-    """Reads lines as items, and counts what the end of the file is to confirm."""
+    """Reads lines as items, and compares their number with the last line."""
 
     def __init__(self) -> None:
         self._sessions = 0
@@ -156,7 +156,7 @@ class _Parser:
                 yield from self._counted(to_item(kind, value))
             except UnreadableError as error:
                 yield Problem(where, f"{error}{self._left_out(line)}")
-        reason = "the file ends here, without its end; it seems truncated"
+        reason = "the file ends here, without its last line; it seems truncated"
         yield Problem(f"line {number}", reason)
 
     def _counted(self, item: Item) -> Iterator[Item]:
@@ -176,7 +176,7 @@ class _Parser:
         if line.startswith(b'{"session":'):
             self._sessions += 1
             self._is_session_read = False
-            return "; the events below it are left out with it"
+            return "; its events are left out, too"
         if line.startswith(b'{"event":'):
             self._events += 1
         return ""
@@ -188,7 +188,7 @@ class _Parser:
 
 
 def _opened(path: str) -> BinaryIO:
-    """A file, which the source closes."""
+    """An open file; the source closes it."""
     return Path(path).open("rb")
 
 

@@ -22,28 +22,28 @@ from mongo_session_service.transfer.records import (
     Totals,
     named,
 )
-from mongo_session_service.transfer.sources.base import Opened
+from mongo_session_service.transfer.sources.base import BaseSource
 
 _DOWN: Final = -1
 _UP: Final = 1
 _TOGETHER: Final = {"sessions": 50, "events": 500}
-"""Documents per reply. That of sessions waits while the events of all of them are read,
-and MongoDB forgets who is silent for ten minutes."""
+"""Documents per reply. The cursor of sessions waits while their events are read, and
+MongoDB closes cursors that are idle for ten minutes."""
 
 
-class MongoDbSource(Opened):
+class MongoDbSource(BaseSource):
     """Sessions and events in two collections that name app, user and session.
 
-    Both are read sorted by session, and so need no query per session. The descending
-    order is the one that the index of ADK's own service serves, read backwards.
+    Both are read sorted by session, without a query per session. The order is
+    descending, since that is what the index of ADK's service supports.
     """
 
     layout: str
-    """Whose documents these are, for people."""
+    """A description of the layout, for people."""
     session_field: str
-    """What the documents of events call their session's id."""
+    """The field of the session's id in documents of events."""
     tie_breaker: str
-    """Orders the events of a session that have the same time."""
+    """The field that orders events with the same time."""
 
     def __init__(
         self, uri: str, *, database: str | None = None, prefix: str = ""
@@ -51,9 +51,9 @@ class MongoDbSource(Opened):
         """Connects to nothing yet.
 
         Args:
-            uri: Where the sessions are.
+            uri: The server.
             database: The database's name; by default the URI's.
-            prefix: Before the names of its collections.
+            prefix: The prefix of its collection names.
 
         Raises:
             ConfigurationError: the URI cannot be used.
@@ -64,7 +64,7 @@ class MongoDbSource(Opened):
             self._database = self._client.get_default_database()
         except DriverConfigurationError:
             if not database:
-                message = "Name the source's database: in its URI, or apart."
+                message = "Name the source's database, in its URI or as an option."
                 raise SourceError(message) from None
         if database:
             self._database = self._client[database]
@@ -109,7 +109,7 @@ class MongoDbSource(Opened):
 
     async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
         """Sessions, each followed by its events."""
-        # A short catch-up asks for the events of a few; all else passes by all once.
+        # A query per session for a few recent sessions, else one pass over all events.
         merge = self._merged if selection.since is None else self._looked_up
         with translated():
             async with aclosing(merge(selection)) as items:
@@ -135,7 +135,7 @@ class MongoDbSource(Opened):
                 yield header
                 if isinstance(header, Problem):
                     continue
-                # What sorts before it belongs to sessions that were deleted.
+                # Events that sort before it belong to deleted sessions.
                 while event and self._is_due(event, header.key):
                     if isinstance(event, Problem) or self._key_of(event) == header.key:
                         yield self._item(event)
@@ -166,7 +166,7 @@ class MongoDbSource(Opened):
                 if isinstance(header, Problem):
                     yield header
                 elif header.key == last:
-                    # Third parties have no index that would prevent it.
+                    # Other services have no index that prevents this.
                     yield Problem(named(last), "there is a second one")
                 elif selection.takes(header.key, header.update_time):
                     last = header.key

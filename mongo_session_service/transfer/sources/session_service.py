@@ -20,18 +20,18 @@ from mongo_session_service.transfer.records import (
     SharedState,
     named,
 )
-from mongo_session_service.transfer.sources.base import Opened
+from mongo_session_service.transfer.sources.base import BaseSource
 
 
-class ServiceSource(Opened):
-    """The sessions of a service that is open already, and stays so.
+class ServiceSource(BaseSource):
+    """The sessions of an open service, which stays open.
 
-    The public methods tell neither which apps there are, nor when a session was
-    created, nor the state of users without a session; and a session is read whole.
+    The public methods do not return the names of apps, the creation times of sessions,
+    or the state of users without a session. A session is loaded as a whole.
     """
 
     def __init__(self, service: BaseSessionService, apps: Iterable[str]) -> None:
-        """Reads nothing yet; ``apps`` names the apps the service keeps."""
+        """Reads nothing yet; ``apps`` are the names of the service's apps."""
         self._service = service
         self._apps = sorted(apps)
         if not self._apps:
@@ -43,7 +43,7 @@ class ServiceSource(Opened):
         return f"sessions of {type(self._service).__name__}"
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Each session after the state it shares, if that is new, and its events."""
+        """Each session with its events, after shared state that has changed."""
         for app_name in filter(selection.takes_app, self._apps):
             shown: dict[str | None, SharedState] = {}
             for listed in await self._listed(app_name):
@@ -84,7 +84,7 @@ class ServiceSource(Opened):
     async def find(
         self, key: SessionKey
     ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
-        """One session and its events; None if the service has none."""
+        """One session and its events; None if it is not stored."""
         session = await self._service.get_session(
             app_name=key.app_name, user_id=key.user_id, session_id=key.session_id
         )
@@ -99,7 +99,7 @@ class ServiceSource(Opened):
         return SessionHeader(key, state, session.last_update_time), events()
 
     async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
-        """The state of an app or user, as their sessions show it."""
+        """The state of an app or user, as one of their sessions shows it."""
         listed = await self._service.list_sessions(app_name=app_name, user_id=user_id)
         for each in listed.sessions[:1]:
             session = await self._service.get_session(
@@ -111,7 +111,7 @@ class ServiceSource(Opened):
         return {}
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
-        """Which sessions there are."""
+        """The keys of all selected sessions."""
         for app_name in filter(selection.takes_app, self._apps):
             for each in await self._listed(app_name):
                 key = SessionKey(app_name, each.user_id, each.id)

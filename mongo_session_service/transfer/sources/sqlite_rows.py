@@ -1,7 +1,8 @@
 """SQLite row identity: rows that were there from the start, told from later ones.
 
-SQLite gives the place of a row that was deleted to another, which may be anybody's, and
-`VACUUM` moves rows.
+SQLite reuses the rowid of a deleted row for another row, which may belong to another
+user, and ``VACUUM`` changes rowids. So a row is found by its rowid and checked by its
+key.
 """
 
 from __future__ import annotations
@@ -25,12 +26,102 @@ _TOGETHER: Final = 500
 _FOUND_TOGETHER: Final = 5_000
 
 
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "app_states": ("app_name",),
+    "user_states": ("app_name", "user_id"),
+    "events": ("app_name", "user_id", "session_id", "id"),
+}
+"""The key columns of each table; those of the owner come first."""
+
+_OF_OWNER: Final = 3
+"""Key columns, at most, that name the owner: an app, a user, or a session."""
+
+Owner = tuple[str, ...]
+
+
+class Gone(NamedTuple):
+    """The owner of rows that are not at their rowid any more."""
+
+    owner: Owner
+
+    @property
+    def problem(self) -> Problem:
+        """The problem to report."""
+        where = (
+            named(SessionKey(*self.owner))
+            if len(self.owner) == _OF_OWNER
+            else str(SharedState(self.owner[0], (*self.owner, None)[1], {}))
+        )
+        return Problem(where, "it is not all there any more; was it deleted just now?")
+
+
+def item_of(row: Row | Gone, read: Callable[[Row], Item]) -> Item:
+    """The item in a row, or the problem if the row is gone."""
+    return row.problem if isinstance(row, Gone) else read(row)
+
+
+class Places:
+    """Rows of a table, in order: rowid, owner and hashed key, in 24 bytes each."""
+
+    def __init__(self, table: str) -> None:
+        """Empty."""
+        self._table = table
+        self._rowids = array("q")
+        self._owners: list[Owner] = []
+        self._hashes = array("q")
+        self._told: set[Owner] = set()
+
+    def add(self, found: Iterable[Sequence[Any]]) -> None:
+        """Add rows: each a rowid, followed by its key."""
+        for rowid, *key in found:
+            owner = tuple(key[:_OF_OWNER])
+            if self._owners and self._owners[-1] == owner:
+                owner = self._owners[-1]
+            self._rowids.append(rowid)
+            self._owners.append(owner)
+            self._hashes.append(hash(tuple(key)))
+
+    def parts(self, together: int) -> Iterator[Places]:
+        """The same rows, in parts of this length."""
+        for start in range(0, len(self._rowids), together):
+            some = slice(start, start + together)
+            part = Places(self._table)
+            part._rowids = self._rowids[some]
+            part._owners = self._owners[some]
+            part._hashes = self._hashes[some]
+            part._told = self._told
+            yield part
+
+    @property
+    def rowids(self) -> list[int]:
+        """The rowids."""
+        return self._rowids.tolist()
+
+    def still_in(self, rows: Iterable[Row]) -> Iterator[Row | Gone]:
+        """Those rows, read with their ``place``, that are still the same.
+
+        Each owner of others is returned once, as ``Gone``.
+        """
+        there = {row["place"]: row for row in rows}
+        names = KEYS[self._table]
+        for rowid, owner, which in zip(
+            self._rowids, self._owners, self._hashes, strict=True
+        ):
+            row = there.get(rowid, {})
+            key = tuple(row.get(name) for name in names)
+            if key[:_OF_OWNER] == owner and hash(key) == which:
+                yield row
+            elif owner not in self._told:
+                self._told.add(owner)
+                yield Gone(owner)
+
+
 async def rows_apart(
     sql: Any, connection: Any, table: Any, query: Any
 ) -> AsyncGenerator[Row | Gone]:
     """The rows that a query of one table finds now, in its order.
 
-    It ends the transaction. Whose rows are deleted meanwhile is told in their place.
+    This ends the transaction. A ``Gone`` takes the place of rows deleted meanwhile.
     """
     key = [table.c[name] for name in KEYS[table.name]]
     place = sql.literal_column("rowid")
@@ -53,93 +144,3 @@ async def _at(
         names = list(found.keys())
         for row in some.still_in(dict(zip(names, row, strict=True)) for row in found):
             yield row
-
-
-KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "app_states": ("app_name",),
-    "user_states": ("app_name", "user_id"),
-    "events": ("app_name", "user_id", "session_id", "id"),
-}
-"""What names a row of each table: the owner, and which of the owner's it is."""
-
-_OF_OWNER: Final = 3
-"""Columns at most of a key that name the owner: an app, a user, or a session."""
-
-Owner = tuple[str, ...]
-
-
-class Gone(NamedTuple):
-    """Somebody's row that is not where it was any more."""
-
-    owner: Owner
-
-    @property
-    def problem(self) -> Problem:
-        """What to tell of it."""
-        where = (
-            named(SessionKey(*self.owner))
-            if len(self.owner) == _OF_OWNER
-            else str(SharedState(self.owner[0], (*self.owner, None)[1], {}))
-        )
-        return Problem(where, "it is not all there any more; was it deleted just now?")
-
-
-def item_of(row: Row | Gone, read: Callable[[Row], Item]) -> Item:
-    """What a row holds, if it is still there."""
-    return row.problem if isinstance(row, Gone) else read(row)
-
-
-class Places:
-    """Rows of a table, in order: where each is, whose and which, in 24 bytes."""
-
-    def __init__(self, table: str) -> None:
-        """None yet."""
-        self._table = table
-        self._rowids = array("q")
-        self._owners: list[Owner] = []
-        self._hashes = array("q")
-        self._told: set[Owner] = set()
-
-    def add(self, found: Iterable[Sequence[Any]]) -> None:
-        """Take in rows: the row id of each, and then its key."""
-        for rowid, *key in found:
-            owner = tuple(key[:_OF_OWNER])
-            if self._owners and self._owners[-1] == owner:
-                owner = self._owners[-1]
-            self._rowids.append(rowid)
-            self._owners.append(owner)
-            self._hashes.append(hash(tuple(key)))
-
-    def parts(self, together: int) -> Iterator[Places]:
-        """The same rows, some at a time."""
-        for start in range(0, len(self._rowids), together):
-            some = slice(start, start + together)
-            part = Places(self._table)
-            part._rowids = self._rowids[some]
-            part._owners = self._owners[some]
-            part._hashes = self._hashes[some]
-            part._told = self._told
-            yield part
-
-    @property
-    def rowids(self) -> list[int]:
-        """Where they are."""
-        return self._rowids.tolist()
-
-    def still_in(self, rows: Iterable[Row]) -> Iterator[Row | Gone]:
-        """These rows, as they have been read with their ``place``; once, who lacks one.
-
-        A row that is in the place of another is left out.
-        """
-        there = {row["place"]: row for row in rows}
-        names = KEYS[self._table]
-        for rowid, owner, which in zip(
-            self._rowids, self._owners, self._hashes, strict=True
-        ):
-            row = there.get(rowid, {})
-            key = tuple(row.get(name) for name in names)
-            if key[:_OF_OWNER] == owner and hash(key) == which:
-                yield row
-            elif owner not in self._told:
-                self._told.add(owner)
-                yield Gone(owner)

@@ -30,18 +30,18 @@ from mongo_session_service.transfer.records import (
     Totals,
     named,
 )
-from mongo_session_service.transfer.sources.base import Opened
+from mongo_session_service.transfer.sources.base import BaseSource
 
 _SESSIONS_TOGETHER: Final = 20
 _EVENTS_TOGETHER: Final = 500
-"""MongoDB would fill replies of 16 MB, which are many times that as Python objects."""
+"""Without a limit, replies have 16 MB, which take much more as Python objects."""
 
 
-class StoreSource(Opened):
+class StoreSource(BaseSource):
     """The sessions of a ``MongoSessionService``, which stays open.
 
-    Each session is read up to the revision its state is of, so what is appended
-    meanwhile neither tears it nor has to wait.
+    Each session is read up to the revision of its document, so concurrent appends
+    neither make it inconsistent nor have to wait.
     """
 
     def __init__(self, service: MongoSessionService) -> None:
@@ -55,7 +55,7 @@ class StoreSource(Opened):
 
     @override
     async def _open(self) -> None:
-        # Not set up: who reads a database of a misspelt name should not create it.
+        # No setup: reading a database with a misspelt name must not create it.
         with translated():
             opened = await backend_of(self._service).here()
             self._at = opened.connection
@@ -71,7 +71,7 @@ class StoreSource(Opened):
         )
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Shared state first, then sessions, each with its events; all by id."""
+        """Shared state, then sessions, each with its events; sorted by id."""
         with translated():
             async for document in self._at.app_states.find().sort("_id"):
                 if selection.takes_app(document["_id"]):
@@ -128,7 +128,7 @@ class StoreSource(Opened):
         return header, self.events(key, document["revision"])
 
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
-        """Which sessions there are."""
+        """The keys of all selected sessions."""
         with translated():
             async for each in self._at.sessions.find(_chosen(selection), {"_id": 1}):
                 yield SessionKey(**each["_id"])
@@ -159,7 +159,7 @@ class StoreSource(Opened):
         )
 
     async def _initial(self, key: SessionKey, document: Document) -> Document:
-        """What it began with; if it is older than the record of that, what is known."""
+        """The initial state; inferred, if the session is older than its record."""
         if INITIAL in document:
             fields: Document = document[INITIAL]
             return fields

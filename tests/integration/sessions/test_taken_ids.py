@@ -1,4 +1,4 @@
-"""Ids that sessions are to have while others are being removed from them."""
+"""Ids of new sessions while old sessions with these ids are being removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mongo_session_service.sessions import deletion
 from mongo_session_service.sessions.deletion import Step
 
 KEY = SessionKey("app", "user", "s")
-REMNANT = {"_id": KEY.id, "expire_time": 0.0, "steps": 0}
+TOMBSTONE = {"_id": KEY.id, "expire_time": 0.0, "steps": 0}
 
 
 @pytest.mark.parametrize("make", ["create", "fork"])
@@ -28,10 +28,10 @@ async def test_an_id_that_somebody_else_has_freed_is_free(
     monkeypatch: pytest.MonkeyPatch,
     make: str,
 ) -> None:
-    """Whoever meets a remnant that is removed at that moment goes on all the same."""
+    """A caller that finds a tombstone, which another one removes, continues."""
     other = KEY._replace(session_id="other")
     await service.create_session(**other.id)
-    admin[database].sessions.insert_one({**REMNANT})
+    admin[database].sessions.insert_one({**TOMBSTONE})
     remove_some = deletion.remove_some
 
     async def late(connection: Connection, wanted: dict[str, Any]) -> Step:
@@ -90,12 +90,12 @@ async def test_who_comes_late_without_transactions_removes_nothing(
     admin: MongoClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A delete that meets a new session where there was a remnant leaves it alone."""
+    """A delete that meets a new session where there was a tombstone leaves it alone."""
     shorten = deletion._shorten  # noqa: SLF001  where it is to be overtaken
     async with MongoSessionService(
         mongodb_uri, database=database, transactions=False
     ) as service:
-        admin[database].sessions.insert_one({**REMNANT})
+        admin[database].sessions.insert_one({**TOMBSTONE})
         admin[database].events.insert_one(event(KEY, 1))
 
         async def late(*arguments: Any) -> Step:

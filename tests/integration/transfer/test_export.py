@@ -115,7 +115,7 @@ async def test_details_are_compared_and_caught_up_with(
         verified = await verify(source, target)
 
     assert [str(each).partition(": ")[2] for each in found] == [
-        "title, labels or time to live are others"
+        "title, labels or time to live are different"
     ]
     assert verified.is_equal
 

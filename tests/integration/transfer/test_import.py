@@ -125,7 +125,7 @@ async def test_a_conflict_can_be_skipped(
 
     assert (result.skipped, result.unchanged, result.is_complete) == (1, 4, False)
     assert problems == [
-        "session 's1' of user 'ada' in app 'weather': its event 7 is another"
+        "session 's1' of user 'ada' in app 'weather': its event 7 is different"
     ]
     session = await service.get_session(**IDS)
     assert session is not None
@@ -153,7 +153,7 @@ async def test_a_session_without_events_is_told_by_its_creation(
     result, problems = await moved(old, service, SKIP)
 
     assert (result.skipped, result.new) == (1, 4)
-    assert "created apart" in problems[0]
+    assert "created separately" in problems[0]
 
 
 async def test_shared_state_that_changed_in_the_target_is_a_conflict(

@@ -188,7 +188,7 @@ async def test_another_beginning_is_a_difference_and_a_conflict(
         f"{named}: initial state key 'k' has another value",
         f"{named}: initial state key 'kept' is missing in the target",
     ]
-    with pytest.raises(ConflictError, match="its initial state is another"):
+    with pytest.raises(ConflictError, match="its initial state is different"):
         await imported(path, copy)
     result = await imported(path, copy, REPLACE)
 

@@ -138,7 +138,7 @@ async def test_a_conflict_in_a_large_session_is_found(
     await say(service, "in the new", topic="new")
     before = everything(admin, database)
 
-    with pytest.raises(ConflictError, match="event 7 is another"):
+    with pytest.raises(ConflictError, match="event 7 is different"):
         await moved(old, service)
     skipped, _ = await moved(old, service, SKIP)
     assert everything(admin, database) == before

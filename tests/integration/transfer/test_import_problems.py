@@ -125,7 +125,7 @@ async def test_a_second_event_of_the_same_id_is_told(
         )
 
     assert (result.new, result.events, result.problems) == (5, 24, 1)
-    assert "the session has one of that id" in str(told[0])
+    assert "the session already has an event with this id" in str(told[0])
 
 
 async def test_documents_without_ids_are_told(
@@ -268,7 +268,7 @@ async def test_state_that_another_tool_has_set_is_a_conflict(
     database: str,
     value: Any,
 ) -> None:
-    """A value that JSON cannot hold is another one, which an import can replace."""
+    """A value that JSON cannot hold is a conflict, and an import can replace it."""
     await moved(old, service)
     collection = admin[database].sessions
     id_ = {f"_id.{name}": part for name, part in IDS.items()}
@@ -276,7 +276,7 @@ async def test_state_that_another_tool_has_set_is_a_conflict(
 
     result, told = await moved(old, service, SKIP)
     assert (result.skipped, result.is_complete) == (1, False)
-    assert told == [f"{NAMED.format('s1', 'ada')}: its state is another"]
+    assert told == [f"{NAMED.format('s1', 'ada')}: its state is different"]
 
     result, _ = await moved(old, service, REPLACE)
     assert (result.replaced, result.is_complete) == (1, True)

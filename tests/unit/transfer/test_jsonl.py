@@ -127,8 +127,8 @@ def test_lines_that_lack_something_are_refused(kind: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (b"", "no exported sessions"),
-        (b'{"version": 1}', "no exported sessions"),
+        (b"", "not a file of exported sessions"),
+        (b'{"version": 1}', "not a file of exported sessions"),
         (b'{"format": "mongo-session-service", "version": 2}', "Upgrade"),
     ],
 )

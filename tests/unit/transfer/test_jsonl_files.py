@@ -38,9 +38,9 @@ async def test_a_line_that_is_too_long_is_left_out_alone(
     told = f"it has over {len(SESSION) + 1} bytes"
     assert found == [
         f"line 3: {told}",
-        "line 4: it is not valid JSON; the events below it are left out with it",
+        "line 4: it is not valid JSON; its events are left out, too",
         f"line 5: {told}",
-        "line 5: the file ends here, without its end; it seems truncated",
+        "line 5: the file ends here, without its last line; it seems truncated",
     ]
 
 
