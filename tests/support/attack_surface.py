@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import bson
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from pymongo import MongoClient
@@ -31,6 +33,7 @@ VICTIMS = [
 SESAME = "open sesame"
 """What the victims hold, and other users must not see."""
 
+_RAW: CodecOptions[Any] = CodecOptions(document_class=RawBSONDocument)
 _LITERAL = {"$eq", "$literal", "$in"}
 
 Stored = dict[str, dict[bytes, bytes]]
@@ -118,14 +121,14 @@ class Besieged:
 
     def stored(self) -> Stored:
         """All that is stored, to the byte."""
-        database = self._admin[self.service.database_name]
+        database = self._admin.get_database(self.service.database_name, _RAW)
         first, *others = names = database.list_collection_names()
         unions = [{"coll": name, "pipeline": _whole(name)} for name in others]
         stages = [*_whole(first), *({"$unionWith": each} for each in unions)]
         stored: Stored = {name: {} for name in names}
         for each in database[first].aggregate(stages):
             id_ = bson.encode({"_id": each["_id"]})
-            stored[each["in"]][id_] = bson.encode(each["whole"])
+            stored[each["in"]][id_] = each["whole"].raw
         return stored
 
     @staticmethod

@@ -1,7 +1,6 @@
 """The app that shows sessions live, asked what should never have come its way.
 
-``FUZZ_EXAMPLES=2000 scripts/test tests/integration/test_hostile_requests.py`` does it
-more often.
+``FUZZ_EXAMPLES=2000 scripts/test -k hostile_requests`` does it more often.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every public method, called with what should never have come its way.
 
-``FUZZ_EXAMPLES=2000 scripts/test tests/integration/test_hostile_calls.py`` tries more.
+``FUZZ_EXAMPLES=2000 scripts/test -k hostile_calls`` tries more.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ NOT_HERE = {
     "ping": "names nobody",
     "feed_stats": "tells counts, and the names of this service's consumers",
     "consumers": "tells of consumers, which belong to no app",
-    "prune": "is about the whole database: test_isolated_places.py",
-    "prunable": "is about the whole database: test_isolated_places.py",
+    "prune": "is about the whole database: test_isolated_databases.py",
+    "prunable": "is about the whole database: test_isolated_databases.py",
     "consumer": "reads the feed: test_isolated_feed.py",
 }
 
