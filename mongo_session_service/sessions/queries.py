@@ -32,7 +32,7 @@ EXPIRES: Final = "expires"
 def visible(now: float) -> Document:
     """What is a session: it has a revision, and its time, if any, has not come.
 
-    A remnant of one, which is being removed, has none; nor has one being forked.
+    A tombstone, of a session that is being removed, has none; nor has a reservation.
     """
     return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
 
