@@ -28,7 +28,7 @@ from typing_extensions import override
 from mongo_session_service._public import public
 from mongo_session_service.backend import Backends, Call
 from mongo_session_service.changes.routing import Scope
-from mongo_session_service.codec.adk_session import mark, marker_of, to_session
+from mongo_session_service.codec.adk_session import marker_of, to_session
 from mongo_session_service.codec.documents import (
     decode_event,
     decode_new_session,
@@ -63,7 +63,6 @@ from mongo_session_service.model.metadata import (
 )
 from mongo_session_service.model.records import (
     Document,
-    Marker,
     SessionKey,
     session_key,
 )
@@ -93,7 +92,7 @@ from mongo_session_service.sessions.event_log import (
     session_id,
 )
 from mongo_session_service.sessions.fork import copy_session
-from mongo_session_service.sessions.group_commit import Caller
+from mongo_session_service.sessions.group_commit import Caller, SessionCopy
 from mongo_session_service.sessions.history import revisit, rewinding
 from mongo_session_service.sessions.search import (
     check_limit,
@@ -385,25 +384,13 @@ class MongoSessionService(BaseSessionService):
                 marker = head.expected_by(
                     session.last_update_time, last_event, event.id
                 )
-            caller = Caller(
-                append,
-                session,
-                expected=lambda: marker_of(session) or marker,
-                stored=lambda now: self._show(session, event, stored, now),
-            )
+            apply = super().append_event
+            copy = SessionCopy(session, event, stored.actions, marker, apply)
             if self._is_rebasing:
-                await backend.rebaser.commit(caller, session, event)
+                await backend.rebaser.commit(append, copy)
             else:
-                await backend.committer.commit(caller)
+                await backend.committer.commit(Caller(append, copy))
         return event
-
-    async def _show(
-        self, session: Session, event: Event, stored: Event, marker: Marker
-    ) -> None:
-        mark(session, marker)
-        event.actions = stored.actions
-        session.last_update_time = event.timestamp
-        await super().append_event(session, event)
 
     @override
     @traced

@@ -19,14 +19,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.platform import time as platform_time
+from google.adk.sessions.session import Session
 
+from mongo_session_service.codec.adk_session import bring_in, mark, marker_of
 from mongo_session_service.codec.limits import outgrown
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import DocumentTooLargeError, StorageUnavailableError
-from mongo_session_service.model.records import Append, Marker, NewSession, Planned
+from mongo_session_service.model.records import (
+    Append,
+    Marker,
+    NewSession,
+    Planned,
+    StoredSession,
+)
 from mongo_session_service.sessions.deletion import ATTEMPTS, remove_expired
 from mongo_session_service.sessions.store import (
     OtherTtlError,
@@ -53,16 +63,45 @@ MAX_WAITING: Final = 4096
 
 
 @dataclass(eq=False, slots=True)
+class SessionCopy:
+    """A caller's ``Session``, which shows an event as soon as that is stored."""
+
+    session: Session
+    event: Event
+    actions: EventActions
+    """The event's as they are stored: a rewind restores the initial state as well."""
+    base: Marker
+    """What the session is at, if it carries no marker of its own."""
+    apply: Callable[[Session, Event], Awaitable[Event]]
+    """How ADK shows an event in a session in memory."""
+    missed: StoredSession | None = None
+    """What others have appended, and the session shows before the event."""
+
+    def expected(self) -> Marker:
+        """What the stored session must be at when it is the event's turn."""
+        if self.missed is not None:
+            return self.missed.marker
+        return marker_of(self.session) or self.base
+
+    async def show(self, marker: Marker) -> None:
+        """Show what is stored, before it is the turn of the session's next event."""
+        if self.missed is not None:
+            bring_in(self.session, self.missed)
+        mark(self.session, marker)
+        self.event.actions = self.actions
+        self.session.last_update_time = self.event.timestamp
+        await self.apply(self.session, self.event)
+
+
+@dataclass(eq=False, slots=True)
 class Caller:
     """Someone who waits for a write."""
 
     write: Append | NewSession
-    session: object
-    """Whose revision it is: appends through one ``Session`` follow each other."""
-    expected: Callable[[], Marker]
-    """What the caller's session is at, asked when it is the write's turn."""
-    stored: Callable[[Marker], Awaitable[None]]
-    """Told what the session is at now, before anyone else's turn."""
+    copy: SessionCopy | None = None
+    """What shows an append; None for a session that is created."""
+    corrected: Marker | None = None
+    """What its session is at, where only the time to live was not as expected."""
     documents: list[tuple[str, ...]] = field(init=False)
     """What the write changes that others may want to change as well, as their ids."""
     now: float = field(default_factory=platform_time.get_time)
@@ -83,19 +122,25 @@ class Caller:
         if self.write.delta.user:
             self.documents.append((app_name, user_id))
 
+    @property
+    def session(self) -> object:
+        """Whose revision it is: appends through one ``Session`` follow each other."""
+        return self if self.copy is None else self.copy.session
+
+    def expected(self) -> Marker:
+        """What the stored session must be at when it is the write's turn."""
+        if self.corrected is not None:
+            return self.corrected
+        if isinstance(self.write, NewSession):
+            return self.write.expected
+        if self.copy is None:
+            raise TypeError("An append has a session that shows it.")
+        return self.copy.expected()
+
     def settle(self, error: BaseException | None = None) -> None:
         """Let the caller go on."""
         self.error = error
         self.is_done.set()
-
-    @classmethod
-    def creating(cls, session: NewSession) -> Caller:
-        """Someone who creates a session, and has none yet to be told of."""
-
-        async def stored(_: Marker) -> None:
-            pass
-
-        return cls(session, session, lambda: session.expected, stored)
 
 
 def take_batch(
@@ -201,7 +246,7 @@ class Committer:
         """
         for left in reversed(range(ATTEMPTS)):
             try:
-                await self.commit(Caller.creating(new))
+                await self.commit(Caller(new))
             except AlreadyExistsError:
                 now = platform_time.get_time()
                 if not (await remove_expired(self._connection, new.key, now) and left):
@@ -298,9 +343,8 @@ class Committer:
                     self._connection, planned, may_retry=caller.retries > 0
                 )
         except OtherTtlError as error:
-            expected = error.expected
+            caller.corrected = error.expected
             caller.retries -= 1
-            caller.expected = lambda: expected
             await self._commit([caller])
         except Exception as error:  # noqa: BLE001  as above
             caller.settle(error)
@@ -314,7 +358,8 @@ class Committer:
 
 async def _tell(caller: Caller, marker: Marker) -> None:
     try:
-        await caller.stored(marker)
+        if caller.copy is not None:
+            await caller.copy.show(marker)
     except Exception as error:  # noqa: BLE001  the caller's, and not its neighbours'
         caller.settle(error)
     else:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -14,13 +15,17 @@ from google.adk.errors import StaleSessionError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
-from google.adk.sessions.session import Session
 
 from mongo_session_service.codec.adk_session import bring_in, mark, marker_of
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import once_written
-from mongo_session_service.model.records import Marker, SessionKey, StoredSession
-from mongo_session_service.sessions.group_commit import Caller, Committer
+from mongo_session_service.model.records import (
+    Append,
+    Marker,
+    SessionKey,
+    StoredSession,
+)
+from mongo_session_service.sessions.group_commit import Caller, Committer, SessionCopy
 from mongo_session_service.sessions.store import (
     STALE,
     SessionStore,
@@ -110,15 +115,14 @@ class Rebaser:
         """Where the late writers of a session stand, who would overtake each other in
         turns else."""
 
-    async def commit(self, caller: Caller, session: Session, event: Event) -> None:
+    async def commit(self, append: Append, copy: SessionCopy) -> None:
         """Return when an event is stored, after all that its session has missed.
 
         The session is shown what it has missed together with the event, not before.
 
         Args:
-            caller: Who waits for it.
-            session: What it is made for.
-            event: What is appended.
+            append: The event, encoded.
+            copy: The caller's session, which is to show it.
 
         Raises:
             StaleSessionError: another run of the same turn was faster, function calls
@@ -129,37 +133,38 @@ class Rebaser:
         """
         # One for all it may wait for: calls come and go where many write.
         deadline = time.monotonic() + PATIENCE
-        await self._let_finish(caller, session, event, deadline)
+        await self._let_finish(append.key, copy, deadline)
         try:
-            await self._committer.commit(caller)
+            await self._committer.commit(Caller(append, copy))
         except StaleSessionError:
-            if event.actions.rewind_before_invocation_id:
+            if copy.event.actions.rewind_before_invocation_id:
                 raise  # it was made for a log that has grown
-            await self._commit_late(caller, session, event, deadline)
-        if all(each.id != event.id for each in reversed(session.events)):
-            await self._show_stored(caller, session, event)
+            await self._commit_late(append, copy, deadline)
+        if all(each.id != copy.event.id for each in reversed(copy.session.events)):
+            await self._show_stored(append.key, copy)
 
     async def _let_finish(
-        self, caller: Caller, session: Session, event: Event, deadline: float
+        self, key: SessionKey, copy: SessionCopy, deadline: float
     ) -> None:
         """Wait for the response to a call that another turn has just made.
 
         If there is none for long, the caller, who has seen the call, need not wait.
         """
-        last = session.events[-1:]
+        last, event = copy.session.events[-1:], copy.event
         if not unanswered(last, event) or last[0].invocation_id == event.invocation_id:
             return
         age = max(platform_time.get_time() - last[0].timestamp, 0.0)
         while time.monotonic() < deadline - age:
-            head = await self._store.load_head(caller.write.key)
-            if head.marker.revision != caller.expected().revision:
+            head = await self._store.load_head(key)
+            if head.marker.revision != copy.expected().revision:
                 return
             await _pause()
 
     async def _commit_late(
-        self, late: Caller, session: Session, event: Event, deadline: float
+        self, append: Append, copy: SessionCopy, deadline: float
     ) -> None:
-        line = self._lines.setdefault(late.write.key, asyncio.Lock())
+        session, event = copy.session, copy.event
+        line = self._lines.setdefault(append.key, asyncio.Lock())
         async with AsyncExitStack() as standing_in_line:
             if not is_response(event):  # which is what the others may wait for
                 with suppress(TimeoutError):  # who has waited so long goes by itself
@@ -167,65 +172,61 @@ class Rebaser:
                         await standing_in_line.enter_async_context(line)
             attempts = 0
             while attempts < ATTEMPTS:
-                missed = await self._missed(late, session)
+                missed = await self._missed(append.key, copy)
                 if missed and is_outrun(session.events, missed.events, event):
                     raise StaleSessionError(_OUTRUN)
                 if missed and unanswered(missed.events, event):
                     if time.monotonic() > deadline:
                         raise StaleSessionError(_UNANSWERED.format(PATIENCE))
                 else:
-                    if missed and await self._try(late, session, missed):
+                    if missed and await self._try(append, copy, missed):
                         return
                     attempts += 1
                 await _pause()
             raise StaleSessionError(STALE)
 
-    async def _missed(self, late: Caller, session: Session) -> StoredSession | None:
+    async def _missed(self, key: SessionKey, copy: SessionCopy) -> StoredSession | None:
         """What is stored, with the events that a session has not seen.
 
         None if it was read while it was written, which happens without transactions.
         """
-        base = await self._base(late, session)
-        stored = await self._store.load_session(
-            late.write.key, after_revision=base.revision
-        )
+        base = await self._base(key, copy)
+        stored = await self._store.load_session(key, after_revision=base.revision)
         if stored is None:
-            raise not_found(session.id)
+            raise not_found(key.session_id)
         if stored.marker.create_time != base.create_time:
             raise StaleSessionError(STALE)  # it is another of the same id
         is_whole = base.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 
-    async def _base(self, late: Caller, session: Session) -> Marker:
+    async def _base(self, key: SessionKey, copy: SessionCopy) -> Marker:
         """What a session has seen."""
-        expected = late.expected()
+        session, expected = copy.session, copy.expected()
         if marker_of(session) is not None:
             return expected
         # Rebuilt from JSON perhaps: only its events can tell which session it is.
         last = session.events[-1].id if session.events else ""
-        found = await find_event(self._connection, late.write.key, last)
+        found = await find_event(self._connection, key, last)
         if found is None:
             raise StaleSessionError(STALE)
         return expected._replace(revision=found["_id"]["revision"])
 
-    async def _try(self, late: Caller, session: Session, missed: StoredSession) -> bool:
+    async def _try(
+        self, append: Append, copy: SessionCopy, missed: StoredSession
+    ) -> bool:
         """Append after what was missed, unless there is more by now."""
-
-        async def show(now: Marker) -> None:
-            bring_in(session, missed)
-            await late.stored(now)
-
-        caller = Caller(late.write, session, lambda: missed.marker, show)
+        caller = Caller(append, replace(copy, missed=missed))
         try:
             await self._committer.commit(caller)
         except StaleSessionError:
             return False
         return True
 
-    async def _show_stored(self, late: Caller, session: Session, event: Event) -> None:
+    async def _show_stored(self, key: SessionKey, copy: SessionCopy) -> None:
         """Show an event that was stored before, and what the session has missed."""
+        session, event = copy.session, copy.event
         with once_written(), suppress(StaleSessionError, SessionNotFoundError):
-            missed = await self._missed(late, session)
+            missed = await self._missed(key, copy)
             ids = [each.id for each in missed.events] if missed else []
             if missed is None or event.id not in ids:
                 return
@@ -236,7 +237,7 @@ class Rebaser:
                 events=missed.events[:index],
             )
             bring_in(session, before)
-            await late.stored(before.marker.next())
+            await copy.show(before.marker.next())
             bring_in(session, missed)
             mark(session, missed.marker)
             session.last_update_time = missed.update_time
