@@ -78,6 +78,7 @@ from mongo_session_service.model.validation import (
     check_choice,
     check_config,
     check_event,
+    check_flag,
     check_id,
     check_revision,
     check_seconds,
@@ -544,6 +545,7 @@ class MongoSessionService(BaseSessionService):
         check_revision("after_revision", after_revision)
         check_revision("before_revision", before_revision)
         check_revision("limit", limit)
+        check_flag("newest_first", newest_first)
         span = Span(after_revision or 0, before_revision, newest_first, limit)
         return self._events(key, span)
 

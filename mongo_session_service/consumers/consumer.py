@@ -204,7 +204,8 @@ class Consumer:
         """
         check_callable("handler", handler)
         check_flag("transactional", transactional)
-        if not isinstance(max_attempts, int) or max_attempts < 1:
+        is_number = isinstance(max_attempts, int) and not isinstance(max_attempts, bool)
+        if not is_number or max_attempts < 1:
             raise InvalidInputError("max_attempts must be a number, 1 or more.")
         self._check_free()
         self._is_running = True

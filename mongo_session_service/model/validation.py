@@ -82,8 +82,8 @@ def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
         raise InvalidInputError(message)
 
 
-def check_flag(what: str, value: object) -> None:
-    """Refuse what is neither True nor False.
+def check_flag(what: str, value: object) -> bool:
+    """Return ``value`` if it is True or False.
 
     Raises:
         InvalidInputError: it is not.
@@ -91,6 +91,7 @@ def check_flag(what: str, value: object) -> None:
     if not isinstance(value, bool):
         message = f"{what} must be True or False, not {type(value).__name__}."
         raise InvalidInputError(message)
+    return value
 
 
 def check_callable(what: str, value: object) -> None:

@@ -26,7 +26,7 @@ from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import check_labels, check_title, label_list
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import SessionSummary
-from mongo_session_service.model.validation import check_id
+from mongo_session_service.model.validation import check_flag, check_id
 from mongo_session_service.sessions import queries
 
 MAX_DEPTH: Final = 10
@@ -121,7 +121,7 @@ def new_search(
     labels: object,
     where: object,
     *,
-    newest_first: bool,
+    newest_first: object,
     hooks: Hooks,
 ) -> Search:
     """The search with these arguments; None for those that do not restrict it.
@@ -129,6 +129,7 @@ def new_search(
     Raises:
         InvalidInputError: an argument is invalid.
     """
+    is_newest_first = check_flag("newest_first", newest_first)
     wanted: Document = {"_id.app_name": check_id("app_name", app_name)}
     owner = Owner(wanted["_id.app_name"])
     if user_id is not None:
@@ -137,11 +138,11 @@ def new_search(
     if title is not None:
         wanted["title"] = {"$eq": check_title(title)}
     conditions: list[Document] = []
-    if labels:
+    if labels is not None:
         conditions += [{"labels": {"$eq": each}} for each in _label_list(labels)]
-    if where:
+    if where is not None:
         conditions += state_conditions(where, owner, hooks)
-    return Search({"$and": [wanted, *conditions]}, bool(newest_first))
+    return Search({"$and": [wanted, *conditions]}, is_newest_first)
 
 
 def _label_list(labels: object) -> list[dict[str, str]]:

@@ -167,6 +167,7 @@ async def test_bad_spans_are_refused(ours: MongoSessionService) -> None:
         ({"after_revision": -1}, "after_revision must be a number of appends"),
         ({"before_revision": "3"}, "before_revision must be a number of appends"),
         ({"limit": 1.5}, "limit must be a number"),
+        ({"newest_first": "no"}, "newest_first must be True or False"),
         ({"session_id": ""}, "session_id must not be empty"),
     ]:
         with pytest.raises(InvalidInputError, match=reason):
