@@ -11,10 +11,10 @@ from chaos.run import Plan, run
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 FAULTS = (
-    "SIGKILL of the primary",
     "SIGKILL of a client",
     "connections cut",
     "unknown commits",
+    "SIGKILL of the primary",  # also ends what the killed client had open, in no time
     "step-down",
     "transient errors",
     "SIGSTOP of the primary",
