@@ -232,7 +232,7 @@ async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> N
     except RuntimeError:  # the loop was closed just now
         closing.close()
         return
-    # A loop drops what is sent to it at its very end, and tells nobody.
+    # A loop silently drops what is sent to it at its very end.
     while loop.is_running() and not done.done():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 

@@ -164,7 +164,7 @@ class UnknownOutcomeError(StorageUnavailableError):
 
 
 class TransferError(MongoSessionServiceError):
-    """A transfer stopped; what was moved stays, and a repeated call goes on there."""
+    """A transfer stopped; what was moved stays, and a repeated call resumes there."""
 
 
 class SourceError(TransferError):

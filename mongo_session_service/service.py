@@ -202,8 +202,8 @@ class MongoSessionService(BaseSessionService):
     async def ping(self) -> float:
         """Returns how many seconds MongoDB's primary took to answer; for health checks.
 
-        Nothing is created. An outage is told after ``serverSelectionTimeoutMS``, which
-        is 30 seconds unless the URI says otherwise: ``asyncio.timeout`` shortens it.
+        Nothing is created. An outage is reported after ``serverSelectionTimeoutMS``,
+        30 seconds unless the URI says otherwise; ``asyncio.timeout`` shortens it.
 
         Raises:
             StorageUnavailableError: there is no primary, or it does not answer.
@@ -400,9 +400,9 @@ class MongoSessionService(BaseSessionService):
     ) -> None:
         """Deletes a session and its events; app and user state stay.
 
-        The session is gone at once, and its events when this returns. If that is
-        interrupted, the next delete or :meth:`prune` goes on with it, and so does a
-        ``create_session`` of the same id.
+        The session is gone at once, and its events when this returns. If the call is
+        interrupted, the next delete, :meth:`prune` or ``create_session`` of the same id
+        removes the rest.
         """
         key = session_key(app_name, user_id, session_id)
         async with self._backend() as backend:
@@ -539,7 +539,7 @@ class MongoSessionService(BaseSessionService):
         Raises:
             InvalidInputError: an argument is not what it should be.
             SessionNotFoundError: when iterating: the session is not stored, has
-                expired, or was deleted meanwhile, even if it was made anew.
+                expired, or was deleted meanwhile, even if it was recreated.
         """
         key = session_key(app_name, user_id, session_id)
         check_revision("after_revision", after_revision)
@@ -573,10 +573,9 @@ class MongoSessionService(BaseSessionService):
     ) -> AsyncGenerator[UserEvent, None]:
         """Iterates over the events of all of a user's sessions, in flat memory.
 
-        They come session by session, by id, each in the order of its revisions, and
-        with as many reads as there are pages of events, however many sessions. A
-        session that is deleted meanwhile ends there; one made anew under its id is
-        not told in its place.
+        The order is by session id, then by revision. There are as many reads as pages
+        of events, however many sessions. If a session is deleted meanwhile, its events
+        end there; if it is recreated under the same id, the new one's are left out.
 
         Args:
             app_name: The app.
@@ -654,10 +653,10 @@ class MongoSessionService(BaseSessionService):
         """Creates a session with another's events up to a revision, and its state then.
 
         It belongs to the same user, has the title, the labels and the time to live of
-        the other, and goes on by itself. App and user state stay as they are. The
-        server copies the events, a step at a time; the session exists once it is
-        whole. If that is interrupted, :meth:`prune` removes what is there after a
-        minute, and so does a ``create_session`` of the same id.
+        the other, and is independent of it from then on. App and user state stay as
+        they are. The server copies the events in steps; the session exists once it is
+        whole. If the call is interrupted, :meth:`prune` or a ``create_session`` of the
+        same id removes the incomplete copy, a minute later at the earliest.
 
         Args:
             app_name: The app.
@@ -690,13 +689,12 @@ class MongoSessionService(BaseSessionService):
 
     @traced
     async def prune(self, progress: Callable[[Pruned], object] | None = None) -> Pruned:
-        """Removes what nobody is shown any more.
+        """Removes expired sessions, and what interrupted deletes have left.
 
-        That is what has expired, sessions together with their events, and what
-        interrupted deletes have left. It goes in small steps, each a transaction of its
-        own: it may be interrupted, repeated, and run by any number of processes at the
-        same time. Consumers are told that a session is ``deleted`` when it is removed;
-        who watches was told when it expired.
+        Sessions are removed together with their events, in small steps, each a
+        transaction of its own. The call may be interrupted, repeated, and made by any
+        number of processes at the same time. Consumers receive ``deleted`` when a
+        session is removed; subscriptions received it when the session expired.
 
         Args:
             progress: Called after each step, with what was removed so far.
@@ -736,11 +734,11 @@ class MongoSessionService(BaseSessionService):
     async def delete_user(self, *, app_name: str, user_id: str) -> Erased:
         """Erases a user of an app: nothing in any collection has the id any more.
 
-        That is sessions, events, state, and what consumers have noted. It goes in small
-        steps; if it is interrupted, or the user goes on writing meanwhile, call it
+        Sessions, events, state, and what consumers have stored are removed in small
+        steps. If the call is interrupted, or the user keeps writing meanwhile, call it
         again. A session that is created meanwhile is erased as well, or stays whole; an
-        append to one that is gone raises ``SessionNotFoundError``. Who watches is told
-        that each session is ``deleted``.
+        append to an erased one raises ``SessionNotFoundError``. Subscriptions receive
+        ``deleted`` for each session.
 
         Args:
             app_name: The app.
@@ -766,8 +764,8 @@ class MongoSessionService(BaseSessionService):
     async def delete_app(self, *, app_name: str) -> Erased:
         """Erases an app, with all its users, its state and its consumers.
 
-        As :meth:`delete_user` does. Close the app's consumers before: the checkpoint
-        under which they read goes, and they are told so by ``LeaseLostError``.
+        It works as :meth:`delete_user` does. Close the app's consumers before: their
+        checkpoints are removed, and a running one ends with ``LeaseLostError``.
 
         Args:
             app_name: The app.
@@ -802,10 +800,11 @@ class MongoSessionService(BaseSessionService):
     ) -> Subscription:
         """Subscribes to a session, to a user's or an app's, or to the whole database.
 
-        A session's subscription begins with a ``snapshot`` of its merged state, then
-        tells every event ``appended``, ``state`` of its user or app that others set,
-        and at last ``deleted``. The others tell what happens from now on: ``created``,
-        ``appended`` and ``deleted`` sessions, and ``state`` set without an event.
+        A session's subscription begins with a ``snapshot`` of its merged state. Then it
+        receives every event ``appended``, ``state`` of its user or app that others set,
+        and at last ``deleted``. The other subscriptions receive what happens from now
+        on: ``created``, ``appended`` and ``deleted`` sessions, and ``state`` that was
+        set without an event.
 
         Args:
             app_name: The app; None for every app.
@@ -892,14 +891,13 @@ class MongoSessionService(BaseSessionService):
         start: Start = "beginning",
         on_history_lost: OnHistoryLost = "raise",
     ) -> Consumer:
-        """A durable consumer of all changes: they go on where ``name`` has committed.
+        """A durable consumer of all changes; it resumes where ``name`` has committed.
 
         Args:
             name: What its checkpoint is kept under.
             app_name: The app whose changes it gets; None for all.
-            start: Where a new name begins: at the ``beginning`` of the log, every
-                event of which is told as ``appended`` before what happens from now on;
-                or ``now``.
+            start: Where a new name begins: at the ``beginning`` of the log, each event
+                of which is received as ``appended``, before later changes; or ``now``.
             on_history_lost: What to do when it was away for longer than MongoDB's
                 oplog reaches back, or its collections were dropped: ``raise``
                 ``HistoryLostError``; ``replay`` the log from its beginning; or

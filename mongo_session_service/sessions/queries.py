@@ -50,7 +50,7 @@ def counting(wanted: Document) -> list[Document]:
 
 
 def announcement_id(id_: Document, what: str) -> Document:
-    """The ``_id`` by which the change feed is told what it could not know.
+    """The ``_id`` of a document that informs the change feed, which could not know.
 
     A document with it is inserted and deleted in the transaction it is about.
     """

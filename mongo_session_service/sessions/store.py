@@ -287,7 +287,7 @@ class SessionStore:
         created = [write for write, *_ in planned if isinstance(write, NewSession)]
         appends = [write for write, *_ in planned if isinstance(write, Append)]
         # Shared state ends as the last append has it, which is what subscribers who
-        # see the events are told.
+        # see the events receive.
         writes: list[Append | NewSession] = [*created, *appends]
         await self._insert(
             self._connection.sessions, map(session_document, created), txn
