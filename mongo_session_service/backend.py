@@ -95,7 +95,7 @@ class Backends:
         self._client = client
         self._settings = settings
         self._is_set_up = False
-        self._has_indexes = True
+        self._has_event_index = True
         self._reset()
 
     def _reset(self) -> None:
@@ -116,7 +116,7 @@ class Backends:
             "_client": None,
             "_settings": self._settings,
             "_is_set_up": self._is_set_up,
-            "_has_indexes": self._has_indexes,
+            "_has_event_index": self._has_event_index,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ class Backends:
             async with entry.connection.setup_lock:
                 if not self._is_set_up:
                     await self._set_up(entry.connection)
-        entry.connection.has_event_index = self._has_indexes
+        entry.connection.has_event_index = self._has_event_index
         return entry
 
     async def set_up(self) -> None:
@@ -156,7 +156,7 @@ class Backends:
 
     async def _set_up(self, connection: Connection) -> None:
         async with naming_privileges(connection):
-            self._has_indexes = await set_up(connection)
+            self._has_event_index = await set_up(connection)
         self._is_set_up = True
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Backend:
