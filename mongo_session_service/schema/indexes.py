@@ -12,9 +12,10 @@ class Index:
 
     collection: str
     name: str
-    keys: tuple[tuple[str, int], ...]
-    unique: bool
+    keys: tuple[str, ...]
+    """Fields, each in ascending order."""
     serves: str
+    unique: bool = False
     sparse: bool = False
     only_with: str | None = None
     """The field that a document needs to be in the index; None if it is in any case."""
@@ -23,11 +24,16 @@ class Index:
         """Whether a collection has it, by the driver's description of its indexes."""
         there = described.get(self.name)
         return there is not None and (
-            [tuple(each) for each in there["key"]] == list(self.keys)
+            [tuple(each) for each in there["key"]] == self.directed
             and bool(there.get("unique")) == self.unique
             and bool(there.get("sparse")) == self.sparse
             and there.get("partialFilterExpression") == self._partial
         )
+
+    @property
+    def directed(self) -> list[tuple[str, int]]:
+        """The keys, each with its direction."""
+        return [(name, 1) for name in self.keys]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -45,21 +51,12 @@ class Index:
         return None if self.only_with is None else {self.only_with: {"$exists": True}}
 
 
-_BY_CREATION: Final = (
-    ("create_time", 1),
-    ("_id.user_id", 1),
-    ("_id.session_id", 1),
-)
+_BY_CREATION: Final = ("create_time", "_id.user_id", "_id.session_id")
 
 EVENT_ONCE: Final = Index(
     collection="events",
     name="event_id_once_per_session",
-    keys=(
-        ("_id.app_name", 1),
-        ("_id.user_id", 1),
-        ("_id.session_id", 1),
-        ("event.id", 1),
-    ),
+    keys=("_id.app_name", "_id.user_id", "_id.session_id", "event.id"),
     unique=True,
     serves="an event appended twice is stored once, and found by its id",
 )
@@ -69,43 +66,33 @@ INDEXES: Final = (
     Index(
         collection="sessions",
         name="expire_time",
-        keys=(("expire_time", 1),),
-        unique=False,
+        keys=("expire_time",),
         sparse=True,
         serves="expired sessions are found among any number of sessions",
     ),
     Index(
         collection="sessions",
         name="by_user",
-        keys=(
-            ("_id.app_name", 1),
-            ("_id.user_id", 1),
-            ("create_time", 1),
-            ("_id.session_id", 1),
-        ),
-        unique=False,
+        keys=("_id.app_name", "_id.user_id", "create_time", "_id.session_id"),
         serves="a page of a user's sessions, of any number",
     ),
     Index(
         collection="sessions",
         name="by_app",
-        keys=(("_id.app_name", 1), *_BY_CREATION),
-        unique=False,
+        keys=("_id.app_name", *_BY_CREATION),
         serves="a page of an app's sessions, of any number",
     ),
     Index(
         collection="sessions",
         name="by_title",
-        keys=(("_id.app_name", 1), ("title", 1), *_BY_CREATION),
-        unique=False,
+        keys=("_id.app_name", "title", *_BY_CREATION),
         only_with="title",
         serves="a page of the sessions that have a title",
     ),
     Index(
         collection="sessions",
         name="by_label",
-        keys=(("_id.app_name", 1), ("labels", 1), *_BY_CREATION),
-        unique=False,
+        keys=("_id.app_name", "labels", *_BY_CREATION),
         only_with="labels",
         serves="a page of the sessions that have a label",
     ),

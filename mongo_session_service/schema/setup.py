@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from pymongo.errors import CollectionInvalid, OperationFailure
 
+from mongo_session_service.driver import server
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import refusal_of
-from mongo_session_service.driver.server import (
-    check_server,
-    greeted,
-    missing_privileges,
-)
-from mongo_session_service.schema.indexes import (
-    EVENT_ONCE,
-    INDEXES,
-    Index,
-)
+from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES, Index
 from mongo_session_service.schema.version import check_version, record_first_version
 
 logger = logging.getLogger(__name__)
@@ -34,6 +26,11 @@ _WORKS_WITHOUT: Final = {
     86: "another index of that name exists, and is not changed",
 }
 _NAMESPACE_EXISTS: Final = 48
+_NEEDED: Final = (
+    *("sessions", "events", "app_states", "user_states"),
+    *("checkpoints", "leases", "dead_letters", "metadata"),
+)
+"""A transaction that has to create its collection conflicts with all others."""
 
 
 async def set_up(connection: Connection) -> bool:
@@ -48,8 +45,8 @@ async def set_up(connection: Connection) -> bool:
         SchemaVersionError: the data was written by a newer release.
     """
     if connection.driver is not Driver.MOCK:
-        hello = await greeted(connection.client)
-        check_server(hello, transactions=connection.has_transactions)
+        hello = await server.greeted(connection.client)
+        server.check_server(hello, transactions=connection.has_transactions)
     is_recorded = await check_version(connection)
     attempts = await _attempt_layout(connection)
     if not is_recorded:
@@ -95,8 +92,8 @@ class _Attempts:
             if error.code == _NO_PRIVILEGE:
                 refusal = refusal_of(error)
                 prefix = self._connection.prefix
-                missing = missing_privileges(refusal, prefix) if refusal else []
-                why = " ".join([why, ", ".join(map(str, missing))]).rstrip()
+                missing = server.missing_privileges(refusal, prefix) if refusal else []
+                why = f"{why} {', '.join(map(str, missing))}".rstrip()
             self.failed |= dict.fromkeys(things, why)
 
     def warn(self) -> None:
@@ -120,33 +117,16 @@ async def _attempt_layout(connection: Connection) -> _Attempts:
 
 
 async def _create_collections(connection: Connection, attempts: _Attempts) -> None:
-    # A transaction that has to create its collection conflicts with all others.
-    needed = (
-        connection.sessions,
-        connection.events,
-        connection.app_states,
-        connection.user_states,
-        connection.checkpoints,
-        connection.leases,
-        connection.dead_letters,
-        connection.metadata,
-    )
     with attempts.at("collections"):
         there = await connection.database.list_collection_names()
-        for collection in needed:
-            if collection.name not in there:
-                with attempts.at(f"collection {collection.name!r}"):
-                    await _create_collection(connection, collection.name)
-
-
-async def _create_collection(connection: Connection, name: str) -> None:
-    try:
-        await connection.database.create_collection(name)
-    except CollectionInvalid:
-        pass
-    except OperationFailure as error:
-        if error.code != _NAMESPACE_EXISTS:
-            raise
+        needed = {f"{connection.prefix}{each}" for each in _NEEDED}
+        for name in sorted(needed - {*there}):
+            with attempts.at(f"collection {name!r}"), suppress(CollectionInvalid):
+                try:
+                    await connection.database.create_collection(name)
+                except OperationFailure as error:
+                    if error.code != _NAMESPACE_EXISTS:
+                        raise
 
 
 async def _create_indexes(connection: Connection, attempts: _Attempts) -> None:
@@ -155,7 +135,7 @@ async def _create_indexes(connection: Connection, attempts: _Attempts) -> None:
         for index in await missing_indexes(connection):
             collection = getattr(connection, index.collection)
             with attempts.at(_named(connection, index)):
-                await collection.create_index(list(index.keys), **index.options)
+                await collection.create_index(index.directed, **index.options)
 
 
 def _named(connection: Connection, index: Index) -> str:

@@ -58,23 +58,18 @@ async def read_page(
     size = PAGE if size is None else size
     events = Wanted("events", where, order=order, limit=size)
     wanted = [events] if session is None else [session, events]
-    documents: list[Document] = []
     is_whole = True
     if connection.has_transactions:
-        collection = getattr(connection, wanted[0].collection)
         stages = queries.union(connection, *wanted)
+        source = getattr(connection, wanted[0].collection), stages
         reading = (
-            snapshots.snapshot(connection, collection, stages, whole=False)
+            snapshots.snapshot(connection, *source, whole=False)
             if at is None
-            else snapshots.snapshot_at(
-                connection, collection, stages, at=at, whole=False
-            )
+            else snapshots.snapshot_at(connection, *source, at=at, whole=False)
         )
         documents, at, is_whole = await reading
     else:
-        for each in wanted:
-            cursor = each.find(getattr(connection, each.collection))
-            documents += await cursor.to_list(None)
+        documents = await queries.read_each(connection, *wanted)
     found = [each for each in documents if "revision" in each["_id"]]
     sessions = [each for each in documents if "revision" not in each["_id"]]
     return Page(found, sessions, at, is_whole and len(found) < size)
@@ -170,7 +165,7 @@ async def _read_user_page(at: Connection, where: Document) -> Page:
     ids = [key.id for key in sorted(keys)]
     heads = Wanted("sessions", {"_id": {"$in": ids}}, fields=_HEAD)
     if page.at is None:
-        return page._replace(sessions=await heads.find(at.sessions).to_list(None))
+        return page._replace(sessions=await queries.read_each(at, heads))
     read = await snapshots.snapshot_at(at, at.sessions, heads.stages(), at=page.at)
     return page._replace(sessions=read.documents)
 

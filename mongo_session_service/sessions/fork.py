@@ -8,17 +8,12 @@ fork fails.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.platform import time as platform_time
-from pymongo.errors import (
-    ConnectionFailure,
-    DuplicateKeyError,
-    ExecutionTimeout,
-    PyMongoError,
-)
+from pymongo import errors
 
 from mongo_session_service.codec.documents import INITIAL, session_document
 from mongo_session_service.codec.limits import check_initial_state
@@ -30,27 +25,7 @@ from mongo_session_service.errors import StorageUnavailableError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, NewSession, SessionKey
 from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.deletion import (
-    ATTEMPTS,
-    remove_expired,
-    remove_tombstone,
-)
-from mongo_session_service.sessions.history import (
-    Beginning,
-    checked,
-    deltas,
-    fold,
-    initial_state,
-    recorded,
-)
-from mongo_session_service.sessions.placeholders import (
-    BURY,
-    FORK,
-    Reservations,
-    remove_silently,
-)
-from mongo_session_service.sessions.queries import initial_updates
+from mongo_session_service.sessions import deletion, history, placeholders, queries
 from mongo_session_service.sessions.store import SessionStore, already_exists, not_found
 
 LIFETIME: Final = 60.0
@@ -65,19 +40,6 @@ _STEP_MS: Final = 40_000
 _LOST: Final = (
     "The fork took too long: its reservation expired and was removed. Try again."
 )
-
-
-class Copy(NamedTuple):
-    """A new session that begins with the events of another."""
-
-    source: SessionKey
-    target: SessionKey
-    reservations: Reservations
-
-    @property
-    def reservation(self) -> Document:
-        """The filter for the target's reservation, as long as it is held."""
-        return self.reservations.held(self.target)
 
 
 async def copy_session(
@@ -95,142 +57,144 @@ async def copy_session(
         InvalidInputError: the source has fewer events.
         StorageUnavailableError: the copy took too long; it was removed.
     """
-    beginning = await Beginning.load(store, source)
+    beginning = await history.Beginning.load(store, source)
     if beginning is None:
         raise not_found(source.session_id)
-    revision = checked(beginning.session, revision)
-    copy = Copy(source, target, Reservations(FORK, LIFETIME))
+    revision = history.checked(beginning.session, revision)
+    reservations = placeholders.Reservations(placeholders.FORK, LIFETIME)
+    fork = Fork(connection, source, target, beginning, revision, reservations)
     try:
-        await _reserve(connection, copy)
-        await _copy_log(connection, copy, revision)
-        await _renew(connection, copy)
-        session = await _session(connection, copy, beginning, revision)
-        await uninterrupted(_settle(connection, copy, beginning, session))
-    except AlreadyExistsError:
-        raise  # there is no reservation to give up
-    except ConnectionFailure:
-        raise  # the server may still be copying: the reservation must expire
+        await fork.reserve()
+        await fork.copy_log()
+        await fork.renew()
+        await uninterrupted(fork.settle(*await fork.session()))
+    except (AlreadyExistsError, errors.ConnectionFailure):
+        # There is no reservation to give up, or the server may still be copying, and
+        # the reservation must expire.
+        raise
     except BaseException:
-        await uninterrupted(_give_up(connection, copy))
+        await uninterrupted(fork.give_up())
         raise
 
 
-async def _reserve(connection: Connection, copy: Copy) -> None:
-    for left in reversed(range(ATTEMPTS)):
-        reservation = copy.reservations.new(copy.target.id)
-        try:
-            await uninterrupted(connection.sessions.insert_one(reservation))
-        except DuplicateKeyError:
-            now = platform_time.get_time()
-            if not (await remove_expired(connection, copy.target, now) and left):
-                raise already_exists(copy.target.session_id) from None
-        else:
-            return
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A new session that begins with the events of another."""
 
+    connection: Connection
+    source: SessionKey
+    target: SessionKey
+    beginning: history.Beginning
+    revision: int
+    reservations: placeholders.Reservations
 
-async def _renew(connection: Connection, copy: Copy) -> None:
-    held = await connection.sessions.update_one(
-        copy.reservation, copy.reservations.renewal()
-    )
-    if not held.matched_count:
-        raise StorageUnavailableError(_LOST)
+    @property
+    def reservation(self) -> Document:
+        """The filter for the target's reservation, as long as it is held."""
+        return self.reservations.held(self.target)
 
+    async def reserve(self) -> None:
+        """Hold the target's place, unless a session is stored there."""
+        at, id_ = self.connection, self.target.id
+        for left in reversed(range(deletion.ATTEMPTS)):
+            reservation = self.reservations.new(id_)
+            try:
+                await uninterrupted(at.sessions.insert_one(reservation))
+            except errors.DuplicateKeyError:
+                now = platform_time.get_time()
+                if not (await deletion.remove_expired(at, self.target, now) and left):
+                    raise already_exists(self.target.session_id) from None
+            else:
+                return
 
-async def _copy_log(connection: Connection, copy: Copy, revision: int) -> None:
-    after, step = 0, STEP
-    while after < revision:
-        await _renew(connection, copy)
-        until = min(after + step, revision)
-        try:
-            await uninterrupted(_copy_events(connection, copy, after, until))
-        except ExecutionTimeout:
-            if step == 1:
-                raise
-            step = max(step // 8, 1)  # large events; those copied are kept
-        else:
-            after = until
-
-
-async def _copy_events(
-    connection: Connection, copy: Copy, after: int, until: int
-) -> None:
-    wanted = queries.events_until(copy.source, until, after)
-    events = connection.events
-    if connection.driver is Driver.MOCK:  # mongomock has no $merge
-        found = await events.find(wanted).to_list(None)
-        for each in found:
-            each["_id"]["session_id"] = copy.target.session_id
-        await events.insert_many(found)
-        return
-    stages: list[dict[str, Any]] = [
-        {"$match": wanted},
-        {"$set": {"_id.session_id": {"$literal": copy.target.session_id}}},
-        {"$merge": {"into": events.name, "whenMatched": "keepExisting"}},
-    ]
-    aggregate = events.aggregate(stages, maxTimeMS=_STEP_MS)
-    await results_of(aggregate, connection.driver)
-
-
-async def _session(
-    connection: Connection, copy: Copy, beginning: Beginning, revision: int
-) -> tuple[Document, list[queries.Update]]:
-    """The new session's document, and updates that store a large initial state."""
-    head = beginning.session
-    known, state = recorded(*beginning), head["state"]
-    if revision < head["revision"]:
-        log = await deltas(connection, copy.source, revision)
-        known = await initial_state(connection, copy.source, beginning, log)
-        state = fold(known, log)
-    now = platform_time.get_time()
-    details = Details.of(head)
-    if details.ttl is not None:
-        details = replace(details, expire_time=now + details.ttl)
-    new = NewSession(
-        copy.target,
-        now,
-        ScopedState(session=known or {}),
-        check_initial_state(known or {}),
-        details,
-    )
-    document = {**session_document(new), "state": state, "revision": revision}
-    if known is None:
-        del document[INITIAL]
-    return document, initial_updates([new])
-
-
-async def _settle(
-    connection: Connection,
-    copy: Copy,
-    beginning: Beginning,
-    session: tuple[Document, list[queries.Update]],
-) -> None:
-    """Replace the reservation with the session, if the source still exists."""
-    document, apart = session
-    held = copy.reservation
-    source = {
-        "_id": copy.source.id,
-        **queries.visible(platform_time.get_time()),
-        "create_time": beginning.session["create_time"],
-    }
-
-    async def work(txn: Txn) -> None:
-        if not await connection.sessions.find_one(source, {"_id": 1}, session=txn):
-            raise not_found(copy.source.session_id)
-        if not await connection.sessions.find_one(held, {"_id": 1}, session=txn):
+    async def renew(self) -> None:
+        """Hold the place for longer."""
+        renewal = self.reservations.renewal()
+        held = await self.connection.sessions.update_one(self.reservation, renewal)
+        if not held.matched_count:
             raise StorageUnavailableError(_LOST)
-        for update in apart:
-            await connection.events.update_one(*update, upsert=True, session=txn)
-        if txn:
-            await remove_silently(connection, copy.target.id, txn)
-            await connection.sessions.insert_one(document, session=txn)
-        else:
-            await connection.sessions.replace_one(held, document)
 
-    await connection.transaction(work)
+    async def copy_log(self) -> None:
+        """Copy all events, in steps."""
+        after, step = 0, STEP
+        while after < self.revision:
+            await self.renew()
+            until = min(after + step, self.revision)
+            try:
+                await uninterrupted(self.copy_events(after, until))
+            except errors.ExecutionTimeout:
+                if step == 1:
+                    raise
+                step = max(step // 8, 1)  # large events; those copied are kept
+            else:
+                after = until
 
+    async def copy_events(self, after: int, until: int) -> None:
+        """Copy the events of one step."""
+        wanted = queries.events_until(self.source, until, after)
+        events, driver = self.connection.events, self.connection.driver
+        if driver is Driver.MOCK:  # mongomock has no $merge
+            found = await events.find(wanted).to_list(None)
+            for each in found:
+                each["_id"]["session_id"] = self.target.session_id
+            await events.insert_many(found)
+            return
+        stages: list[dict[str, Any]] = [
+            {"$match": wanted},
+            {"$set": {"_id.session_id": {"$literal": self.target.session_id}}},
+            {"$merge": {"into": events.name, "whenMatched": "keepExisting"}},
+        ]
+        await results_of(events.aggregate(stages, maxTimeMS=_STEP_MS), driver)
 
-async def _give_up(connection: Connection, copy: Copy) -> None:
-    with suppress(PyMongoError):
-        # A tombstone even if the reservation was lost: events were copied since.
-        await connection.sessions.update_one(copy.reservation, BURY, upsert=True)
-        await remove_tombstone(connection, copy.target)
+    async def session(self) -> tuple[Document, list[queries.Update]]:
+        """The new session's document, and updates that store a large initial state."""
+        head = self.beginning.session
+        known, state = history.recorded(*self.beginning), head["state"]
+        if self.revision < head["revision"]:
+            at, key = self.connection, self.source
+            log = await history.deltas(at, key, self.revision)
+            known = await history.initial_state(at, key, self.beginning, log)
+            state = history.fold(known, log)
+        now = platform_time.get_time()
+        details = Details.of(head)
+        if details.ttl is not None:
+            details = replace(details, expire_time=now + details.ttl)
+        size = check_initial_state(known or {})
+        delta = ScopedState(session=known or {})
+        new = NewSession(self.target, now, delta, size, details)
+        document = {**session_document(new), "state": state, "revision": self.revision}
+        if known is None:
+            del document[INITIAL]
+        return document, queries.initial_updates([new])
+
+    async def settle(self, document: Document, apart: list[queries.Update]) -> None:
+        """Replace the reservation with the session, if the source still exists."""
+        at, held = self.connection, self.reservation
+        source = {
+            "_id": self.source.id,
+            **queries.visible(platform_time.get_time()),
+            "create_time": self.beginning.session["create_time"],
+        }
+
+        async def work(txn: Txn) -> None:
+            if not await at.sessions.find_one(source, {"_id": 1}, session=txn):
+                raise not_found(self.source.session_id)
+            if not await at.sessions.find_one(held, {"_id": 1}, session=txn):
+                raise StorageUnavailableError(_LOST)
+            for update in apart:
+                await at.events.update_one(*update, upsert=True, session=txn)
+            if txn:
+                await placeholders.remove_silently(at, self.target.id, txn)
+                await at.sessions.insert_one(document, session=txn)
+            else:
+                await at.sessions.replace_one(held, document)
+
+        await at.transaction(work)
+
+    async def give_up(self) -> None:
+        """Remove what was copied, as far as MongoDB can be reached."""
+        at, bury = self.connection, placeholders.BURY
+        with suppress(errors.PyMongoError):
+            # A tombstone even if the reservation was lost: events were copied since.
+            await at.sessions.update_one(self.reservation, bury, upsert=True)
+            await deletion.remove_tombstone(at, self.target)

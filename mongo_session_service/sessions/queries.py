@@ -143,18 +143,21 @@ class Wanted:
             stages.append({"$project": dict.fromkeys(self.fields, 1)})
         return stages
 
-    def find(self, collection: Any) -> Any:
-        """The cursor that reads them without a pipeline, whenever they are of."""
-        cursor = collection.find(self.filter, self.fields or None)
-        if self.order is not None:
-            cursor = cursor.sort("_id", self.order)
-        return cursor.limit(self.limit or 0)
 
-    def since_then(self, documents: list[Document]) -> list[Document]:
-        """What the pipeline's last stage leaves of what :meth:`find` found."""
-        if self.since is None:
-            return documents
-        return [each for each in documents if each["event"]["timestamp"] >= self.since]
+async def read_each(at: Any, *wanted: Wanted) -> list[Document]:
+    """Documents of several collections by one query each: without transactions."""
+    documents: list[Document] = []
+    for each in wanted:
+        cursor = getattr(at, each.collection).find(each.filter, each.fields or None)
+        if each.order is not None:
+            cursor = cursor.sort("_id", each.order)
+        found = await cursor.limit(each.limit or 0).to_list(None)
+        documents += (
+            found
+            if each.since is None
+            else [it for it in found if it["event"]["timestamp"] >= each.since]
+        )
+    return documents
 
 
 def union(at: Any, first: Wanted, *others: Wanted) -> list[Document]:

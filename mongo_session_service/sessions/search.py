@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Self
 
 import bson
+from bson.errors import BSONError
 from google.adk.sessions.state import State
 
-from mongo_session_service.codec.bson_values import (
-    WRAPPER,
-    encode_value,
-    escape_key,
-    json_form,
-)
+from mongo_session_service.codec import bson_values
 from mongo_session_service.codec.documents import INITIAL, decode_sessions, summary
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.driver import snapshots
@@ -139,14 +136,11 @@ def new_search(
         wanted["title"] = {"$eq": check_title(title)}
     conditions: list[Document] = []
     if labels is not None:
-        conditions += [{"labels": {"$eq": each}} for each in _label_list(labels)]
+        wanted_labels = label_list(check_labels(labels))
+        conditions += [{"labels": {"$eq": each}} for each in wanted_labels]
     if where is not None:
         conditions += state_conditions(where, owner, hooks)
     return Search({"$and": [wanted, *conditions]}, is_newest_first)
-
-
-def _label_list(labels: object) -> list[dict[str, str]]:
-    return label_list(check_labels(labels))
 
 
 def check_limit(limit: object) -> int:
@@ -170,12 +164,13 @@ def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document
     if not isinstance(where, Mapping):
         message = f"where must be a dict, not {type(where).__name__}."
         raise InvalidInputError(message)
-    values = {key: _form(key, value) for key, value in where.items()}
+    values = {_own(key): _form(key, value) for key, value in where.items()}
     stored = hooks.state_to_store(values, owner)
     return [_condition(key, stored[key]) for key in sorted(stored)]
 
 
-def _form(key: object, value: object) -> Any:
+def _own(key: object) -> str:
+    """A key of a session's own state."""
     if not isinstance(key, str):
         message = f"The keys of where must be strings, not {type(key).__name__}."
         raise InvalidInputError(message)
@@ -185,22 +180,29 @@ def _form(key: object, value: object) -> Any:
             " only: app:, user: and temp: keys are not in it."
         )
         raise InvalidInputError(message)
+    return key
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Name the key whose value is refused."""
     try:
-        return json_form(value, f"where key {quoted(key)}")
+        yield
     except InvalidInputError as error:
         message = f"The value of where key {quoted(key)} cannot be one: {error}."
         raise InvalidInputError(message) from None
+
+
+def _form(key: str, value: object) -> Any:
+    with _naming(key):
+        return bson_values.json_form(value, f"where key {quoted(key)}")
 
 
 def _condition(key: str, value: Any) -> Document:
-    try:
-        encoded = encode_value(value)
-    except InvalidInputError as error:
-        message = f"The value of where key {quoted(key)} cannot be one: {error}."
-        raise InvalidInputError(message) from None
-    name = escape_key(key)
-    path = f"state.{name}"
-    is_wrapped = isinstance(encoded, dict) and WRAPPER in encoded
+    with _naming(key):
+        encoded = bson_values.encode_value(value)
+    path = f"state.{bson_values.escape_key(key)}"
+    is_wrapped = isinstance(encoded, dict) and bson_values.WRAPPER in encoded
     if isinstance(encoded, dict | list) and not is_wrapped:
         if _depth(encoded) > MAX_DEPTH:
             message = (
@@ -216,32 +218,34 @@ def _condition(key: str, value: Any) -> Document:
 
 def _is(there: Any, value: Any) -> Document:
     """An expression that compares a field with a value, exactly."""
-    if isinstance(value, dict):
-        fields = [
-            _is({"$getField": {"field": {"$literal": name}, "input": there}}, item)
-            for name, item in value.items()
-        ]
-        size = {"$size": {"$objectToArray": there}}
-        is_kind: Document = {"$eq": [{"$type": there}, "object"]}
-    elif isinstance(value, list):
-        fields = [
-            _is({"$arrayElemAt": [there, index]}, item)
-            for index, item in enumerate(value)
-        ]
-        size = {"$size": there}
-        is_kind = {"$isArray": [there]}
-    else:
+    if not isinstance(value, dict | list):
         return {"$eq": [there, {"$literal": value}]}
-    has_size = {"$eq": [size, len(value)]}
+    if isinstance(value, dict):
+        places: list[Document] = [
+            {"$getField": {"field": {"$literal": name}, "input": there}}
+            for name in value
+        ]
+        size: Any = {"$objectToArray": there}
+        is_kind: Document = {"$eq": [{"$type": there}, "object"]}
+    else:
+        places = [{"$arrayElemAt": [there, index]} for index in range(len(value))]
+        size, is_kind = there, {"$isArray": [there]}
+    fields = map(_is, places, _items(value))
+    has_size = {"$eq": [{"$size": size}, len(value)]}
     return {"$cond": [is_kind, {"$and": [has_size, *fields]}, False]}
 
 
-def _depth(value: Any) -> int:
+def _items(value: Any) -> Iterable[Any]:
+    """What a dict or list holds; nothing for what is neither."""
     if isinstance(value, dict):
-        return 1 + max(map(_depth, value.values()), default=0)
-    if isinstance(value, list):
-        return 1 + max(map(_depth, value), default=0)
-    return 0
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _depth(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(_depth, _items(value)), default=0)
 
 
 def token(place: Place, search: Search) -> str:
@@ -251,60 +255,35 @@ def token(place: Place, search: Search) -> str:
     a page begins, in a search that they may make anyway.
     """
     content = bson.encode(place._asdict())
-    return _text(_digest(content, search) + content)
+    # BSON begins with its length, so no two pairs give the same bytes.
+    digest = blake2b(content + search.bytes, digest_size=_DIGEST).digest()
+    return base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
 
 
-def place_in(token: object, search: Search) -> Place:
+def place_in(page_token: object, search: Search) -> Place:
     """The place in a token of the same search.
 
     Raises:
         InvalidInputError: it is not such a token.
     """
-    if not isinstance(token, str):
-        kind = type(token).__name__
+    if not isinstance(page_token, str):
+        kind = type(page_token).__name__
         raise InvalidInputError(f"page_token must be a string, not {kind}.")
-    value = _bytes(token) if len(token) <= _LONGEST else b""
-    digest, content = value[:_DIGEST], value[_DIGEST:]
-    place = _place(content) if digest == _digest(content, search) else None
-    if place is None:
+    place = _place(page_token) if len(page_token) <= _LONGEST else None
+    if place is None or page_token != token(place, search):
         raise InvalidInputError(_REFUSED)
     return place
 
 
-def _place(content: bytes) -> Place | None:
+def _place(text: str) -> Place | None:
     """The place that a token encodes; None if it has other fields or types."""
     try:
-        fields = bson.decode(content)
-        place = Place(**fields)
-        is_exact = bson.encode(place._asdict()) == content
-    except (bson.InvalidBSON, TypeError):
+        content = base64.urlsafe_b64decode(text + "==")[_DIGEST:]
+        place = Place(**bson.decode(content))
+    except (ValueError, TypeError, BSONError):
         return None
-    created, user_id, session_id = place
-    is_time = isinstance(created, int | float) and not isinstance(created, bool)
-    return (
-        place
-        if is_exact and is_time and type(user_id) is type(session_id) is str
-        else None
-    )
-
-
-def _text(value: bytes) -> str:
-    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
-
-
-def _bytes(text: str) -> bytes:
-    """The inverse of :func:`_text`; empty for a string that it does not return."""
-    try:
-        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
-        value = base64.b64decode(padded, b"-_", validate=True)
-    except ValueError:
-        return b""
-    return value if _text(value) == text else b""
-
-
-def _digest(content: bytes, search: Search) -> bytes:
-    # BSON begins with its length, so no two pairs give the same bytes.
-    return blake2b(content + search.bytes, digest_size=_DIGEST).digest()
+    is_time = isinstance(place[0], int | float) and not isinstance(place[0], bool)
+    return place if is_time and {*map(type, place[1:])} == {str} else None
 
 
 class Page(NamedTuple):
@@ -335,36 +314,29 @@ async def load_page(
     documents, shared = await persistently(
         lambda: _load(connection, stages, with_state=with_state)
     )
-    has_more = len(documents) > limit
     shown = documents[:limit]
     states: dict[SessionKey, dict[str, Any]] = {}
     if with_state:
-        mixed = [*shown, *shared]
-        decoded = decode_sessions(mixed, now, connection.hooks)
+        decoded = decode_sessions([*shown, *shared], now, connection.hooks)
         states = {each.key: each.state for each in decoded}
     summaries = [summary(each, states.get(SessionKey(**each["_id"]))) for each in shown]
-    return Page(summaries, Place.of(shown[-1]) if has_more else None)
+    return Page(summaries, Place.of(shown[-1]) if len(documents) > limit else None)
 
 
 async def _load(
-    connection: Connection, stages: list[Document], *, with_state: bool
+    at: Connection, stages: list[Document], *, with_state: bool
 ) -> tuple[list[Document], list[Document]]:
     """Sessions and their shared state, from one snapshot."""
-    at, shared = connection, list[Document]()
-    if not at.has_transactions:
+    read_at = None
+    if at.has_transactions:
+        documents, read_at, _ = await snapshots.snapshot(at, at.sessions, stages)
+    else:
         documents = await at.aggregate(at.sessions, stages)
-        if with_state and documents:
-            for each in _shared_by(documents):
-                cursor = each.find(getattr(at, each.collection))
-                shared += await cursor.to_list(None)
-        return documents, shared
-    found = await snapshots.snapshot(at, at.sessions, stages)
-    if with_state and found.documents:
-        both = queries.union(at, *_shared_by(found.documents))
-        read = await snapshots.snapshot_at(at, at.app_states, both, at=found.at)
-        shared = read.documents
-    return found.documents, shared
-
-
-def _shared_by(documents: list[Document]) -> list[queries.Wanted]:
-    return queries.shared_states(SessionKey(**each["_id"]) for each in documents)
+    if not with_state or not documents:
+        return documents, []
+    wanted = queries.shared_states(SessionKey(**each["_id"]) for each in documents)
+    if read_at is None:
+        return documents, await queries.read_each(at, *wanted)
+    both = queries.union(at, *wanted)
+    shared = await snapshots.snapshot_at(at, at.app_states, both, at=read_at)
+    return documents, shared.documents

@@ -206,11 +206,7 @@ class SessionStore:
         """Documents of several collections, in one round trip and from one snapshot."""
         at = self._connection
         if not at.has_transactions:
-            documents: list[Document] = []
-            for each in wanted:
-                cursor = each.find(getattr(at, each.collection))
-                documents += each.since_then(await cursor.to_list(None))
-            return documents
+            return await queries.read_each(at, *wanted)
         collection = getattr(at, wanted[0].collection)
         stages = queries.union(at, *wanted)
         return await snapshots.read(at, collection, stages, anywhere=anywhere)

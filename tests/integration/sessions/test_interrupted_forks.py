@@ -83,7 +83,7 @@ async def test_a_place_is_lost_meanwhile(
 ) -> None:
     """What is no session yet is not deleted; one that took too long leaves nothing."""
     await store_long_session(service, admin, database, KEY, 25)
-    copy_events = copying._copy_events  # noqa: SLF001  where it is to be overtaken
+    copy_events = copying.Fork.copy_events
 
     async def overtaken(*arguments: Any) -> None:
         if how == "deleted":
@@ -94,7 +94,7 @@ async def test_a_place_is_lost_meanwhile(
             await service.prune()
         await copy_events(*arguments)
 
-    monkeypatch.setattr(copying, "_copy_events", overtaken)
+    monkeypatch.setattr(copying.Fork, "copy_events", overtaken)
     if how == "deleted":
         await fork(service)
         assert left_in(admin, database) == {"sessions": 2, "events": 50}
@@ -150,14 +150,14 @@ async def test_the_source_is_deleted_meanwhile(
 ) -> None:
     """No fork has the events of two sessions, or some of those of one."""
     await store_long_session(service, admin, database, KEY, 25)
-    copy_events = copying._copy_events  # noqa: SLF001  where it is to be overtaken
+    copy_events = copying.Fork.copy_events
 
     async def recreate(*arguments: Any) -> None:
         await copy_events(*arguments)
         await service.delete_session(**KEY.id)
         await store_long_session(service, admin, database, KEY, 30)
 
-    monkeypatch.setattr(copying, "_copy_events", recreate)
+    monkeypatch.setattr(copying.Fork, "copy_events", recreate)
     with pytest.raises(SessionNotFoundError):
         await fork(service)
 
