@@ -557,8 +557,8 @@ class MongoSessionService(BaseSessionService):
             with Operation("iter_events", self.database_name, key.app_name):
                 async with self._backend() as backend:
                     now = platform_time.get_time()
-                    page = await load_session_page(backend.connection, key, span, now)
-            found = page.created.get(key.session_id)
+                    page = await load_session_page(backend.connection, key, span)
+            found = page.created(now).get(key.session_id)
             if found is None or created not in {None, found}:
                 raise not_found(key.session_id)
             created = found
@@ -598,12 +598,12 @@ class MongoSessionService(BaseSessionService):
                 async with self._backend() as backend:
                     now, after = platform_time.get_time(), last and last["_id"]
                     page = await load_user_page(
-                        backend.connection, app_name, user_id, after, now
+                        backend.connection, app_name, user_id, after
                     )
-            begun = session_id(last) if last else None
+            times, begun = page.created(now), session_id(last) if last else None
             for each in page.events:
                 id_ = session_id(each)
-                found = page.created.get(id_)
+                found = times.get(id_)
                 is_same = found is not None and (id_ != begun or found == created)
                 # A large initial state is kept beside the events.
                 if is_same and "event" in each:
@@ -613,7 +613,7 @@ class MongoSessionService(BaseSessionService):
                 return
             before, last = last, page.events[-1]
             if before is None or session_id(last) != session_id(before):
-                created = page.created.get(session_id(last))
+                created = times.get(session_id(last))
 
     @traced
     async def get_session_at(

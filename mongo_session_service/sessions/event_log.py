@@ -34,6 +34,11 @@ class Page(NamedTuple):
     is_last: bool
     """Whether no events follow these."""
 
+    def created(self, now: float) -> dict[str, float]:
+        """The creation times of the sessions that are visible, by session ID."""
+        shown = [each for each in self.sessions if is_visible(each, now)]
+        return {session_id(each): each["create_time"] for each in shown}
+
 
 async def read_page(
     connection: Connection,
@@ -113,48 +118,29 @@ _HEAD: Final = ("create_time", "revision", "expire_time")
 _KEY: Final = SessionKey._fields
 
 
-class LogPage(NamedTuple):
-    """Events as they are stored, and the sessions they belong to."""
-
-    events: list[Document]
-    created: dict[str, float]
-    """The creation times of the sessions that are visible, by session ID."""
-    is_last: bool
-
-
-async def load_session_page(
-    connection: Connection, key: SessionKey, span: Span, now: float
-) -> LogPage:
-    """The first page of a span.
+async def load_session_page(at: Connection, key: SessionKey, span: Span) -> Page:
+    """The first page of a span, and its session.
 
     Raises:
         StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
     head = Wanted("sessions", {"_id": key.id}, fields=_HEAD)
     where = queries.events_after(key, span.after, span.before)
-    page = await persistently(
-        lambda: read_page(
-            connection, where, size=span.size, order=span.order, session=head
-        )
+    return await persistently(
+        lambda: read_page(at, where, size=span.size, order=span.order, session=head)
     )
-    return LogPage(page.events, _created(page.sessions, now), page.is_last)
 
 
 async def load_user_page(
-    connection: Connection,
-    app_name: str,
-    user_id: str,
-    after: Document | None,
-    now: float,
-) -> LogPage:
-    """The first page of a user's events after one.
+    connection: Connection, app_name: str, user_id: str, after: Document | None
+) -> Page:
+    """The first page of a user's events after one, and their sessions.
 
     Raises:
         StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
     where = events_of_user(app_name, user_id, after)
-    page = await persistently(lambda: _read_user_page(connection, where))
-    return LogPage(page.events, _created(page.sessions, now), page.is_last)
+    return await persistently(lambda: _read_user_page(connection, where))
 
 
 async def _read_user_page(at: Connection, where: Document) -> Page:
@@ -174,9 +160,3 @@ def session_id(event: Document) -> str:
     """The ID of a stored event's session."""
     id_: str = event["_id"]["session_id"]
     return id_
-
-
-def _created(heads: list[Document], now: float) -> dict[str, float]:
-    return {
-        session_id(each): each["create_time"] for each in heads if is_visible(each, now)
-    }

@@ -11,17 +11,8 @@ from typing import Any, Final, NamedTuple
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
-from mongo_session_service.codec.bson_values import (
-    UnreadableError,
-    decode_value,
-    encode_fields,
-)
-from mongo_session_service.codec.documents import (
-    INITIAL,
-    decode_sessions,
-    decode_state,
-    is_visible,
-)
+from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec.documents import INITIAL
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import InvalidInputError, quoted
@@ -40,12 +31,12 @@ def delta_of(event: Document) -> Document:
     """
     try:
         actions = event.get("event", {}).get("actions", {})
-        delta = decode_value(actions.get("state_delta", {}))
-        return encode_fields(scopes.split(delta).session)
-    except (AttributeError, UnreadableError):
+        delta = bson_values.decode_value(actions.get("state_delta", {}))
+        return bson_values.encode_fields(scopes.split(delta).session)
+    except (AttributeError, bson_values.UnreadableError):
         id_ = event["_id"]
         where = f"of session {quoted(id_['session_id'])} at revision {id_['revision']}"
-        raise UnreadableError(f"The event {where}") from None
+        raise bson_values.UnreadableError(f"The event {where}") from None
 
 
 def fold(initial: Document, deltas: Iterable[Document]) -> Document:
@@ -141,16 +132,14 @@ class Beginning(NamedTuple):
         return cls.among(found, key)
 
     @classmethod
-    def among(cls, documents: list[Document], key: SessionKey) -> Beginning | None:
-        """Find it among documents; None if the session is not stored."""
-        ids = (key.id, key.event_id(0))
-        session, apart = (
-            next((each for each in documents if each["_id"] == id_), None)
-            for id_ in ids
-        )
-        if session is None or not is_visible(session, platform_time.get_time()):
-            return None
-        return cls(session, apart)
+    def among(cls, found: list[Document], key: SessionKey) -> Beginning | None:
+        """Pick it from documents; None if the session is not stored."""
+        session = next((each for each in found if each["_id"] == key.id), None)
+        first = key.event_id(0)
+        apart = next((each for each in found if each["_id"] == first), None)
+        now = platform_time.get_time()
+        is_stored = session is not None and documents.is_visible(session, now)
+        return cls(session, apart) if session and is_stored else None
 
 
 async def revisit(
@@ -161,29 +150,22 @@ async def revisit(
     Raises:
         InvalidInputError: it has not reached that revision.
     """
-    wanted = (
-        queries.events_after(key, 0)
-        if revision is None
-        else queries.events_until(key, revision)
-    )
-    documents = await store.read(
+    until = 2**63 - 1 if revision is None else revision
+    found = await store.read(
         Wanted("sessions", {"_id": key.id}),
         Wanted("events", {"_id": key.event_id(0)}),
-        Wanted("events", wanted, order=-1),
+        Wanted("events", queries.events_until(key, until), order=-1),
         *queries.shared_state(key.app_name, key.user_id),
     )
-    beginning = Beginning.among(documents, key)
+    beginning = Beginning.among(found, key)
     if beginning is None:
         return None
     head = beginning.session
     revision = checked(head, revision)
     # Without transactions there may be more events by now.
-    events = [
-        each
-        for each in documents
-        if "event" in each and each["_id"]["revision"] <= revision
-    ]
-    shared = [each for each in documents if not {"event", "create_time"} & each.keys()]
+    stored = [each for each in found if "event" in each]
+    events = [each for each in stored if each["_id"]["revision"] <= revision]
+    shared = [each for each in found if not {"event", "create_time"} & each.keys()]
     log = [delta_of(each) for each in reversed(events)]
     initial = await initial_state(connection, key, beginning, log)
     at = events[0]["event"].get("timestamp") if log else head["create_time"]
@@ -194,10 +176,11 @@ async def revisit(
     }
     now, hooks = platform_time.get_time(), connection.hooks
     mixed = [{**head, **past}, *events, *shared]
-    session = next(decode_sessions(mixed, now, hooks), None)
+    session = next(documents.decode_sessions(mixed, now, hooks), None)
     if session is None:
         return None  # it has just expired
-    return Revisited(session, decode_state(initial, Owner.of_session(key), hooks))
+    known = documents.decode_state(initial, Owner.of_session(key), hooks)
+    return Revisited(session, known)
 
 
 async def initial_state(

@@ -1,4 +1,4 @@
-"""Rebase: appends of a second writer, on top of what others appended meanwhile."""
+"""Rebase: a late writer's append, repeated on top of what others have appended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -19,28 +20,18 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec.adk_session import bring_in, mark, marker_of
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import once_written
-from mongo_session_service.model.records import (
-    Append,
-    Marker,
-    SessionKey,
-    StoredSession,
-)
+from mongo_session_service.model import records
+from mongo_session_service.sessions import store as storage
 from mongo_session_service.sessions.group_commit import Caller, Committer, SessionCopy
-from mongo_session_service.sessions.store import (
-    STALE,
-    SessionStore,
-    find_event,
-    not_found,
-)
 
 
 def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
-    """Whether another run of an event's turn was faster.
+    """Whether a concurrent run of an event's turn has overtaken it.
 
     Args:
-        seen: The log as the event's writer has it.
+        seen: The log as the event's writer has read it.
         missed: What others have appended since.
-        event: What was to come next.
+        event: The event that its writer appends.
     """
     missed = [*missed]
     if _answered([event]) & _answered(missed) - _long_running([*seen, *missed]):
@@ -51,30 +42,26 @@ def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> b
 
 
 def unanswered(missed: Iterable[Event], event: Event) -> set[str | None]:
-    """The calls that others have made and that have to be responded to before."""
+    """The function calls of other writers whose responses must precede an event."""
     missed = [*missed]
     open_calls = _called(missed) - _answered(missed) - _long_running(missed)
     return open_calls - _answered([event])
 
 
 def is_response(event: Event) -> bool:
-    """Whether others may be waiting for an event."""
+    """Whether an event responds to a function call, which others may wait for."""
     return bool(event.get_function_responses())
 
 
 def _called(events: Iterable[Event]) -> set[str | None]:
     """The ids of the function calls in events; names, where they have none."""
-    return {
-        call.id or call.name for each in events for call in each.get_function_calls()
-    }
+    calls = chain.from_iterable(each.get_function_calls() for each in events)
+    return {each.id or each.name for each in calls}
 
 
 def _answered(events: Iterable[Event]) -> set[str | None]:
-    return {
-        response.id or response.name
-        for each in events
-        for response in each.get_function_responses()
-    }
+    responses = chain.from_iterable(each.get_function_responses() for each in events)
+    return {each.id or each.name for each in responses}
 
 
 def _long_running(events: Iterable[Event]) -> set[str | None]:
@@ -82,73 +69,73 @@ def _long_running(events: Iterable[Event]) -> set[str | None]:
 
 
 PATIENCE: Final = 10.0
-"""Seconds that an append waits for the responses to others' function calls, in all."""
+"""Seconds in total that an append waits for responses to other function calls."""
 
 ATTEMPTS: Final = 100
-"""How often an append may be overtaken."""
+"""How often another writer may append first."""
 
 _LONGEST_PAUSE: Final = 0.05  # seconds
 
 _UNANSWERED: Final = (
-    "After waiting for {:.0f} seconds there is still a function call of another writer"
-    " with no response, and nothing comes between the two unseen. Reload the session"
-    " with get_session() to append all the same. Nothing was stored."
+    "After {:.0f} seconds a function call of another writer still has no response, and"
+    " no event may come between the two. Reload the session with get_session() to"
+    " append nevertheless. Nothing was stored."
 )
 _OUTRUN: Final = (
     "Another run of the same turn has called functions, or has responded to the same"
-    " call: only one of them may go on. Reload the session with get_session(). Nothing"
+    " call: only one run may continue. Reload the session with get_session(). Nothing"
     " was stored."
 )
 
 
 class Rebaser:
-    """Repeats appends that storage was ahead of, in an event loop."""
+    """Repeats the stale appends of one event loop."""
 
     def __init__(
-        self, connection: Connection, store: SessionStore, committer: Committer
+        self, connection: Connection, store: storage.SessionStore, committer: Committer
     ) -> None:
         self._connection = connection
         self._store = store
         self._committer = committer
-        self._lines: WeakValueDictionary[SessionKey, asyncio.Lock]
-        self._lines = WeakValueDictionary()
-        """Where the late writers of a session stand, who would overtake each other in
-        turns else."""
+        self._locks: WeakValueDictionary[records.SessionKey, asyncio.Lock]
+        self._locks = WeakValueDictionary()
+        """One per session: its late writers would keep overtaking each other."""
 
-    async def commit(self, append: Append, copy: SessionCopy) -> None:
-        """Return when an event is stored, after all that its session has missed.
+    async def commit(self, append: records.Append, copy: SessionCopy) -> None:
+        """Store an event after all events that its session has missed.
 
-        The session is shown what it has missed together with the event, not before.
+        The caller's session shows what it has missed together with the event, not
+        earlier.
 
         Args:
             append: The event, encoded.
-            copy: The caller's session, which is to show it.
+            copy: The caller's session, which shows the event afterwards.
 
         Raises:
-            StaleSessionError: another run of the same turn was faster, function calls
-                of other writers stay without response for ``PATIENCE``, whichever they
-                are, others came before ``ATTEMPTS`` times, the event is a rewind, or
-                the stored session is another of the same id.
-            SessionNotFoundError: the session is not stored any more.
+            StaleSessionError: a concurrent run of the same turn was faster, function
+                calls of other writers had no response for ``PATIENCE``, other writers
+                came first ``ATTEMPTS`` times, the event is a rewind, or the stored
+                session is a later one of the same id.
+            SessionNotFoundError: the session is no longer stored.
         """
-        # One for all it may wait for: calls come and go where many write.
+        # One deadline for all calls: with many writers there are always new ones.
         deadline = time.monotonic() + PATIENCE
         await self._let_finish(append.key, copy, deadline)
         try:
             await self._committer.commit(Caller(append, copy))
         except StaleSessionError:
             if copy.event.actions.rewind_before_invocation_id:
-                raise  # it was made for a log that has grown
+                raise  # it was computed from a log that has grown
             await self._commit_late(append, copy, deadline)
         if all(each.id != copy.event.id for each in reversed(copy.session.events)):
             await self._show_stored(append.key, copy)
 
     async def _let_finish(
-        self, key: SessionKey, copy: SessionCopy, deadline: float
+        self, key: records.SessionKey, copy: SessionCopy, deadline: float
     ) -> None:
-        """Wait for the response to a call that another turn has just made.
+        """Wait for the response to a function call that another turn has just made.
 
-        If there is none for long, the caller, who has seen the call, need not wait.
+        The caller has seen the call, and so waits only while the call is recent.
         """
         last, event = copy.session.events[-1:], copy.event
         if not unanswered(last, event) or last[0].invocation_id == event.invocation_id:
@@ -161,15 +148,15 @@ class Rebaser:
             await _pause()
 
     async def _commit_late(
-        self, append: Append, copy: SessionCopy, deadline: float
+        self, append: records.Append, copy: SessionCopy, deadline: float
     ) -> None:
         session, event = copy.session, copy.event
-        line = self._lines.setdefault(append.key, asyncio.Lock())
-        async with AsyncExitStack() as standing_in_line:
-            if not is_response(event):  # which is what the others may wait for
-                with suppress(TimeoutError):  # who has waited so long goes by itself
+        lock = self._locks.setdefault(append.key, asyncio.Lock())
+        async with AsyncExitStack() as held:
+            if not is_response(event):  # the lock's holder may wait for a response
+                with suppress(TimeoutError):  # after the deadline it needs no lock
                     async with asyncio.timeout(deadline - time.monotonic()):
-                        await standing_in_line.enter_async_context(line)
+                        await held.enter_async_context(lock)
             attempts = 0
             while attempts < ATTEMPTS:
                 missed = await self._missed(append.key, copy)
@@ -183,38 +170,40 @@ class Rebaser:
                         return
                     attempts += 1
                 await _pause()
-            raise StaleSessionError(STALE)
+            raise StaleSessionError(storage.STALE)
 
-    async def _missed(self, key: SessionKey, copy: SessionCopy) -> StoredSession | None:
-        """What is stored, with the events that a session has not seen.
+    async def _missed(
+        self, key: records.SessionKey, copy: SessionCopy
+    ) -> records.StoredSession | None:
+        """The stored session, with the events that its copy has not seen.
 
-        None if it was read while it was written, which happens without transactions.
+        None if an append was half visible, which happens without transactions.
         """
         base = await self._base(key, copy)
         stored = await self._store.load_session(key, after_revision=base.revision)
         if stored is None:
-            raise not_found(key.session_id)
+            raise storage.not_found(key.session_id)
         if stored.marker.create_time != base.create_time:
-            raise StaleSessionError(STALE)  # it is another of the same id
+            raise StaleSessionError(storage.STALE)  # a later session of the same id
         is_whole = base.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 
-    async def _base(self, key: SessionKey, copy: SessionCopy) -> Marker:
-        """What a session has seen."""
+    async def _base(self, key: records.SessionKey, copy: SessionCopy) -> records.Marker:
+        """The marker of what a copy has seen."""
         session, expected = copy.session, copy.expected()
         if marker_of(session) is not None:
             return expected
-        # Rebuilt from JSON perhaps: only its events can tell which session it is.
+        # Perhaps rebuilt from JSON: only its last event tells what it has seen.
         last = session.events[-1].id if session.events else ""
-        found = await find_event(self._connection, key, last)
+        found = await storage.find_event(self._connection, key, last)
         if found is None:
-            raise StaleSessionError(STALE)
+            raise StaleSessionError(storage.STALE)
         return expected._replace(revision=found["_id"]["revision"])
 
     async def _try(
-        self, append: Append, copy: SessionCopy, missed: StoredSession
+        self, append: records.Append, copy: SessionCopy, missed: records.StoredSession
     ) -> bool:
-        """Append after what was missed, unless there is more by now."""
+        """records.Append after what was missed; False if others have appended again."""
         caller = Caller(append, replace(copy, missed=missed))
         try:
             await self._committer.commit(caller)
@@ -222,8 +211,8 @@ class Rebaser:
             return False
         return True
 
-    async def _show_stored(self, key: SessionKey, copy: SessionCopy) -> None:
-        """Show an event that was stored before, and what the session has missed."""
+    async def _show_stored(self, key: records.SessionKey, copy: SessionCopy) -> None:
+        """Show an event that an earlier attempt stored, and what was missed."""
         session, event = copy.session, copy.event
         with once_written(), suppress(StaleSessionError, SessionNotFoundError):
             missed = await self._missed(key, copy)
@@ -244,5 +233,5 @@ class Rebaser:
 
 
 async def _pause() -> None:
-    # Not in step with who waits for the same.
+    # Random, so that writers that wait for the same do not read at the same time.
     await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311  no secret

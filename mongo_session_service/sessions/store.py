@@ -13,15 +13,7 @@ from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.codec.documents import (
-    LISTED,
-    decode_sessions,
-    decode_state,
-    event_document,
-    is_apart,
-    is_same_event,
-    session_document,
-)
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import background, uninterrupted
@@ -100,7 +92,7 @@ async def explain(
             raise OtherTtlError(marker)
         count_stale(connection.database.name)
         raise StaleSessionError(STALE)
-    if not is_same_event(write, stored["event"], connection.hooks):
+    if not documents.is_same_event(write, stored["event"], connection.hooks):
         which = f"Another event with id {quoted(write.event['id'])}"
         raise AlreadyExistsError(f"{which} already exists.")
     revision: int = stored["_id"]["revision"]
@@ -141,7 +133,7 @@ def _one_document(planned: list[Planned]) -> NewSession | None:
     write, *_ = planned[0]
     if len(planned) > 1 or not isinstance(write, NewSession):
         return None
-    is_more = write.delta.app or write.delta.user or is_apart(write)
+    is_more = write.delta.app or write.delta.user or documents.is_apart(write)
     return None if is_more else write
 
 
@@ -160,7 +152,7 @@ class SessionStore:
         after_revision: int = 0,
     ) -> StoredSession | None:
         """A session with the events asked for, all from one point in time."""
-        documents = await self.read(
+        found = await self.read(
             # By its _id alone, which the server needs no plan for: a tenth faster.
             queries.Wanted("sessions", {"_id": key.id}),
             *queries.shared_state(key.app_name, key.user_id),
@@ -168,7 +160,7 @@ class SessionStore:
             anywhere=True,
         )
         now, hooks = platform_time.get_time(), self._connection.hooks
-        return next(decode_sessions(documents, now, hooks), None)
+        return next(documents.decode_sessions(found, now, hooks), None)
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
@@ -179,12 +171,12 @@ class SessionStore:
         """
         now = platform_time.get_time()
         wanted = {**queries.all_sessions(app_name, user_id), **queries.visible(now)}
-        documents = await self.read(
-            queries.Wanted("sessions", wanted, fields=LISTED),
+        found = await self.read(
+            queries.Wanted("sessions", wanted, fields=documents.LISTED),
             *queries.shared_state(app_name, user_id),
             anywhere=True,
         )
-        return decode_sessions(documents, now, self._connection.hooks)
+        return documents.decode_sessions(found, now, self._connection.hooks)
 
     def reading_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:
         """A read of what sessions share, this one among them, from one point in time.
@@ -218,7 +210,7 @@ class SessionStore:
         stored = await self.read(wanted, anywhere=True)
         owner = Owner.of_user(app_name, user_id)
         fields = stored[0]["state"] if stored else {}
-        return decode_state(fields, owner, self._connection.hooks)
+        return documents.decode_state(fields, owner, self._connection.hooks)
 
     async def load_head(self, key: SessionKey) -> SessionHead:
         """Where a session stands.
@@ -270,7 +262,7 @@ class SessionStore:
     async def _create(self, new: NewSession) -> None:
         """Store a session that sets nothing but its own state."""
         at = self._connection
-        document = session_document(new)
+        document = documents.session_document(new)
         with in_doubt():
             if at.has_transactions:
                 await at.acknowledged(
@@ -286,7 +278,7 @@ class SessionStore:
         # see the events receive.
         writes: list[Append | NewSession] = [*created, *appends]
         await self._insert(
-            self._connection.sessions, map(session_document, created), txn
+            self._connection.sessions, map(documents.session_document, created), txn
         )
         apart = queries.initial_updates(created)
         await self._update(self._connection.events, apart, txn, upsert=True)
@@ -294,7 +286,9 @@ class SessionStore:
         if await self._update(self._connection.sessions, updates, txn) != len(updates):
             raise RefusedError
         events = (
-            event_document(write, expected.revision + 1, encoded=txn is not None)
+            documents.event_document(
+                write, expected.revision + 1, encoded=txn is not None
+            )
             for write, expected, _ in planned
             if isinstance(write, Append)
         )
@@ -308,9 +302,9 @@ class SessionStore:
         )
 
     async def _insert(
-        self, collection: Any, documents: Iterable[Document], txn: Txn
+        self, collection: Any, inserted: Iterable[Document], txn: Txn
     ) -> None:
-        several = list(documents)
+        several = list(inserted)
         if txn is None:
             for document in several:
                 await collection.insert_one(document)
@@ -351,7 +345,10 @@ class SessionStore:
 
 
 async def amend(
-    connection: Connection, key: SessionKey, fields: Mapping[str, Any], now: float
+    connection: Connection,
+    key: SessionKey,
+    fields: Mapping[str, Any],
+    now: float,
 ) -> Document:
     """Set fields of a session, remove those that are None; its document, stateless.
 
