@@ -111,13 +111,8 @@ class Backends:
                 " URI instead."
             )
             raise ConfigurationError(message)
-        return {
-            "_uri": self._uri,
-            "_client": None,
-            "_settings": self._settings,
-            "_is_set_up": self._is_set_up,
-            "_has_event_index": self._has_event_index,
-        }
+        kept = ("_uri", "_client", "_settings", "_is_set_up", "_has_event_index")
+        return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

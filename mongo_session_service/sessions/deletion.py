@@ -12,8 +12,7 @@ id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
 from mongo_session_service.driver.cancellation import uninterrupted
@@ -92,23 +91,17 @@ async def remove_some(connection: Connection, wanted: Document) -> Step:
         for each in found:
             if placeholders.is_placeholder(each):
                 return await _shorten(connection, each["_id"], txn)
+        totals = accumulate(each["revision"] for each in found)
+        short = [
+            each for each, events in zip(found, totals, strict=True) if events <= STEP
+        ]
         # Without transactions, a crash in between would leave events without a session.
-        short = list(_short(found)) if txn else []
-        if not short:
+        if not txn or not short:
             return await _bury(connection, found[0]["_id"], txn)
         is_last = len(short) == len(found) < _SESSIONS
         return await _remove_short(connection, short, txn, is_last=is_last)
 
     return await uninterrupted(connection.transaction(work))
-
-
-def _short(found: list[Document]) -> Iterator[Document]:
-    """The sessions that one step can remove together."""
-    events = 0
-    for each in found:
-        events += each["revision"]
-        if events <= STEP:
-            yield each
 
 
 async def _remove_short(
@@ -189,15 +182,11 @@ async def _orphans(
     connection: Connection, events: list[Document], txn: Txn
 ) -> list[Document]:
     """The ``_id``s of the events that have neither session nor placeholder."""
-    sessions = [SessionKey(*islice(each.values(), 3)) for each in events]
-    ids = [key.id for key in set(sessions)]
-    found = connection.sessions.find({"_id": {"$in": ids}}, {"_id": 1}, session=txn)
-    there = {SessionKey(**each["_id"]) for each in await found.to_list(None)}
-    return [
-        event
-        for event, session in zip(events, sessions, strict=True)
-        if session not in there
-    ]
+    keys = {SessionKey(*islice(each.values(), 3)) for each in events}
+    wanted = {"_id": {"$in": [key.id for key in keys]}}
+    found = connection.sessions.find(wanted, {"_id": 1}, session=txn)
+    keys -= {SessionKey(**each["_id"]) for each in await found.to_list(None)}
+    return [each for each in events if SessionKey(*islice(each.values(), 3)) in keys]
 
 
 async def erase_logs(

@@ -37,13 +37,8 @@ from mongo_session_service.model.records import (
     Planned,
     StoredSession,
 )
+from mongo_session_service.sessions import store as storage
 from mongo_session_service.sessions.deletion import ATTEMPTS, remove_expired
-from mongo_session_service.sessions.store import (
-    OtherTtlError,
-    RefusedError,
-    SessionStore,
-    explain,
-)
 from mongo_session_service.telemetry import note_batch
 
 MAX_WRITES: Final = 128
@@ -199,7 +194,7 @@ class Committer:
     """The one writer of sessions and events in an event loop."""
 
     def __init__(
-        self, connection: Connection, store: SessionStore, *, together: bool
+        self, connection: Connection, store: storage.SessionStore, *, together: bool
     ) -> None:
         self._connection = connection
         self._store = store
@@ -323,7 +318,7 @@ class Committer:
                 middle = len(batch) // 2
                 await self._commit(batch[:middle])
                 await self._commit(batch[middle:])
-            elif isinstance(error, RefusedError):
+            elif isinstance(error, storage.RefusedError):
                 await self._explain(batch[0], planned[0])
             elif isinstance(error, DocumentTooLargeError):
                 batch[0].settle(outgrown(batch[0].write))
@@ -339,10 +334,10 @@ class Committer:
     async def _explain(self, caller: Caller, planned: Planned) -> None:
         try:
             with translated():
-                revision = await explain(
+                revision = await storage.explain(
                     self._connection, planned, may_retry=caller.retries > 0
                 )
-        except OtherTtlError as error:
+        except storage.OtherTtlError as error:
             caller.corrected = error.expected
             caller.retries -= 1
             await self._commit([caller])

@@ -6,6 +6,7 @@ Fields are folded in their stored form, except in :func:`restored`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
@@ -88,22 +89,17 @@ def restored(
         log: All its events.
         invocation_id: The first invocation that is undone.
     """
-    before: set[str] = set()
-    ever: set[str] = set()
-    is_undone = False
-    for event in log:
-        is_undone = is_undone or event.invocation_id == invocation_id
-        ever |= event.actions.state_delta.keys()
-        if not is_undone:
-            before |= event.actions.state_delta.keys()
-    result = {**delta}
-    for key, value in delta.items():
-        if value is None and key in initial and key not in before:
-            if key in ever:
-                result[key] = initial[key]
-            else:
-                del result[key]
-    return result
+    events = [*log]
+    kept = takewhile(lambda event: event.invocation_id != invocation_id, events)
+    before = {key for event in kept for key in event.actions.state_delta}
+    ever = {key for event in events for key in event.actions.state_delta}
+    emptied = {key for key, value in delta.items() if value is None}
+    untouched = emptied & initial.keys() - before
+    return {
+        key: initial[key] if key in untouched else value
+        for key, value in delta.items()
+        if key not in untouched - ever
+    }
 
 
 _DELTA: Final = {"event.actions.state_delta": 1}

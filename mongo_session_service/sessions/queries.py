@@ -196,21 +196,12 @@ def events(
 ) -> list[Wanted]:
     """The events a caller's config asks for, which may be none at all."""
     config = config or GetSessionConfig()
-    if config.num_recent_events == 0:
+    limit, since = config.num_recent_events, config.after_timestamp
+    if limit == 0:
         return []
-    return [
-        Wanted(
-            "events",
-            events_after(key, after_revision),
-            order=-1,
-            limit=_at_most_int64(config.num_recent_events),
-            since=config.after_timestamp,
-        )
-    ]
-
-
-def _at_most_int64(limit: int | None) -> int | None:
-    return None if limit is None else min(limit, 2**63 - 1)
+    limit = None if limit is None else min(limit, 2**63 - 1)
+    log = events_after(key, after_revision)
+    return [Wanted("events", log, order=-1, limit=limit, since=since)]
 
 
 class Update(NamedTuple):
