@@ -30,7 +30,7 @@ from mongo_session_service.feed import subscription
 from mongo_session_service.http import changes_route
 from mongo_session_service.http.live_page import latest_sessions
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion, group_commit
+from mongo_session_service.sessions import deletion, store
 
 
 async def test_documents_have_what_they_need(
@@ -199,14 +199,14 @@ async def test_a_time_to_live_that_changes_back_makes_nobody_stale(
     """An append that is refused for it is tried again, even if all looks well then."""
     session = await service.create_session(**SESSION)
     await service.update_session(**SESSION, ttl=10)
-    explain = group_commit.explain
+    explain = store.explain
 
     async def overtaken(*arguments: Any, **how: Any) -> int:
-        monkeypatch.setattr(group_commit, "explain", explain)
+        monkeypatch.setattr(store, "explain", explain)
         await service.update_session(**SESSION, ttl=None)
         return await explain(*arguments, **how)
 
-    monkeypatch.setattr(group_commit, "explain", overtaken)
+    monkeypatch.setattr(store, "explain", overtaken)
     await service.append_event(session, new_event())
 
     found = await service.get_session(**SESSION)
