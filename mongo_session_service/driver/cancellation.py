@@ -103,16 +103,10 @@ def cancellations() -> int:
 
 
 def heed_cancellation(since: int) -> None:
-    """Raise a cancellation of the current task that was swallowed meanwhile.
+    """Raise a cancellation that was swallowed after ``since`` of them.
 
     Python 3.11's ``asyncio.wait_for``, which the driver uses to write, swallows a
     cancellation that arrives as it completes (python/cpython#86296).
-
-    Args:
-        since: What :func:`cancellations` was before.
-
-    Raises:
-        CancelledError: there was one.
     """
     if cancellations() > since:
         raise asyncio.CancelledError

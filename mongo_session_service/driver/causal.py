@@ -60,11 +60,10 @@ class Latest:
         if time.time > 0:
             session.advance_operation_time(time)
 
-    def missing_at(self, time: Timestamp, primary: object) -> Timestamp | None:
-        """The time to wait for, if a primary answering as of ``time`` may lack it."""
+    def is_included(self, time: Timestamp, primary: object) -> bool:
+        """Whether the write is in what a primary has answered as of ``time``."""
         with self._lock:
-            is_there = time >= self._time or primary == self._primary
-            return None if is_there else self._time
+            return time >= self._time or primary == self._primary
 
 
 class Secondaries:
@@ -87,8 +86,5 @@ class Secondaries:
         """Milliseconds a member has to catch up and to answer."""
 
     def heard_of(self, time: Timestamp, session: Any) -> None:
-        """Record that the service has seen something of this time.
-
-        It was read in the given session of the driver's.
-        """
+        """Record that the service has read something of this time in a session."""
         self._latest.advance(time, None, session.cluster_time)

@@ -43,11 +43,9 @@ def pauses() -> Iterator[float | None]:
 
 def given_up(error: Exception) -> MongoSessionServiceError:
     """The error to raise when ``PATIENCE`` has run out."""
-    reason = (
-        str(translation(error))
-        if isinstance(error, PyMongoError)
-        else "MongoDB does not answer."
-    )
+    reason = "MongoDB does not answer."
+    if isinstance(error, PyMongoError):
+        reason = str(translation(error))
     return StorageUnavailableError(f"Gave up after {PATIENCE:.0f} seconds. {reason}")
 
 

@@ -57,12 +57,11 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
         except _REFUSALS as error:
             reason = _reason(uri, error)
-    message = (
+    raise ConfigurationError(
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
         " characters in user and password percent-encoded."
     )
-    raise ConfigurationError(message)
 
 
 def _reason(uri: str, refusal: Exception) -> str:
@@ -106,18 +105,13 @@ def _told(uri: str, refusal: Exception) -> str:
 
 
 def check_names(client: Any, database: str, prefix: str) -> None:
-    """Refuse names that MongoDB would refuse, or that have no transactions.
-
-    Raises:
-        ConfigurationError: a name is unusable.
-    """
+    """Refuse names that MongoDB would refuse, or that have no transactions."""
     if database in _RESERVED:
-        message = (
+        raise ConfigurationError(
             f"The database {database!r} is MongoDB's own, and has no transactions."
             " Name another in the URI, before the ?, or as database=; where the user is"
             f" defined there, add authSource={database} to the URI."
         )
-        raise ConfigurationError(message)
     if problem := _problem_with(client, database, prefix):
         message = f"Unusable database name or collection prefix: {problem}."
         raise ConfigurationError(message)

@@ -23,7 +23,7 @@ from pymongo.errors import (
 from mongo_session_service.codec.documents import INITIAL, session_document
 from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
-from mongo_session_service.driver.compat import Driver, results_of
+from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import StorageUnavailableError
@@ -167,8 +167,7 @@ async def _copy_events(
         {"$set": {"_id.session_id": {"$literal": copy.target.session_id}}},
         {"$merge": {"into": events.name, "whenMatched": "keepExisting"}},
     ]
-    aggregate = events.aggregate(stages, maxTimeMS=_STEP_MS)
-    await results_of(aggregate, connection.driver)
+    await connection.driver.results(events.aggregate(stages, maxTimeMS=_STEP_MS))
 
 
 async def _session(
