@@ -14,11 +14,11 @@ from typing import Any, Final, Self, TypeAlias
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 
-from mongo_session_service.driver.retry import PATIENCE
+from mongo_session_service.driver.retry import RETRY_LIMIT
 
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""
-STRICTLY_CATCHING_UP: Final = PATIENCE
+STRICTLY_CATCHING_UP: Final = RETRY_LIMIT
 """The same where the primary must not be asked."""
 
 Clock: TypeAlias = Mapping[str, Any]
@@ -43,10 +43,7 @@ class Latest:
         self._clock: Clock | None = None
 
     def advance(self, time: Timestamp, primary: object, clock: Clock | None) -> None:
-        """Record a write, and the primary it was sent to; in any thread.
-
-        The clock was read then, or later.
-        """
+        """Record a write, the primary it was sent to, and the clock then or later."""
         with self._lock:
             if self._time < time:
                 self._time, self._primary, self._clock = time, primary, clock

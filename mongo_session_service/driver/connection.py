@@ -145,10 +145,7 @@ class Connection:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
-        """A driver's session that ends the cursors of a cancelled caller.
-
-        The server would keep the rest of a long reply for half an hour otherwise.
-        """
+        """A driver's session that ends the cursors of a cancelled caller."""
         if self.driver is Driver.MOCK:
             yield None
             return
@@ -156,7 +153,8 @@ class Connection:
             try:
                 yield session
             except asyncio.CancelledError:
-                # The ids of some cursors are unknown: their replies were not awaited.
+                # The server would keep the rest of a long reply for half an hour. The
+                # ids of some cursors are unknown: their replies were not awaited.
                 await uninterrupted(transactions.end(session))
                 raise
 

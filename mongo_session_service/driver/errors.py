@@ -109,11 +109,7 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def in_doubt() -> Iterator[None]:
-    """Report that a write outside a transaction may have been done.
-
-    Raises:
-        UnknownOutcomeError: there was no answer to what was sent.
-    """
+    """Report that a write outside a transaction, without answer, may have been done."""
     try:
         yield
     except driver_errors.ServerSelectionTimeoutError:
@@ -131,12 +127,7 @@ def in_doubt() -> Iterator[None]:
 
 @contextmanager
 def once_written() -> Iterator[None]:
-    """Report, when a read after a write fails, that the write was done.
-
-    Raises:
-        NotAuthorizedError: it was refused.
-        UnknownOutcomeError: it failed.
-    """
+    """Report, if a read after a write fails or is refused, that the write was done."""
     try:
         yield
     except (PyMongoError, StorageError) as error:

@@ -14,7 +14,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
 from mongo_session_service.driver.compat import is_starting, renew_connections
-from mongo_session_service.driver.retry import PATIENCE
+from mongo_session_service.driver.retry import RETRY_LIMIT
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
@@ -79,7 +79,7 @@ async def run(
 
 def patience(client: Any) -> float:
     """Seconds after which a write is given up: the URI's ``timeoutMS``, or a minute."""
-    return min(client.options.timeout or PATIENCE, PATIENCE)
+    return min(client.options.timeout or RETRY_LIMIT, RETRY_LIMIT)
 
 
 async def end(session: Any, preference: Any = ReadPreference.PRIMARY) -> None:

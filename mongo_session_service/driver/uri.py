@@ -41,8 +41,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
     """A client for a URI; nothing is connected yet.
 
     Raises:
-        ConfigurationError: it is not a MongoDB URI. The message quotes nothing that may
-            be a password.
+        ConfigurationError: the URI is unusable; nothing that may be a password is told.
     """
     if not isinstance(uri, str):
         kind = type(uri).__name__
@@ -155,13 +154,7 @@ class ConnectionSettings:
         transactions: bool,
         hooks: Hooks,
     ) -> ConnectionSettings:
-        """The settings that a service's arguments describe.
-
-        Raises:
-            ConfigurationError: not exactly one of ``uri`` and ``client`` is given, one
-                of them or a name is unusable, the client has no transactions, or a hook
-                is no plain function.
-        """
+        """The settings that a service's arguments describe, checked."""
         if (uri is None) == (client is None):
             given = "neither" if uri is None else "both"
             message = f"MongoSessionService takes a URI or a client; it got {given}."

@@ -81,7 +81,7 @@ def _long_running(events: Iterable[Event]) -> set[str | None]:
     return {id_ for each in events for id_ in each.long_running_tool_ids or ()}
 
 
-PATIENCE: Final = 10.0
+RESPONSE_LIMIT: Final = 10.0
 """Seconds that an append waits for the responses to others' function calls, in all."""
 
 ATTEMPTS: Final = 100
@@ -126,13 +126,13 @@ class Rebaser:
 
         Raises:
             StaleSessionError: another run of the same turn was faster, function calls
-                of other writers stay without response for ``PATIENCE``, whichever they
-                are, others came before ``ATTEMPTS`` times, the event is a rewind, or
-                the stored session is another of the same id.
+                of other writers stay without response for ``RESPONSE_LIMIT``, whichever
+                they are, others came before ``ATTEMPTS`` times, the event is a rewind,
+                or the stored session is another of the same id.
             SessionNotFoundError: the session is not stored any more.
         """
         # One for all it may wait for: calls come and go where many write.
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + RESPONSE_LIMIT
         await self._let_finish(append.key, copy, deadline)
         try:
             await self._committer.commit(Caller(append, copy))
@@ -177,7 +177,7 @@ class Rebaser:
                     raise StaleSessionError(_OUTRUN)
                 if missed and unanswered(missed.events, event):
                     if time.monotonic() > deadline:
-                        raise StaleSessionError(_UNANSWERED.format(PATIENCE))
+                        raise StaleSessionError(_UNANSWERED.format(RESPONSE_LIMIT))
                 else:
                     if missed and await self._try(append, copy, missed):
                         return
