@@ -5,6 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mongo_session_service._version import __version__
+from mongo_session_service.errors import (
+    ConfigurationError,
+    DocumentTooLargeError,
+    HistoryLostError,
+    InvalidInputError,
+    LeaseLostError,
+    MongoSessionServiceError,
+    NotAuthorizedError,
+    SchemaVersionError,
+    SlowSubscriberError,
+    StorageError,
+    StorageUnavailableError,
+    UnknownOutcomeError,
+)
 
 if TYPE_CHECKING:
     from mongo_session_service.changes.change import Change
@@ -12,20 +26,6 @@ if TYPE_CHECKING:
     from mongo_session_service.consumers.consumer import Consumer
     from mongo_session_service.consumers.dead_letters import DeadLetter
     from mongo_session_service.consumers.status import ConsumerStatus
-    from mongo_session_service.errors import (
-        ConfigurationError,
-        DocumentTooLargeError,
-        HistoryLostError,
-        InvalidInputError,
-        LeaseLostError,
-        MongoSessionServiceError,
-        NotAuthorizedError,
-        SchemaVersionError,
-        SlowSubscriberError,
-        StorageError,
-        StorageUnavailableError,
-        UnknownOutcomeError,
-    )
     from mongo_session_service.feed.stats import FeedStats
     from mongo_session_service.feed.subscription import Subscription
     from mongo_session_service.model.results import (
@@ -46,29 +46,17 @@ else:
 
     _HOMES = {
         "Change": "changes.change",
-        "ConfigurationError": "errors",
         "Consumer": "consumers.consumer",
         "ConsumerStatus": "consumers.status",
         "DeadLetter": "consumers.dead_letters",
-        "DocumentTooLargeError": "errors",
         "Erased": "model.results",
         "FeedStats": "feed.stats",
-        "HistoryLostError": "errors",
-        "InvalidInputError": "errors",
-        "LeaseLostError": "errors",
         "MongoSessionService": "service",
-        "MongoSessionServiceError": "errors",
-        "NotAuthorizedError": "errors",
         "Pruned": "model.results",
-        "SchemaVersionError": "errors",
         "SessionPage": "model.results",
         "SessionSummary": "model.results",
-        "SlowSubscriberError": "errors",
-        "StorageError": "errors",
-        "StorageUnavailableError": "errors",
         "Subject": "codec.hooks",
         "Subscription": "feed.subscription",
-        "UnknownOutcomeError": "errors",
         "UserEvent": "model.results",
     }
 

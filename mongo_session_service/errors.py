@@ -88,11 +88,9 @@ class SlowSubscriberError(MongoSessionServiceError):
         None if it is not one to a session, or has delivered nothing.
         """
         self.last_revision = last_revision
-        how = (
-            "Subscribe again"
-            if last_revision is None
-            else f"Come back with watch(after_revision={last_revision})"
-        )
+        how = "Subscribe again"
+        if last_revision is not None:
+            how = f"Come back with watch(after_revision={last_revision})"
         super().__init__(f"The subscription was read too slowly and was ended. {how}.")
 
     def __reduce__(self) -> tuple[type[SlowSubscriberError], tuple[int | None]]:

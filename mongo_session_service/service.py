@@ -10,13 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
-from google.adk.platform import time as platform_time
-from google.adk.platform import uuid as platform_uuid
+from google.adk.platform import time, uuid
 from google.adk.sessions.base_session_service import (
     BaseSessionService,
     GetSessionConfig,
@@ -28,20 +26,10 @@ from typing_extensions import override
 from mongo_session_service._public import public
 from mongo_session_service.backend import Backends, Call
 from mongo_session_service.changes.routing import Scope
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import marker_of, to_session
-from mongo_session_service.codec.documents import (
-    decode_event,
-    decode_new_session,
-    encode_append,
-    encode_new_session,
-    summary,
-)
 from mongo_session_service.codec.hooks import Hook, Hooks
-from mongo_session_service.consumers.checkpoint import (
-    forget_in_checkpoints,
-    forget_in_dead_letters,
-    remove_consumers,
-)
+from mongo_session_service.consumers import checkpoint
 from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.consumers.coordinator import OnHistoryLost, Start
 from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
@@ -55,17 +43,9 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
-from mongo_session_service.model.metadata import (
-    NOT_GIVEN,
-    NotGiven,
-    changed_fields,
-    new_details,
-)
-from mongo_session_service.model.records import (
-    Document,
-    SessionKey,
-    session_key,
-)
+from mongo_session_service.model import metadata, validation
+from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven
+from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import (
     Erased,
     Pruned,
@@ -73,35 +53,10 @@ from mongo_session_service.model.results import (
     SessionSummary,
     UserEvent,
 )
-from mongo_session_service.model.validation import (
-    check_callable,
-    check_choice,
-    check_config,
-    check_event,
-    check_flag,
-    check_id,
-    check_revision,
-    check_seconds,
-    check_session,
-)
-from mongo_session_service.sessions import deletion, queries
-from mongo_session_service.sessions.deletion import erase_logs, remove_session
-from mongo_session_service.sessions.event_log import (
-    Span,
-    load_session_page,
-    load_user_page,
-    session_id,
-)
+from mongo_session_service.model.validation import check_id
+from mongo_session_service.sessions import deletion, event_log, history, queries, search
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.group_commit import Caller, SessionCopy
-from mongo_session_service.sessions.history import revisit, rewinding
-from mongo_session_service.sessions.search import (
-    check_limit,
-    load_page,
-    new_search,
-    place_in,
-    token,
-)
 from mongo_session_service.sessions.store import amend, not_found
 from mongo_session_service.telemetry import Operation, traced
 
@@ -227,12 +182,7 @@ class MongoSessionService(BaseSessionService):
         await self.setup()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -284,18 +234,20 @@ class MongoSessionService(BaseSessionService):
         if session_id is None or (
             isinstance(session_id, str) and not session_id.strip()
         ):
-            session_id = platform_uuid.new_uuid()
+            session_id = uuid.new_uuid()
         key = session_key(app_name, user_id, session_id)
-        now = platform_time.get_time()
-        details = new_details(title, labels, ttl, expire_time, now)
+        now = time.get_time()
+        details = metadata.new_details(title, labels, ttl, expire_time, now)
         initial = {} if state is None else state
-        new = encode_new_session(key, initial, now, self._hooks, details)
+        new = documents.encode_new_session(key, initial, now, self._hooks, details)
         async with self._backend() as backend:
             reading = backend.store.reading_shared_state(key)
             await backend.committer.create(new)
             with once_written():
                 shared = await asyncio.shield(reading)
-                return to_session(decode_new_session(new, shared, self._hooks))
+                return to_session(
+                    documents.decode_new_session(new, shared, self._hooks)
+                )
 
     @override
     @traced
@@ -317,7 +269,7 @@ class MongoSessionService(BaseSessionService):
                 of these the ones at or after ``after_timestamp``. All by default.
         """
         key = session_key(app_name, user_id, session_id)
-        config = check_config(config)
+        config = validation.check_config(config)
         async with self._backend() as backend:
             stored = await backend.store.load_session(key, config)
         return to_session(stored) if stored else None
@@ -368,16 +320,18 @@ class MongoSessionService(BaseSessionService):
             UnknownOutcomeError: it may have been stored or not. Append the same event
                 again: it is recognised if it was.
         """
-        check_event(event)
+        validation.check_event(event)
         if event.partial:
             return event
-        check_session(session)
+        validation.check_session(session)
         key = session_key(session.app_name, session.user_id, session.id)
         async with self._backend() as backend:
             stored = event
             if event.actions.rewind_before_invocation_id:
-                stored = await rewinding(backend.connection, backend.store, key, event)
-            append = encode_append(key, stored, self._hooks)
+                stored = await history.rewinding(
+                    backend.connection, backend.store, key, event
+                )
+            append = documents.encode_append(key, stored, self._hooks)
             marker = marker_of(session)
             if marker is None:
                 head = await backend.store.load_head(key)
@@ -406,7 +360,7 @@ class MongoSessionService(BaseSessionService):
         """
         key = session_key(app_name, user_id, session_id)
         async with self._backend() as backend:
-            await remove_session(backend.connection, key, platform_time.get_time())
+            await deletion.remove_session(backend.connection, key, time.get_time())
 
     @override
     async def flush(self) -> None:
@@ -449,11 +403,11 @@ class MongoSessionService(BaseSessionService):
                 both a ``ttl`` and an ``expire_time``.
         """
         key = session_key(app_name, user_id, session_id)
-        now = platform_time.get_time()
-        fields = changed_fields(title, labels, ttl, expire_time, now)
+        now = time.get_time()
+        fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
         async with self._backend() as backend:
             found = await amend(backend.connection, key, fields, now)
-        return summary(found, state=None)
+        return documents.summary(found, state=None)
 
     @traced
     async def find_sessions(
@@ -493,8 +447,8 @@ class MongoSessionService(BaseSessionService):
             InvalidInputError: an argument is not what it should be, or the token is not
                 one of this search.
         """
-        check_limit(limit)
-        search = new_search(
+        search.check_limit(limit)
+        wanted = search.new_search(
             app_name,
             user_id,
             title,
@@ -503,12 +457,14 @@ class MongoSessionService(BaseSessionService):
             newest_first=newest_first,
             hooks=self._hooks,
         )
-        now = platform_time.get_time()
-        after = None if page_token is None else place_in(page_token, search)
+        now = time.get_time()
+        after = None if page_token is None else search.place_in(page_token, wanted)
         async with self._backend() as backend:
             at = backend.connection
-            page = await load_page(at, search, after, limit, now, with_state=with_state)
-        following = None if page.last is None else token(page.last, search)
+            page = await search.load_page(
+                at, wanted, after, limit, now, with_state=with_state
+            )
+        following = None if page.last is None else search.token(page.last, wanted)
         return SessionPage(sessions=page.summaries, next_page_token=following)
 
     def iter_events(
@@ -542,28 +498,30 @@ class MongoSessionService(BaseSessionService):
                 expired, or was deleted meanwhile, even if it was recreated.
         """
         key = session_key(app_name, user_id, session_id)
-        check_revision("after_revision", after_revision)
-        check_revision("before_revision", before_revision)
-        check_revision("limit", limit)
-        check_flag("newest_first", newest_first)
-        span = Span(after_revision or 0, before_revision, newest_first, limit)
+        validation.check_revision("after_revision", after_revision)
+        validation.check_revision("before_revision", before_revision)
+        validation.check_revision("limit", limit)
+        validation.check_flag("newest_first", newest_first)
+        span = event_log.Span(after_revision or 0, before_revision, newest_first, limit)
         return self._events(key, span)
 
     async def _events(
-        self, key: SessionKey, span: Span
+        self, key: SessionKey, span: event_log.Span
     ) -> AsyncGenerator[tuple[int, Event], None]:
         created: float | None = None
         while span.left != 0:
             with Operation("iter_events", self.database_name, key.app_name):
                 async with self._backend() as backend:
-                    now = platform_time.get_time()
-                    page = await load_session_page(backend.connection, key, span)
+                    now = time.get_time()
+                    page = await event_log.load_session_page(
+                        backend.connection, key, span
+                    )
             found = page.created(now).get(key.session_id)
             if found is None or created not in {None, found}:
                 raise not_found(key.session_id)
             created = found
             for each in page.events:
-                yield each["_id"]["revision"], decode_event(each, self._hooks)
+                yield each["_id"]["revision"], documents.decode_event(each, self._hooks)
             if page.is_last:
                 return
             span = span.rest(len(page.events), page.events[-1]["_id"]["revision"])
@@ -585,7 +543,8 @@ class MongoSessionService(BaseSessionService):
             InvalidInputError: an id is not what it should be.
         """
         return self._user_events(
-            check_id("app_name", app_name), check_id("user_id", user_id)
+            check_id("app_name", app_name),
+            check_id("user_id", user_id),
         )
 
     async def _user_events(
@@ -596,24 +555,29 @@ class MongoSessionService(BaseSessionService):
         while True:
             with Operation("iter_user_events", self.database_name, app_name):
                 async with self._backend() as backend:
-                    now, after = platform_time.get_time(), last and last["_id"]
-                    page = await load_user_page(
+                    now, after = time.get_time(), last and last["_id"]
+                    page = await event_log.load_user_page(
                         backend.connection, app_name, user_id, after
                     )
-            times, begun = page.created(now), session_id(last) if last else None
+            times, begun = (
+                page.created(now),
+                event_log.session_id(last) if last else None,
+            )
             for each in page.events:
-                id_ = session_id(each)
+                id_ = event_log.session_id(each)
                 found = times.get(id_)
                 is_same = found is not None and (id_ != begun or found == created)
                 # A large initial state is kept beside the events.
                 if is_same and "event" in each:
-                    event = decode_event(each, self._hooks)
+                    event = documents.decode_event(each, self._hooks)
                     yield UserEvent(id_, each["_id"]["revision"], event)
             if page.is_last:
                 return
             before, last = last, page.events[-1]
-            if before is None or session_id(last) != session_id(before):
-                created = times.get(session_id(last))
+            if before is None or event_log.session_id(last) != event_log.session_id(
+                before
+            ):
+                created = times.get(event_log.session_id(last))
 
     @traced
     async def get_session_at(
@@ -635,9 +599,11 @@ class MongoSessionService(BaseSessionService):
             InvalidInputError: the session has not come so far.
         """
         key = session_key(app_name, user_id, session_id)
-        check_revision("revision", revision)
+        validation.check_revision("revision", revision)
         async with self._backend() as backend:
-            found = await revisit(backend.connection, backend.store, key, revision)
+            found = await history.revisit(
+                backend.connection, backend.store, key, revision
+            )
         return to_session(found.session) if found else None
 
     @traced
@@ -672,10 +638,10 @@ class MongoSessionService(BaseSessionService):
             UnknownOutcomeError: the new session, whole, may have been stored or not.
         """
         key = session_key(app_name, user_id, session_id)
-        check_revision("at_revision", at_revision)
+        validation.check_revision("at_revision", at_revision)
         if isinstance(new_session_id, str):
             new_session_id = new_session_id.strip()
-        new_id = new_session_id or platform_uuid.new_uuid()
+        new_id = new_session_id or uuid.new_uuid()
         target = session_key(app_name, user_id, new_id)
         async with self._backend() as backend:
             await copy_session(
@@ -703,11 +669,11 @@ class MongoSessionService(BaseSessionService):
             InvalidInputError: ``progress`` is no function.
         """
         if progress is not None:
-            check_callable("progress", progress)
+            validation.check_callable("progress", progress)
         pruned = Pruned()
         is_over = False
         while not is_over:
-            wanted = queries.expired(platform_time.get_time())
+            wanted = queries.expired(time.get_time())
             async with self._backend() as backend:
                 step = await deletion.remove_some(backend.connection, wanted)
             pruned = Pruned(
@@ -724,7 +690,7 @@ class MongoSessionService(BaseSessionService):
 
         Of deletes that were interrupted it does not know how many events are left.
         """
-        wanted = queries.expired(platform_time.get_time())
+        wanted = queries.expired(time.get_time())
         async with self._backend() as backend:
             at = backend.connection
             found = await at.aggregate(at.sessions, queries.counting(wanted))
@@ -745,20 +711,8 @@ class MongoSessionService(BaseSessionService):
             user_id: The user.
         """
         app_name, user_id = check_id("app_name", app_name), check_id("user_id", user_id)
-        async with self._backend() as backend:
-            at = backend.connection
-            logs = await erase_logs(at, app_name, user_id)
-            id_ = queries.user_state_id(app_name, user_id)
-            states = await at.user_states.delete_one({"_id": id_})
-            await at.imports.delete_one({"_id": {"of": id_}})
-            return Erased(
-                sessions=logs.sessions,
-                events=logs.events,
-                user_states=states.deleted_count,
-                app_states=0,
-                dead_letters=await forget_in_dead_letters(at, app_name, user_id),
-                checkpoints=await forget_in_checkpoints(at, app_name, user_id),
-            )
+        id_ = queries.user_state_id(app_name, user_id)
+        return await self._erase(app_name, user_id, {"_id": id_}, {"_id": {"of": id_}})
 
     @traced
     async def delete_app(self, *, app_name: str) -> Erased:
@@ -771,23 +725,33 @@ class MongoSessionService(BaseSessionService):
             app_name: The app.
         """
         app_name = check_id("app_name", app_name)
+        users = queries.all_user_states(app_name, None)
+        notes = {"$or": [{"_id": {"of": app_name}}, {"_id.of.app_name": app_name}]}
+        return await self._erase(app_name, None, users, notes)
+
+    async def _erase(
+        self, app_name: str, user_id: str | None, states: Document, notes: Document
+    ) -> Erased:
+        """Remove an app, or one user of it: logs, user states, imports and progress."""
         async with self._backend() as backend:
             at = backend.connection
-            logs = await erase_logs(at, app_name, None)
-            of_users = queries.all_user_states(app_name, None)
-            users = await at.user_states.delete_many(of_users)
-            app = await at.app_states.delete_one({"_id": app_name})
-            notes = {"$or": [{"_id": {"of": app_name}}, {"_id.of.app_name": app_name}]}
+            logs = await deletion.erase_logs(at, app_name, user_id)
+            users = await at.user_states.delete_many(states)
             await at.imports.delete_many(notes)
-            letters = await forget_in_dead_letters(at, app_name, None)
-            consumers = await remove_consumers(at, app_name)
+            letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)
+            apps = consumers = 0
+            if user_id is None:
+                app = await at.app_states.delete_one({"_id": app_name})
+                apps = app.deleted_count
+                consumers = await checkpoint.remove_consumers(at, app_name)
+            places = await checkpoint.forget_in_checkpoints(at, app_name, user_id)
             return Erased(
                 sessions=logs.sessions,
                 events=logs.events,
                 user_states=users.deleted_count,
-                app_states=app.deleted_count,
+                app_states=apps,
                 dead_letters=letters,
-                checkpoints=consumers + await forget_in_checkpoints(at, app_name, None),
+                checkpoints=consumers + places,
             )
 
     def watch(
@@ -816,7 +780,7 @@ class MongoSessionService(BaseSessionService):
         Raises:
             InvalidInputError: the arguments name nothing that can be watched.
         """
-        check_revision("after_revision", after_revision)
+        validation.check_revision("after_revision", after_revision)
         if session_id is not None:
             if app_name is None or user_id is None:
                 raise InvalidInputError("A session_id needs its app_name and user_id.")
@@ -861,10 +825,10 @@ class MongoSessionService(BaseSessionService):
             InvalidInputError: neither a revision nor a predicate is given, one makes
                 no sense, or the predicate is a coroutine function.
         """
-        check_revision("revision", revision)
-        check_seconds("timeout", timeout)
+        validation.check_revision("revision", revision)
+        validation.check_seconds("timeout", timeout)
         if predicate is not None:
-            check_callable("predicate", predicate)
+            validation.check_callable("predicate", predicate)
         if revision is None and predicate is None:
             message = "wait_for needs a revision or a predicate to wait for."
             raise InvalidInputError(message)
@@ -909,8 +873,10 @@ class MongoSessionService(BaseSessionService):
         name = check_id("name", name)
         if app_name is not None:
             app_name = check_id("app_name", app_name)
-        check_choice("start", start, get_args(Start))
-        check_choice("on_history_lost", on_history_lost, get_args(OnHistoryLost))
+        validation.check_choice("start", start, get_args(Start))
+        validation.check_choice(
+            "on_history_lost", on_history_lost, get_args(OnHistoryLost)
+        )
         consumer = Consumer(
             self._backend, name, app_name, start=start, on_history_lost=on_history_lost
         )

@@ -11,20 +11,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Token
 from functools import wraps
 from time import perf_counter
-from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from google.adk.sessions.session import Session
-from opentelemetry import context
+from opentelemetry import context, trace
 from opentelemetry.metrics import get_meter
-from opentelemetry.trace import (
-    Span,
-    SpanKind,
-    StatusCode,
-    get_current_span,
-    get_tracer,
-    set_span_in_context,
-)
 
 from mongo_session_service._version import __version__
 
@@ -39,7 +30,7 @@ _BATCH: Final = f"{NAME}.batch.size"
 _SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
 _WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
-_tracer: Final = get_tracer(NAME, __version__)
+_tracer: Final = trace.get_tracer(NAME, __version__)
 meter: Final = get_meter(NAME, __version__)
 
 _duration: Final = meter.create_histogram(
@@ -69,30 +60,20 @@ _stale: Final = meter.create_counter(
 )
 
 
-class Traceable(Protocol):
-    """An object whose calls are traced."""
-
-    database_name: str
-
-
-_Service = TypeVar("_Service", bound=Traceable)
 _Result = TypeVar("_Result")
-_Rest = ParamSpec("_Rest")
-_Method = Callable[Concatenate[_Service, _Rest], Coroutine[Any, Any, _Result]]
+_Arguments = ParamSpec("_Arguments")
+_Method = Callable[_Arguments, Coroutine[Any, Any, _Result]]
 
 
-def traced(
-    method: _Method[_Service, _Rest, _Result],
-) -> _Method[_Service, _Rest, _Result]:
+def traced(method: _Method[_Arguments, _Result]) -> _Method[_Arguments, _Result]:
     """Trace each call of a service's method as an :class:`Operation`."""
     name = method.__name__
 
     @wraps(method)
-    async def operating(
-        self: _Service, /, *args: _Rest.args, **kwargs: _Rest.kwargs
-    ) -> _Result:
-        with Operation(name, self.database_name, _app_name(args, kwargs)):
-            return await method(self, *args, **kwargs)
+    async def operating(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        service: Any = args[0]
+        with Operation(name, service.database_name, _app_name(args, kwargs)):
+            return await method(*args, **kwargs)
 
     return operating
 
@@ -121,29 +102,24 @@ class Operation:
         self._token: Token[context.Context] | None = None
         self._started = perf_counter()
         of_app = {_APP: app_name} if isinstance(app_name, str) else {}
-        self._span: Span = _tracer.start_span(
+        self._span = _tracer.start_span(
             f"{name} {database}",
-            kind=SpanKind.CLIENT,
+            kind=trace.SpanKind.CLIENT,
             attributes={**self._labels, **of_app},
         )
 
     def __enter__(self) -> Self:
         # Without an SDK the span is invalid, and need not be made current.
         if self._span.get_span_context().is_valid:
-            self._token = context.attach(set_span_in_context(self._span))
+            self._token = context.attach(trace.set_span_in_context(self._span))
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is not None:
             # Only the type: its text may name a session or an event.
             self._labels[_ERROR] = exc_type.__qualname__
             self._span.set_attribute(_ERROR, exc_type.__qualname__)
-            self._span.set_status(StatusCode.ERROR)
+            self._span.set_status(trace.StatusCode.ERROR)
         if self._token is not None:
             context.detach(self._token)
         self._span.end()
@@ -152,7 +128,7 @@ class Operation:
 
 def note_batch(writes: int) -> None:
     """Note on the current span how many writes were committed with its own."""
-    get_current_span().set_attribute(_BATCH, writes)
+    trace.get_current_span().set_attribute(_BATCH, writes)
 
 
 def count_commit(database: str, writes: int) -> None:

@@ -9,35 +9,19 @@ from datetime import UTC
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from mongo_session_service import errors
 from mongo_session_service.backend import backend_of
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import server, snapshots
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.privileges import FEATURES, needs
-from mongo_session_service.driver.server import (
-    check_server,
-    greeted,
-    is_standalone,
-    login_of,
-    naming_privileges,
-)
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.errors import (
-    ConfigurationError,
-    MongoSessionServiceError,
-    NotAuthorizedError,
-    StorageUnavailableError,
-)
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.wording import counted
+from mongo_session_service.schema import version
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
-from mongo_session_service.schema.version import (
-    SCHEMA_VERSION,
-    recorded_version,
-    refuse_newer,
-)
 from mongo_session_service.service import MongoSessionService
 
 EXAMINED: Final = 10_000
@@ -59,8 +43,8 @@ _AS_NEEDED: Final = "Nothing has to be done: the first use creates it."
 _AS_REPLICA_SET: Final = (
     "Start mongod with --replSet rs0, then call rs.initiate() once."
 )
-AS_IT_SAYS: Final = "Do what the message says, then run this again."
-GRANT: Final = "Have an administrator run what `mongo-session-service grants` prints."
+_AS_IT_SAYS: Final = "Do what the message says, then run this again."
+_GRANT: Final = "Have an administrator run what `mongo-session-service grants` prints."
 
 
 class Status(StrEnum):
@@ -86,18 +70,7 @@ class Finding:
     """What to do about it; None if nothing has to be done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Oplog:
-    """How far MongoDB's oplog reaches back."""
-
-    window: float
-    """Seconds from its first entry to now."""
-    fullness: float
-    """The used part of its space, 0 to 1; when full, it drops its oldest entries."""
-
-
-@dataclass(frozen=True, slots=True)
-class Examined:
+class Examined(NamedTuple):
     """Sessions found wrong by comparing documents that belong together."""
 
     total: int
@@ -112,20 +85,16 @@ class Examined:
         return f"among {among}{counted(self.total, noun)}"
 
 
-def judge_server(hello: Document, version: str) -> Finding:
-    """Whether the server can be used.
-
-    Raises:
-        ConfigurationError: it cannot; the message names the remedy.
-    """
-    check_server(hello, transactions=False)
-    return Finding("server", Status.OK, f"MongoDB {version}")
+def judge_server(hello: Document, release: str) -> Finding:
+    """Whether the server can be used; ``ConfigurationError`` if it cannot."""
+    server.check_server(hello, transactions=False)
+    return Finding("server", Status.OK, f"MongoDB {release}")
 
 
 def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
     """Whether all members of the replica set can be reached."""
     check = "replica set"
-    if is_standalone(hello):
+    if server.is_standalone(hello):
         says = "a standalone server, without change streams and transactions"
         return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
     if "setName" not in hello:
@@ -160,39 +129,29 @@ def judge_privileges(
         remedy = "Turn access control on, unless only you can reach it."
         return Finding(check, Status.WARNING, says, remedy)
     user = ", ".join(users)
-    lacking = {
-        feature: missing
-        for feature in FEATURES
-        if (
-            missing := [
-                str(each)
-                for each in needs([feature], database, prefix)
-                if not each.is_among(held)
-            ]
-        )
-    }
+    lacking: dict[str, str] = {}
+    for feature in FEATURES:
+        needed = needs([feature], database, prefix)
+        if missing := ", ".join(
+            str(each) for each in needed if not each.is_among(held)
+        ):
+            lacking[feature] = missing
     if not lacking:
         says = f"user {user!r} may do all of {', '.join(FEATURES)}"
         return Finding(check, Status.OK, says)
-    told = "; ".join(
-        f"for {feature}: {', '.join(missing)}" for feature, missing in lacking.items()
-    )
+    told = "; ".join(f"for {feature}: {lacking[feature]}" for feature in lacking)
     status = Status.FAILED if "sessions" in lacking else Status.WARNING
-    return Finding(check, status, f"user {user!r} lacks, {told}", GRANT)
+    return Finding(check, status, f"user {user!r} lacks, {told}", _GRANT)
 
 
 def judge_version(recorded: int | None) -> Finding:
-    """Whether this release can work with the data.
-
-    Raises:
-        SchemaVersionError: it cannot, since a newer release has written it.
-    """
+    """Whether this release can work with the data; ``SchemaVersionError`` if not."""
     check = "schema version"
     if recorded is None:
         return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
-    refuse_newer(recorded)
-    if recorded < SCHEMA_VERSION:
-        says = f"{recorded}, older than this release's {SCHEMA_VERSION}"
+    version.refuse_newer(recorded)
+    if recorded < version.SCHEMA_VERSION:
+        says = f"{recorded}, older than this release's {version.SCHEMA_VERSION}"
         remedy = "Run `mongo-session-service migrate` when all run this release."
         return Finding(check, Status.WARNING, says, remedy)
     return Finding(check, Status.OK, f"{recorded}, this release's")
@@ -209,17 +168,20 @@ def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
     return Finding("indexes", Status.WARNING, f"missing or different: {names}", remedy)
 
 
-def judge_oplog(oplog: Oplog | None) -> Finding:
-    """Whether consumers can stop for a while and miss nothing."""
+def judge_oplog(window: float | None, fullness: float) -> Finding:
+    """Whether consumers can stop for a while and miss nothing.
+
+    When it is full, 1.0, it drops its oldest entries.
+    """
     check = "oplog window"
-    if oplog is None:
+    if window is None:
         says = "there is no oplog, so changes cannot be watched"
         return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
-    reach = _span(oplog.window)
-    if oplog.fullness < _FULL:
-        says = f"{reach}, since it was created; {oplog.fullness:.0%} of it is used"
+    reach = _span(window)
+    if fullness < _FULL:
+        says = f"{reach}, since it was created; {fullness:.0%} of it is used"
         return Finding(check, Status.OK, says)
-    if oplog.window >= _WINDOW:
+    if window >= _WINDOW:
         return Finding(check, Status.OK, reach)
     says = f"{reach}: a consumer that stops for longer loses history"
     remedy = "Enlarge it with replSetResizeOplog to cover your longest outage."
@@ -294,37 +256,37 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         # Not set up: that would create collections.
         connection = (await backend_of(service).here()).connection
         if connection.driver is Driver.MOCK:
-            raise ConfigurationError("There is no MongoDB behind mongomock to examine.")
-        await greeted(connection.client)
-    for check in CHECKS:
-        yield await _result(check, connection)
+            raise errors.ConfigurationError(
+                "There is no MongoDB behind mongomock to examine."
+            )
+        await server.greeted(connection.client)
+    for name, look in CHECKS.items():
+        yield await _result(name, look, connection)
 
 
-class _Check(NamedTuple):
-    name: str
-    look: Callable[[Connection], Awaitable[Finding]]
+_Look = Callable[[Connection], Awaitable[Finding]]
 
 
-async def _result(check: _Check, connection: Connection) -> Finding:
+async def _result(name: str, look: _Look, connection: Connection) -> Finding:
     try:
-        async with naming_privileges(connection):
-            return await check.look(connection)
-    except NotAuthorizedError as error:
-        return Finding(check.name, Status.UNKNOWN, str(error), GRANT)
-    except StorageUnavailableError:
+        async with server.naming_privileges(connection):
+            return await look(connection)
+    except errors.NotAuthorizedError as error:
+        return Finding(name, Status.UNKNOWN, str(error), _GRANT)
+    except errors.StorageUnavailableError:
         raise
-    except MongoSessionServiceError as error:
-        return Finding(check.name, Status.FAILED, str(error), AS_IT_SAYS)
+    except errors.MongoSessionServiceError as error:
+        return Finding(name, Status.FAILED, str(error), _AS_IT_SAYS)
 
 
 async def _server(connection: Connection) -> Finding:
-    hello = await greeted(connection.client)
+    hello = await server.greeted(connection.client)
     info = await connection.client.admin.command("buildInfo")
     return judge_server(hello, info["version"])
 
 
 async def _members(connection: Connection) -> Finding:
-    hello = await greeted(connection.client)
+    hello = await server.greeted(connection.client)
     servers = connection.client.topology_description.server_descriptions()
     lost = [
         f"{host}:{port}"
@@ -336,23 +298,23 @@ async def _members(connection: Connection) -> Finding:
 
 async def _transactions(connection: Connection) -> Finding:
     async def read(txn: Txn) -> None:
-        await recorded_version(connection, txn)
+        await version.recorded_version(connection, txn)
 
     if not connection.has_transactions:
         return judge_transaction(None)
-    check_server(await greeted(connection.client), transactions=True)
+    server.check_server(await server.greeted(connection.client), transactions=True)
     began = time.perf_counter()
     await connection.transaction(read)
     return judge_transaction(time.perf_counter() - began)
 
 
 async def _privileges(connection: Connection) -> Finding:
-    login = await login_of(connection)
+    login = await server.login_of(connection)
     return judge_privileges(*login, connection.database.name, connection.prefix)
 
 
 async def _version(connection: Connection) -> Finding:
-    return judge_version(await recorded_version(connection))
+    return judge_version(await version.recorded_version(connection))
 
 
 async def _indexes(connection: Connection) -> Finding:
@@ -364,15 +326,14 @@ async def _indexes(connection: Connection) -> Finding:
 async def _oplog(connection: Connection) -> Finding:
     window = await snapshots.oplog_window(connection)
     if window is None:
-        return judge_oplog(None)
+        return judge_oplog(None, 0)
     oplog = connection.client["local"]["oplog.rs"]
-    (stats,) = await connection.aggregate(
-        oplog,
-        [{"$collStats": {"storageStats": {}}}, {"$project": {"storageStats": 1}}],
-    )
-    held = stats["storageStats"]
-    fullness = held["size"] / held["maxSize"]
-    return judge_oplog(Oplog(window, fullness))
+    stages: list[Document] = [
+        {"$collStats": {"storageStats": {}}},
+        {"$project": {"storageStats": 1}},
+    ]
+    held = (await connection.aggregate(oplog, stages))[0]["storageStats"]
+    return judge_oplog(window, held["size"] / held["maxSize"])
 
 
 async def _clock(connection: Connection) -> Finding:
@@ -405,18 +366,12 @@ async def _sessions(connection: Connection) -> Finding:
     below = {"$mergeObjects": ["$$key", {"revision": 0}]}
     above = {"$mergeObjects": ["$$key", {"revision": {"$literal": {}}}]}
     is_its = {"$and": [{"$gt": ["$_id", below]}, {"$lt": ["$_id", above]}]}
+    bounds = {"first": {"$min": "$_id.revision"}, "last": {"$max": "$_id.revision"}}
     latest = [
         {"$match": {"$expr": is_its}},
         {"$sort": {"_id": -1}},
         {"$limit": LATEST},
-        {
-            "$group": {
-                "_id": 1,
-                "count": {"$sum": 1},
-                "first": {"$min": "$_id.revision"},
-                "last": {"$max": "$_id.revision"},
-            }
-        },
+        {"$group": {"_id": 1, "count": {"$sum": 1}, **bounds}},
     ]
     log = {
         "from": connection.events.name,
@@ -442,10 +397,7 @@ async def _sessions(connection: Connection) -> Finding:
 
 
 async def _examined(
-    connection: Connection,
-    collection: Any,
-    fields: Document,
-    stages: list[Document],
+    connection: Connection, collection: Any, fields: Document, stages: list[Document]
 ) -> Examined:
     """The documents that pass some stages, of all or of a sample, in one snapshot."""
     total = await collection.estimated_document_count()
@@ -454,25 +406,23 @@ async def _examined(
     drawn: list[Document] = [{"$sample": {"size": SAMPLE}}] if is_sample else []
     named: list[Document] = [{"$limit": _MOST}, {"$project": {"_id": 1}}]
     pipeline = [*drawn, {"$project": fields}, *stages, *named]
-    is_alone = is_standalone(await greeted(connection.client))
-    # A standalone server has no snapshots.
-    wrong = await (
-        connection.aggregate(collection, pipeline)
-        if is_alone
-        else snapshots.read(connection, collection, pipeline)
-    )
+    if server.is_standalone(await server.greeted(connection.client)):
+        # It has no snapshots.
+        wrong = await connection.aggregate(collection, pipeline)
+    else:
+        wrong = await snapshots.read(connection, collection, pipeline)
     return Examined(total, is_sample, [each["_id"] for each in wrong])
 
 
-CHECKS: Final = (
-    _Check("server", _server),
-    _Check("replica set", _members),
-    _Check("transactions", _transactions),
-    _Check("privileges", _privileges),
-    _Check("clock", _clock),
-    _Check("schema version", _version),
-    _Check("indexes", _indexes),
-    _Check("oplog window", _oplog),
-    _Check("events", _events),
-    _Check("sessions", _sessions),
-)
+CHECKS: Final = {
+    "server": _server,
+    "replica set": _members,
+    "transactions": _transactions,
+    "privileges": _privileges,
+    "clock": _clock,
+    "schema version": _version,
+    "indexes": _indexes,
+    "oplog window": _oplog,
+    "events": _events,
+    "sessions": _sessions,
+}

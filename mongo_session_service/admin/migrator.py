@@ -8,12 +8,8 @@ from mongo_session_service.backend import backend_of
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.server import naming_privileges
-from mongo_session_service.schema.migrations import (
-    MIGRATIONS,
-    Migration,
-    SchemaStatus,
-    plan,
-)
+from mongo_session_service.schema import migrations
+from mongo_session_service.schema.migrations import Migration, SchemaStatus
 from mongo_session_service.schema.version import record_migration, recorded_version
 from mongo_session_service.service import MongoSessionService
 
@@ -24,7 +20,7 @@ class Migrator:
     def __init__(
         self,
         service: MongoSessionService,
-        migrations: Sequence[Migration] = MIGRATIONS,
+        migrations: Sequence[Migration] = migrations.MIGRATIONS,
     ) -> None:
         """Connects to nothing yet; the caller closes the service."""
         self._service = service
@@ -64,4 +60,6 @@ class Migrator:
         return (await backend_of(self._service).here()).connection
 
     async def _status(self, connection: Connection) -> SchemaStatus:
-        return plan(await recorded_version(connection) or 0, self._migrations)
+        return migrations.plan(
+            await recorded_version(connection) or 0, self._migrations
+        )

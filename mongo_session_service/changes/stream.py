@@ -95,7 +95,7 @@ class Stream:
         Raises:
             HistoryLostError: the stream cannot be resumed.
             ConfigurationError: the server has no change streams.
-            StorageUnavailableError: it failed for ``PATIENCE`` seconds in a row.
+            StorageUnavailableError: it failed for ``RETRY_LIMIT`` seconds in a row.
             StorageError: the server refused.
         """
         waiting = pauses()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-PATIENCE: Final = 5.0
+ANSWER_LIMIT: Final = 5.0
 """Seconds for MongoDB to answer at first, unless the URI sets a time of its own."""
 
 _META: Final = "mongo-session-service"
@@ -162,7 +162,7 @@ class Place:
         has_own_time = "serverselectiontimeoutms" in self.uri.lower()
         with translated():
             try:
-                with pymongo.timeout(None if has_own_time else PATIENCE):
+                with pymongo.timeout(None if has_own_time else ANSWER_LIMIT):
                     await greeted(client)
             finally:
                 await client.close()

@@ -42,10 +42,9 @@ async def uninterrupted(work: Awaitable[Result]) -> Result:
 
 
 def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Start work that continues when its caller is cancelled.
+    """Start work that continues, without the caller's deadlines, if that is cancelled.
 
-    It runs outside the caller's context, whose deadlines apply to that caller only. If
-    nobody awaits it, its failure is ignored.
+    If nobody awaits it, its failure is ignored.
     """
     # With eager tasks, create_task() would start it before the caller has the task.
     task = asyncio.Task(work, context=Context())
@@ -103,16 +102,10 @@ def cancellations() -> int:
 
 
 def heed_cancellation(since: int) -> None:
-    """Raise a cancellation of the current task that was swallowed meanwhile.
+    """Raise a cancellation that was swallowed after ``since`` of them.
 
     Python 3.11's ``asyncio.wait_for``, which the driver uses to write, swallows a
     cancellation that arrives as it completes (python/cpython#86296).
-
-    Args:
-        since: What :func:`cancellations` was before.
-
-    Raises:
-        CancelledError: there was one.
     """
     if cancellations() > since:
         raise asyncio.CancelledError

@@ -14,11 +14,11 @@ from typing import Any, Final, Self, TypeAlias
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 
-from mongo_session_service.driver.retry import PATIENCE
+from mongo_session_service.driver.retry import RETRY_LIMIT
 
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""
-STRICTLY_CATCHING_UP: Final = PATIENCE
+STRICTLY_CATCHING_UP: Final = RETRY_LIMIT
 """The same where the primary must not be asked."""
 
 Clock: TypeAlias = Mapping[str, Any]
@@ -43,10 +43,7 @@ class Latest:
         self._clock: Clock | None = None
 
     def advance(self, time: Timestamp, primary: object, clock: Clock | None) -> None:
-        """Record a write, and the primary it was sent to; in any thread.
-
-        The clock was read then, or later.
-        """
+        """Record a write, the primary it was sent to, and the clock then or later."""
         with self._lock:
             if self._time < time:
                 self._time, self._primary, self._clock = time, primary, clock
@@ -60,11 +57,10 @@ class Latest:
         if time.time > 0:
             session.advance_operation_time(time)
 
-    def missing_at(self, time: Timestamp, primary: object) -> Timestamp | None:
-        """The time to wait for, if a primary answering as of ``time`` may lack it."""
+    def is_included(self, time: Timestamp, primary: object) -> bool:
+        """Whether the write is in what a primary has answered as of ``time``."""
         with self._lock:
-            is_there = time >= self._time or primary == self._primary
-            return None if is_there else self._time
+            return time >= self._time or primary == self._primary
 
 
 class Secondaries:
@@ -87,8 +83,5 @@ class Secondaries:
         """Milliseconds a member has to catch up and to answer."""
 
     def heard_of(self, time: Timestamp, session: Any) -> None:
-        """Record that the service has seen something of this time.
-
-        It was read in the given session of the driver's.
-        """
+        """Record that the service has read something of this time in a session."""
         self._latest.advance(time, None, session.cluster_time)

@@ -9,31 +9,23 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Final
 
-from pymongo import AsyncMongoClient, MongoClient, WriteConcern
-from pymongo.errors import ConfigurationError as DriverConfigurationError
-from pymongo.errors import PyMongoError
+from pymongo import AsyncMongoClient, MongoClient, WriteConcern, errors
 
 from mongo_session_service.errors import ConfigurationError
 
 
-def is_starting(error: PyMongoError) -> bool:
+def is_starting(error: errors.PyMongoError) -> bool:
     """Whether an error came from a connection to a member that was not ready.
 
-    The driver remembers what the member said when a connection was opened. A member
-    that is starting, after a crash for example, does not support sessions yet, and the
-    driver concludes that the whole deployment does not.
+    Such a member does not support sessions yet. The driver remembers that for as long
+    as the connection is open, and concludes that the whole deployment does not.
     """
-    is_config = isinstance(error, DriverConfigurationError)
+    is_config = isinstance(error, errors.ConfigurationError)
     return is_config and str(error).startswith("Sessions are not supported")
 
 
 async def renew_connections(client: Any) -> None:
-    """Make the driver open new connections for all but the running operations.
-
-    It keeps connections to a member that was starting after that has become the
-    primary, and every call would fail on them. To end cursors, it connects to any
-    member.
-    """
+    """Make the driver open new connections for all but the running operations."""
     asynchronous = isinstance(client, AsyncMongoClient)
     topology = (client if asynchronous else client.delegate)._topology  # noqa: SLF001
     for server in list(topology._servers.values()):  # noqa: SLF001
@@ -66,52 +58,46 @@ class Driver(Enum):
         if motor and isinstance(client, motor.AsyncIOMotorClient):
             return cls.MOTOR
         if isinstance(client, MongoClient):
-            message = (
+            raise ConfigurationError(
                 "client is a synchronous MongoClient, which would block the event"
                 " loop. Pass a pymongo.AsyncMongoClient, or a URI instead."
             )
-            raise ConfigurationError(message)
-        message = (
+        raise ConfigurationError(
             "client must be a pymongo.AsyncMongoClient, a Motor AsyncIOMotorClient or"
             f" a mongomock-motor AsyncMongoMockClient, not {type(client).__name__}."
         )
-        raise ConfigurationError(message)
 
+    @asynccontextmanager
+    async def session(self, client: Any) -> AsyncIterator[Any]:
+        """A session of the driver's, causally consistent as they are by default."""
+        starting = client.start_session()
+        async with await starting if self is Driver.MOTOR else starting as session:
+            try:
+                yield session
+            except errors.ConfigurationError as error:
+                if is_starting(error):
+                    await renew_connections(client)
+                raise
 
-@asynccontextmanager
-async def session_of(client: Any, driver: Driver) -> AsyncIterator[Any]:
-    """A session of the driver's, causally consistent as they are by default."""
-    starting = client.start_session()
-    if driver is Driver.MOTOR:
-        starting = await starting
-    async with starting as session:
-        try:
-            yield session
-        except DriverConfigurationError as error:
-            if is_starting(error):
-                await renew_connections(client)
-            raise
+    async def opened(self, cursor: Any) -> Any:
+        """The cursor of an aggregation or change stream, which PyMongo has to await."""
+        return await cursor if self is Driver.PYMONGO else cursor
 
+    async def results(self, aggregate: Any) -> list[dict[str, Any]]:
+        """All results of an aggregation."""
+        results: list[dict[str, Any]] = await (await self.opened(aggregate)).to_list(
+            None
+        )
+        return results
 
-async def opened(cursor: Any, driver: Driver) -> Any:
-    """The cursor of an aggregation or a change stream, which PyMongo has to await."""
-    return await cursor if driver is Driver.PYMONGO else cursor
-
-
-async def results_of(aggregate: Any, driver: Driver) -> list[dict[str, Any]]:
-    """All results of an aggregation."""
-    cursor = await opened(aggregate, driver)
-    results: list[dict[str, Any]] = await cursor.to_list(None)
-    return results
-
-
-def primary_of(client: Any, driver: Driver) -> object:
-    """What identifies a primary and its term, as far as the client knows them."""
-    client = client.delegate if driver is Driver.MOTOR else client
-    servers = client.topology_description.server_descriptions().values()
-    return next(
-        ((each.address, each.election_id) for each in servers if each.is_writable), None
-    )
+    def primary(self, client: Any) -> object:
+        """What identifies a primary and its term, as far as the client knows them."""
+        client = client.delegate if self is Driver.MOTOR else client
+        servers = client.topology_description.server_descriptions().values()
+        found = (
+            (each.address, each.election_id) for each in servers if each.is_writable
+        )
+        return next(found, None)
 
 
 logger = logging.getLogger(__name__)

@@ -7,42 +7,26 @@ differences end here.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import bson
-from bson.codec_options import (
-    CodecOptions,
-    DatetimeConversion,
-    TypeDecoder,
-    TypeRegistry,
-)
+from bson import codec_options
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from pymongo import ReadPreference
-from pymongo.errors import (
-    DuplicateKeyError,
-    OperationFailure,
-    WriteError,
-)
+from pymongo.errors import DuplicateKeyError, OperationFailure, WriteError
 from pymongo.read_concern import ReadConcern
 
+from mongo_session_service import telemetry
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.driver import compat, transactions
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Latest, Secondaries
-from mongo_session_service.driver.compat import (
-    Driver,
-    primary_of,
-    results_of,
-    session_of,
-)
+from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.errors import DUPLICATE_KEY, WRITE_CONFLICT
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.telemetry import count_conflict, count_retry
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -51,11 +35,8 @@ _LOCAL: Final = ReadConcern("local")
 ONE_BATCH: Final = 1_000_000
 """Documents per reply: more than fit, so that only its 16 MB limit splits a reply."""
 
-_DUPLICATE_KEY: Final = 11000
-_WRITE_CONFLICT: Final = 112
 
-
-class _PlainInt(TypeDecoder):
+class _PlainInt(codec_options.TypeDecoder):
     """Reads 64-bit integers as the ``int`` they were written from."""
 
     bson_type = Int64
@@ -64,14 +45,16 @@ class _PlainInt(TypeDecoder):
         return int(value)
 
 
-_CODEC_OPTIONS: Final = CodecOptions[dict[str, Any]](
-    type_registry=TypeRegistry([_PlainInt()]),
+_CODEC_OPTIONS: Final = codec_options.CodecOptions[dict[str, Any]](
+    type_registry=codec_options.TypeRegistry([_PlainInt()]),
     # Otherwise one value of another tool would fail the whole read.
-    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    datetime_conversion=codec_options.DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
 )
 
-_RAW: Final = CodecOptions[RawBSONDocument](document_class=RawBSONDocument)
+_RAW: Final = codec_options.CodecOptions[RawBSONDocument](
+    document_class=RawBSONDocument
+)
 
 
 class Connection:
@@ -134,76 +117,64 @@ class Connection:
             nonlocal runs
             runs += 1
             if runs > 1:
-                count_retry(self.database.name)
+                telemetry.count_retry(self.database.name)
             try:
                 return await work(txn)
             except OperationFailure as error:
-                if error.code == _WRITE_CONFLICT:
-                    count_conflict(self.database.name)
+                if error.code == WRITE_CONFLICT:
+                    telemetry.count_conflict(self.database.name)
                 raise
 
-        primary = primary_of(self.client, self.driver)
-        async with session_of(self.client, self.driver) as session:
+        concern = self.database.write_concern
+        async with self.writing() as session:
             try:
-                result = await transactions.run(
-                    session, counted, self.database.write_concern
-                )
+                return await transactions.run(session, counted, concern)
             except Exception:
                 if self.secondaries is not None and session.operation_time:
                     # The next read has to include what the transaction failed for.
                     self.secondaries.heard_of(session.operation_time, session)
                 raise
-            self._advance(session, primary)
-            return result
 
-    async def acknowledged(self, write: Callable[[Any], Awaitable[Any]]) -> None:
-        """Do a write of one document, in a session of the driver's."""
-        primary = primary_of(self.client, self.driver)
-        async with session_of(self.client, self.driver) as session:
-            await write(session)
-            self._advance(session, primary)
-
-    def _advance(self, session: Any, primary: object) -> None:
-        self.latest.advance(session.operation_time, primary, session.cluster_time)
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[Any]:
+        """A driver's session, whose write is recorded as the service's latest."""
+        primary = self.driver.primary(self.client)
+        async with self.driver.session(self.client) as session:
+            yield session
+            self.latest.advance(session.operation_time, primary, session.cluster_time)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
-        """A driver's session that ends the cursors of a cancelled caller.
-
-        The server would keep the rest of a long reply for half an hour otherwise.
-        """
+        """A driver's session that ends the cursors of a cancelled caller."""
         if self.driver is Driver.MOCK:
             yield None
             return
-        async with session_of(self.client, self.driver) as session:
+        async with self.driver.session(self.client) as session:
             try:
                 yield session
             except asyncio.CancelledError:
-                # The ids of some cursors are unknown: their replies were not awaited.
+                # The server would keep the rest of a long reply for half an hour. The
+                # ids of some cursors are unknown: their replies were not awaited.
                 await uninterrupted(transactions.end(session))
                 raise
 
     async def write(self, command: dict[str, Any], txn: Txn) -> int:
         """Run an ``insert`` or ``update`` in a transaction; the ``n`` of its reply.
 
-        The driver's own methods create an object for every document, of which a batch
-        has many.
-
         Raises:
             WriteError: a document was refused; a ``DuplicateKeyError`` if for its key.
         """
+        # The driver's own methods create an object for every document of a batch.
         reply = await self.database.command(command, session=txn)
         for error in reply.get("writeErrors", ()):
-            kind = DuplicateKeyError if error["code"] == _DUPLICATE_KEY else WriteError
+            kind = DuplicateKeyError if error["code"] == DUPLICATE_KEY else WriteError
             raise kind(error.get("errmsg", ""), error["code"], error)
         count: int = reply["n"]
         return count
 
     async def reply(self, command: dict[str, Any], session: Any) -> dict[str, Any]:
-        """The primary's reply to a command that reads.
-
-        The driver itself would not apply this package's codec options to it.
-        """
+        """The primary's reply to a command that reads."""
+        # The driver itself would not apply this package's codec options to it.
         reply = await self.database.command(
             command, read_preference=_PRIMARY, codec_options=_RAW, session=session
         )
@@ -215,7 +186,5 @@ class Connection:
         """All results of an aggregation, not before this service's latest write."""
         async with self.reading() as session:
             self.latest.bring_to(session)
-            aggregate = collection.aggregate(
-                pipeline, session=session, batchSize=ONE_BATCH
-            )
-            return await results_of(aggregate, self.driver)
+            options = {"session": session, "batchSize": ONE_BATCH}
+            return await self.driver.results(collection.aggregate(pipeline, **options))

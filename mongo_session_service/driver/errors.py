@@ -12,34 +12,12 @@ from contextlib import contextmanager
 from typing import Final
 
 from bson.errors import BSONError
-from pymongo.errors import (
-    BulkWriteError,
-    ConnectionFailure,
-    DocumentTooLarge,
-    DuplicateKeyError,
-    ExecutionTimeout,
-    InvalidOperation,
-    OperationFailure,
-    PyMongoError,
-    ServerSelectionTimeoutError,
-    WriteConcernError,
-)
-from pymongo.errors import (
-    ConfigurationError as DriverConfigurationError,
-)
+from pymongo import errors as driver_errors
+from pymongo.errors import OperationFailure, PyMongoError
 
+from mongo_session_service import errors
 from mongo_session_service.driver.compat import is_starting
-from mongo_session_service.errors import (
-    ConfigurationError,
-    DocumentTooLargeError,
-    InvalidInputError,
-    MongoSessionServiceError,
-    NotAuthorizedError,
-    Refusal,
-    StorageError,
-    StorageUnavailableError,
-    UnknownOutcomeError,
-)
+from mongo_session_service.errors import NotAuthorizedError, StorageError
 
 FOREIGN_LOOP: Final = (
     "The client belongs to another event loop. Create client and service in the loop"
@@ -75,9 +53,9 @@ _REFUSAL: Final = re.compile(
     r'(?P<collection>[^",]*)'
 )
 
-_DUPLICATE_KEY: Final = 11000
+DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
-_UNAUTHORIZED: Final = 13
+UNAUTHORIZED: Final = 13
 _AUTHENTICATION_FAILED: Final = 18
 TRANSIENT_CODES: Final = frozenset(
     {
@@ -103,14 +81,13 @@ TRANSIENT_CODES: Final = frozenset(
     }
 )
 """Codes of failures that pass: a read is retried, a caller may try again."""
-_LIMIT_CODES: Final = frozenset(
-    {
-        24,  # LockTimeout
-        50,  # MaxTimeMSExpired
-        112,  # WriteConflict
-        251,  # NoSuchTransaction
-    }
-)
+WRITE_CONFLICT: Final = 112
+_LIMIT_CODES: Final = {
+    24,  # LockTimeout
+    50,  # MaxTimeMSExpired
+    WRITE_CONFLICT,
+    251,  # NoSuchTransaction
+}
 """Codes that arrive when a time limit has run out: the caller's, or that of the
 driver's retries of a transaction. A caller may try again; a retry here would exceed
 that limit."""
@@ -126,84 +103,81 @@ def translated() -> Iterator[None]:
         raise translation(error) from None
     except RuntimeError as error:
         if re.search("different (?:event )?loop|loop is closed", str(error)):
-            raise ConfigurationError(FOREIGN_LOOP) from None
+            raise errors.ConfigurationError(FOREIGN_LOOP) from None
         raise
 
 
 @contextmanager
 def in_doubt() -> Iterator[None]:
-    """Report that a write outside a transaction may have been done.
-
-    Raises:
-        UnknownOutcomeError: there was no answer to what was sent.
-    """
+    """Report that a write outside a transaction, without answer, may have been done."""
     try:
         yield
-    except ServerSelectionTimeoutError:
+    except driver_errors.ServerSelectionTimeoutError:
         raise
     except PyMongoError as error:
-        is_lost = isinstance(error, ConnectionFailure | ExecutionTimeout)
+        is_lost = isinstance(
+            error, driver_errors.ConnectionFailure | driver_errors.ExecutionTimeout
+        )
         # The driver's retry may have met that, after a first attempt that was done.
         is_lost = is_lost or is_starting(error)
         if is_lost or error.has_error_label("RetryableWriteError"):
-            raise UnknownOutcomeError(_UNKNOWN_OUTCOME) from None
+            raise errors.UnknownOutcomeError(_UNKNOWN_OUTCOME) from None
         raise
 
 
 @contextmanager
 def once_written() -> Iterator[None]:
-    """Report, when a read after a write fails, that the write was done.
-
-    Raises:
-        NotAuthorizedError: it was refused.
-        UnknownOutcomeError: it failed.
-    """
+    """Report, if a read after a write fails or is refused, that the write was done."""
     try:
         yield
     except (PyMongoError, StorageError) as error:
         told = translation(error) if isinstance(error, PyMongoError) else error
         if isinstance(told, NotAuthorizedError):
             raise NotAuthorizedError(str(told), told.refusal, _STORED) from None
-        raise UnknownOutcomeError(f"{_STORED}{told}") from None
+        raise errors.UnknownOutcomeError(f"{_STORED}{told}") from None
 
 
 def is_duplicate_key(error: PyMongoError) -> bool:
     """Whether a write failed because something with its key is stored already."""
-    if isinstance(error, BulkWriteError):
+    if isinstance(error, driver_errors.BulkWriteError):
         codes = {each["code"] for each in error.details["writeErrors"]}
-        return _DUPLICATE_KEY in codes
-    return isinstance(error, DuplicateKeyError)
+        return DUPLICATE_KEY in codes
+    return isinstance(error, driver_errors.DuplicateKeyError)
 
 
-def translation(error: PyMongoError | BSONError) -> MongoSessionServiceError:
+def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceError:
     """This package's error for a driver's error."""
-    if isinstance(error, DocumentTooLarge):
-        return DocumentTooLargeError()
+    if isinstance(error, driver_errors.DocumentTooLarge):
+        return errors.DocumentTooLargeError()
     if isinstance(error, BSONError):
-        return InvalidInputError()
+        return errors.InvalidInputError()
     if error.has_error_label("UnknownTransactionCommitResult") or isinstance(
-        error, WriteConcernError
+        error, driver_errors.WriteConcernError
     ):
-        return UnknownOutcomeError(_UNKNOWN_OUTCOME)
-    if isinstance(error, ConnectionFailure | ExecutionTimeout):
+        return errors.UnknownOutcomeError(_UNKNOWN_OUTCOME)
+    if isinstance(
+        error, driver_errors.ConnectionFailure | driver_errors.ExecutionTimeout
+    ):
         return _unavailable(error)
     if isinstance(error, OperationFailure):
         return _refused(error)
     if is_starting(error):
-        return StorageUnavailableError("MongoDB is unavailable: a member is starting.")
-    if isinstance(error, DriverConfigurationError):
-        return ConfigurationError(f"MongoDB cannot be reached like this: {error}")
-    if isinstance(error, InvalidOperation) and "after close" in str(error):
-        return ConfigurationError(_CLOSED)
+        return errors.StorageUnavailableError(
+            "MongoDB is unavailable: a member is starting."
+        )
+    if isinstance(error, driver_errors.ConfigurationError):
+        return errors.ConfigurationError(
+            f"MongoDB cannot be reached like this: {error}"
+        )
+    if isinstance(error, driver_errors.InvalidOperation) and "after close" in str(
+        error
+    ):
+        return errors.ConfigurationError(_CLOSED)
     return StorageError(f"The MongoDB driver failed with {type(error).__name__}.")
 
 
 def certificate_refusal(text: str) -> str | None:
-    """The message for a connection that failed for its certificate, or None.
-
-    Args:
-        text: The driver's description of the failure.
-    """
+    """The message for a failure, described by the driver, of a certificate; or None."""
     refused = _CERTIFICATE_REFUSED.search(text)
     if refused is None:
         return None
@@ -214,7 +188,7 @@ def certificate_refusal(text: str) -> str | None:
     )
 
 
-def refusal_of(error: OperationFailure) -> Refusal | None:
+def refusal_of(error: OperationFailure) -> errors.Refusal | None:
     """The command that was refused to the user; None if the server does not name it."""
     text = str((error.details or {}).get("errmsg", ""))
     found = _REFUSAL.match(text)
@@ -225,40 +199,43 @@ def refusal_of(error: OperationFailure) -> Refusal | None:
         command = "$merge"  # which copies within a collection
     if re.fullmatch(r"[\d.]+", collection):
         collection = ""  # a command on a database has a number in the place of a name
-    return Refusal(command, found["database"], collection)
+    return errors.Refusal(command, found["database"], collection)
 
 
-def _unavailable(error: PyMongoError) -> MongoSessionServiceError:
+def _unavailable(error: PyMongoError) -> errors.MongoSessionServiceError:
     # The rest of the text is the topology, or a server's whole reply.
     reason = re.split(", (?:Topology Description|full error):", str(error))[0]
     if refusal := certificate_refusal(reason):
-        return ConfigurationError(refusal)
+        return errors.ConfigurationError(refusal)
     if "Authentication failed" in reason:
         # Once the pool has met it, the driver reports this as a timeout.
         return StorageError(_BAD_CREDENTIALS)
-    hint = _NOT_FOUND if isinstance(error, ServerSelectionTimeoutError) else ""
-    return StorageUnavailableError(f"MongoDB is unavailable: {reason}.{hint}")
+    hint = (
+        _NOT_FOUND
+        if isinstance(error, driver_errors.ServerSelectionTimeoutError)
+        else ""
+    )
+    return errors.StorageUnavailableError(f"MongoDB is unavailable: {reason}.{hint}")
 
 
 def _refused(error: OperationFailure) -> StorageError:
     details = error.details or {}
     name = f"{details.get('codeName', 'error')} (code {error.code})"
     if error.code in _DOCUMENT_TOO_LARGE:
-        return DocumentTooLargeError()
+        return errors.DocumentTooLargeError()
     if error.code == _AUTHENTICATION_FAILED:
         return StorageError(_BAD_CREDENTIALS)
-    if error.code == _UNAUTHORIZED:
-        return _not_authorized(refusal_of(error))
+    if error.code == UNAUTHORIZED:
+        refusal = refusal_of(error)
+        what = "a privilege" if refusal is None else f"the privilege for {refusal}"
+        message = (
+            f"MongoDB refused: the user lacks {what}. `mongo-session-service grants`"
+            " prints a role that has all that is needed."
+        )
+        return NotAuthorizedError(message, refusal)
     is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)
     if is_labelled or error.code in TRANSIENT_CODES | _LIMIT_CODES:
-        return StorageUnavailableError(f"MongoDB could not finish in time: {name}.")
+        return errors.StorageUnavailableError(
+            f"MongoDB could not finish in time: {name}."
+        )
     return StorageError(f"MongoDB refused the operation: {name}.")
-
-
-def _not_authorized(refusal: Refusal | None) -> NotAuthorizedError:
-    what = "a privilege" if refusal is None else f"the privilege for {refusal}"
-    message = (
-        f"MongoDB refused: the user lacks {what}. `mongo-session-service grants`"
-        " prints a role that has all that is needed."
-    )
-    return NotAuthorizedError(message, refusal)

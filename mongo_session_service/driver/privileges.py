@@ -37,59 +37,49 @@ class Privilege(NamedTuple):
         )
 
 
-class _Need(NamedTuple):
-    """Actions that a feature needs on some collections; on the database, if none."""
-
-    actions: tuple[str, ...]
-    collections: tuple[str, ...] = ()
-    database: str | None = None
-    """The database, if it is not the service's."""
-
-
 _SHARED: Final = ("app_states", "user_states")
 _PROGRESS: Final = ("checkpoints", "leases", "dead_letters")
 _CHANGE: Final = ("find", "insert", "update")
+_EVERY: Final = ("",)
+"""The database, with every collection in it."""
+_OPLOG: Final = "oplog.rs"
 
-FEATURES: Final[dict[str, tuple[_Need, ...]]] = {
-    "sessions": (
-        _Need((*_CHANGE, "remove", "listIndexes"), ("sessions", "events")),
-        _Need(_CHANGE, _SHARED),
-        _Need(("find",), ("metadata",)),
-        _Need(("listCollections",)),
-    ),
-    "changes": (
-        _Need(("changeStream", "find")),
-        _Need(("insert", "update"), ("checkpoints", "leases")),
-        _Need(("insert", "update", "remove"), ("dead_letters",)),
-        _Need(("find", "collStats"), ("oplog.rs",), "local"),
-    ),
-    "setup": (
-        _Need(
-            ("createCollection",),
-            ("sessions", "events", *_SHARED, *_PROGRESS, "metadata"),
-        ),
-        _Need(("createIndex", "listIndexes"), ("sessions", "events")),
-        _Need(_CHANGE, ("metadata",)),
-        _Need(("listCollections",)),
-    ),
-    "import": (_Need(_CHANGE, ("imports",)),),
-    "erase": (_Need(("remove",), (*_SHARED, "checkpoints", "leases", "imports")),),
+FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
+    "sessions": {
+        ("sessions", "events"): (*_CHANGE, "remove", "listIndexes"),
+        _SHARED: _CHANGE,
+        ("metadata",): ("find",),
+        _EVERY: ("listCollections",),
+    },
+    "changes": {
+        _EVERY: ("changeStream", "find"),
+        ("checkpoints", "leases"): ("insert", "update"),
+        ("dead_letters",): ("insert", "update", "remove"),
+        (_OPLOG,): ("find", "collStats"),
+    },
+    "setup": {
+        ("sessions", "events", *_SHARED, *_PROGRESS, "metadata"): ("createCollection",),
+        ("sessions", "events"): ("createIndex", "listIndexes"),
+        ("metadata",): _CHANGE,
+        _EVERY: ("listCollections",),
+    },
+    "import": {("imports",): _CHANGE},
+    "erase": {(*_SHARED, "checkpoints", "leases", "imports"): ("remove",)},
 }
-"""What each group of features needs: ``sessions`` are ADK's methods and what belongs to
-them, ``changes`` live subscriptions and consumers, ``setup`` creates and migrates,
-``erase`` leaves nothing of users and apps. Imports need ``sessions``, too, and erasing
-``sessions`` and ``changes``."""
+"""The actions that each group of features needs on some collections. ``sessions`` are
+ADK's methods and what belongs to them, ``changes`` live subscriptions and consumers,
+``setup`` creates and migrates, ``erase`` leaves nothing of users and apps. Imports need
+``sessions``, too, and erasing ``sessions`` and ``changes``."""
 
 
 def needs(features: Iterable[str], database: str, prefix: str = "") -> list[Privilege]:
     """The privileges that features need."""
-    privileges: dict[Privilege, None] = {}
-    for need in (each for feature in features for each in FEATURES[feature]):
-        for collection in need.collections or ("",):
-            own = f"{prefix}{collection}" if collection else ""
-            for action in need.actions:
-                if need.database is None:
-                    privileges[Privilege(action, database, own)] = None
-                else:
-                    privileges[Privilege(action, need.database, collection)] = None
-    return list(privileges)
+
+    def on(collection: str, action: str) -> Privilege:
+        if collection == _OPLOG:
+            return Privilege(action, "local", collection)
+        return Privilege(action, database, collection and f"{prefix}{collection}")
+
+    needed = (each for feature in features for each in FEATURES[feature].items())
+    found = (on(where, what) for at, does in needed for where in at for what in does)
+    return list(dict.fromkeys(found))

@@ -20,7 +20,7 @@ from mongo_session_service.errors import (
 
 Result = TypeVar("Result")
 
-PATIENCE: Final = 60.0
+RETRY_LIMIT: Final = 60.0
 """Seconds until a failing operation is given up; an election takes up to 12."""
 
 PAUSE_AFTER_LOSS: Final = 0.5
@@ -31,8 +31,8 @@ _LONGEST_PAUSE: Final = 2.0  # seconds
 
 
 def pauses() -> Iterator[float | None]:
-    """Growing pauses with jitter, in seconds; None once ``PATIENCE`` has run out."""
-    end = time.monotonic() + PATIENCE
+    """Growing pauses with jitter, in seconds; None once ``RETRY_LIMIT`` has run out."""
+    end = time.monotonic() + RETRY_LIMIT
     pause = _FIRST_PAUSE
     while time.monotonic() < end:
         yield pause * random.uniform(0.5, 1)  # noqa: S311  not for secrets
@@ -42,20 +42,18 @@ def pauses() -> Iterator[float | None]:
 
 
 def given_up(error: Exception) -> MongoSessionServiceError:
-    """The error to raise when ``PATIENCE`` has run out."""
-    reason = (
-        str(translation(error))
-        if isinstance(error, PyMongoError)
-        else "MongoDB does not answer."
-    )
-    return StorageUnavailableError(f"Gave up after {PATIENCE:.0f} seconds. {reason}")
+    """The error to raise when ``RETRY_LIMIT`` has run out."""
+    reason = "MongoDB does not answer."
+    if isinstance(error, PyMongoError):
+        reason = str(translation(error))
+    return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
 
 
 async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
     """Read, and retry while MongoDB fails with transient errors.
 
     Raises:
-        StorageUnavailableError: it failed for ``PATIENCE`` seconds.
+        StorageUnavailableError: it failed for ``RETRY_LIMIT`` seconds.
         PyMongoError: it failed with an error that is not transient.
     """
     waiting = pauses()

@@ -44,11 +44,9 @@ _ACTIONS: Final = {
 async def greeted(client: Any) -> dict[str, Any]:
     """The server's reply to ``hello``, in which it describes itself.
 
-    The driver retries for half a minute if a server's certificate is not accepted, as
-    if the server were down. But that does not pass, so it is raised at once.
-
     Raises:
-        ConfigurationError: no server has a certificate that is accepted.
+        ConfigurationError: no server has a certificate that is accepted. The driver
+            would retry that for half a minute, as if the server were down.
         PyMongoError: no server has answered.
     """
     asking = asyncio.ensure_future(client.admin.command("hello"))
@@ -65,12 +63,7 @@ async def greeted(client: Any) -> dict[str, Any]:
 
 
 def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
-    """Refuse a server that cannot keep the promises, from its ``hello`` reply.
-
-    Raises:
-        ConfigurationError: it is older than MongoDB 5.0, a replica set that is not
-            initiated, or a standalone server while transactions are asked for.
-    """
+    """Refuse a server that cannot keep the promises, from its ``hello`` reply."""
     if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
         message = "MongoDB 5.0 or newer is needed; this server is older. Upgrade it."
         raise ConfigurationError(message)
@@ -151,18 +144,19 @@ def missing_privileges(
     refusal: Refusal, prefix: str, held: Sequence[Document] = ()
 ) -> list[Privilege]:
     """Which privileges a refused command needs that are not held, as far as known."""
-    actions = _ACTIONS.get(refusal.command, ())
+    command, database, collection = refusal
+    features = [needs([feature], database, prefix) for feature in FEATURES]
+    concerned = [
+        each for each in features if collection in {it.collection for it in each}
+    ]
     # An aggregation reads other collections of the same feature, too.
-    is_wide = refusal.command == "aggregate" and refusal.collection
-    found: list[Privilege] = []
-    for feature in FEATURES:
-        needed = needs([feature], refusal.database, prefix)
-        if any(each.collection == refusal.collection for each in needed):
-            found += (
-                each
-                for each in needed
-                if each.action in actions
-                and each.database == refusal.database
-                and (each.collection == refusal.collection or is_wide)
-            )
-    return [each for each in dict.fromkeys(found) if not each.is_among(held)]
+    is_wide = command == "aggregate" and collection
+    found = dict.fromkeys(each for feature in concerned for each in feature)
+    return [
+        each
+        for each in found
+        if each.action in _ACTIONS.get(command, ())
+        and each.database == database
+        and (each.collection == collection or is_wide)
+        and not each.is_among(held)
+    ]

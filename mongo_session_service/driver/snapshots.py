@@ -9,28 +9,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
-from pymongo.errors import (
-    ExecutionTimeout,
-    OperationFailure,
-    PyMongoError,
-    ServerSelectionTimeoutError,
-)
+from pymongo import errors
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.driver import transactions
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Secondaries
-from mongo_session_service.driver.compat import (
-    opened,
-    primary_of,
-    results_of,
-    session_of,
-)
 from mongo_session_service.driver.connection import ONE_BATCH, Connection
 from mongo_session_service.errors import ConfigurationError
 
 _RETRY: Final = 0.02  # seconds
-_OPLOG_PATIENCE: Final = 2.0  # seconds
+_OPLOG_LIMIT: Final = 2.0  # seconds
 _MAJORITY: Final = ReadConcern("majority")
 _SNAPSHOT: Final = ReadConcern("snapshot")
 _SNAPSHOT_UNAVAILABLE: Final = 246
@@ -56,12 +45,11 @@ def check(connection: Connection) -> None:
         ConfigurationError: it has no transactions.
     """
     if not connection.has_transactions:
-        message = (
+        raise ConfigurationError(
             "Changes cannot be watched with transactions=False, nor in mongomock: an"
             " event would arrive without its state. Use a replica set, with"
             " transactions."
         )
-        raise ConfigurationError(message)
 
 
 async def now(connection: Connection) -> Timestamp:
@@ -73,11 +61,10 @@ async def now(connection: Connection) -> Timestamp:
     reply = await connection.database.command("ping")
     time: Timestamp | None = reply.get("operationTime")
     if time is None:
-        message = (
+        raise ConfigurationError(
             "A standalone server, or mongomock, keeps no history of changes, so there"
             " are no consumers. Use a replica set."
         )
-        raise ConfigurationError(message)
     return time
 
 
@@ -89,7 +76,7 @@ async def watching(
     database = connection.database.with_options(read_concern=_MAJORITY)
     async with connection.reading() as session:
         watch = database.watch(pipeline, session=session, **options)
-        stream = await opened(watch, connection.driver)
+        stream = await connection.driver.opened(watch)
         try:
             yield stream, session
         finally:
@@ -109,9 +96,13 @@ async def read(
     the member that the client prefers if ``anywhere`` is set.
     """
     if anywhere and (preferred := connection.secondaries) is not None:
-        found = await _read_secondary(connection, preferred, collection, pipeline)
-        if found is not None:
-            return found
+        try:
+            return await _once_created(
+                lambda: _read_secondary(connection, preferred, collection, pipeline)
+            )
+        except errors.ExecutionTimeout:
+            if preferred.is_strict:
+                raise
     try:
         async with connection.reading() as session:
             # A tenth faster than a cursor, if the results are few. The driver does not
@@ -119,9 +110,9 @@ async def read(
             first = await _aggregate(
                 connection, session, collection, pipeline, whole=False
             )
-    except ServerSelectionTimeoutError:
+    except errors.ServerSelectionTimeoutError:
         raise
-    except PyMongoError:
+    except errors.PyMongoError:
         pass
     else:
         if first.is_whole and _has_latest_write(connection, first.at):
@@ -159,14 +150,9 @@ async def snapshot_at(
     at: Timestamp | None = None,
     whole: bool = True,
 ) -> Snapshot:
-    """Results of an aggregation, and the point in time they are from.
+    """Results of an aggregation, ``at`` a time that is not long past, if one is given.
 
-    Args:
-        connection: What to read with.
-        collection: The collection to aggregate.
-        pipeline: The stages.
-        at: The point in time, if it has to be this one; it must not be long past.
-        whole: Whether to read all results, or those of the first reply.
+    These are those of the first reply unless ``whole`` is set.
     """
     async with connection.reading() as session:
         found = await _aggregate(
@@ -187,16 +173,13 @@ async def _aggregate(
     at: Timestamp | None = None,
     whole: bool,
 ) -> Snapshot:
-    """Read from the primary by commands.
-
-    The drivers' cursors can neither ask for a point in time nor report it.
-    """
-    command: dict[str, Any] = {
+    """Read by commands: cursors can neither ask for a point in time nor report it."""
+    concern = _SNAPSHOT.document | ({} if at is None else {"atClusterTime": at})
+    command = {
         "aggregate": collection.name,
         "pipeline": pipeline,
         "cursor": {"batchSize": ONE_BATCH},
-        "readConcern": _SNAPSHOT.document
-        | ({} if at is None else {"atClusterTime": at}),
+        "readConcern": concern,
     }
     cursor = (await connection.reply(command, session))["cursor"]
     read_at, documents = cursor["atClusterTime"], cursor["firstBatch"]
@@ -215,44 +198,36 @@ async def _read_secondary(
     secondaries: Secondaries,
     collection: Any,
     pipeline: list[dict[str, Any]],
-) -> list[dict[str, Any]] | None:
-    """All results, from a member that the client prefers.
+) -> list[dict[str, Any]]:
+    """All results, from a member that the client prefers and that catches up in time.
 
-    None if no such member has caught up in time, and the primary may be read.
+    Raises:
+        ExecutionTimeout: there is none.
     """
     collection = collection.with_options(
         read_preference=secondaries.preference, read_concern=_SNAPSHOT
     )
-
-    async def attempt() -> list[dict[str, Any]]:
-        async with session_of(connection.client, connection.driver) as session:
-            connection.latest.bring_to(session)
-            aggregate = collection.aggregate(
-                pipeline,
-                session=session,
-                batchSize=ONE_BATCH,
-                maxTimeMS=secondaries.limit_ms,
-            )
-            try:
-                results = await results_of(aggregate, connection.driver)
-            except asyncio.CancelledError:
-                # Where several members may be read, this may reach another one.
-                await uninterrupted(transactions.end(session, secondaries.preference))
-                raise
-            secondaries.heard_of(session.operation_time, session)
-            return results
-
-    try:
-        return await _once_created(attempt)
-    except ExecutionTimeout:
-        if secondaries.is_strict:
+    async with connection.driver.session(connection.client) as session:
+        connection.latest.bring_to(session)
+        aggregate = collection.aggregate(
+            pipeline,
+            session=session,
+            batchSize=ONE_BATCH,
+            maxTimeMS=secondaries.limit_ms,
+        )
+        try:
+            results = await connection.driver.results(aggregate)
+        except asyncio.CancelledError:
+            # Where several members may be read, this may reach another one.
+            await uninterrupted(transactions.end(session, secondaries.preference))
             raise
-        return None
+        secondaries.heard_of(session.operation_time, session)
+        return results
 
 
 def _has_latest_write(connection: Connection, at: Timestamp) -> bool:
-    primary = primary_of(connection.client, connection.driver)
-    return connection.latest.missing_at(at, primary) is None
+    primary = connection.driver.primary(connection.client)
+    return connection.latest.is_included(at, primary)
 
 
 async def _once_created(read: Callable[[], Awaitable[Result]]) -> Result:
@@ -263,7 +238,7 @@ async def _once_created(read: Callable[[], Awaitable[Result]]) -> Result:
     for pause in _CREATION_PAUSES:
         try:
             return await read()
-        except OperationFailure as error:
+        except errors.OperationFailure as error:
             if error.code != _SNAPSHOT_UNAVAILABLE:
                 raise
         await asyncio.sleep(pause)
@@ -282,7 +257,7 @@ async def oplog_window(connection: Connection) -> float | None:
 
 async def oplog_window_if_known(connection: Connection) -> float | None:
     """The same; None as well if MongoDB fails, refuses or takes too long."""
-    with suppress(PyMongoError, TimeoutError):
-        async with asyncio.timeout(_OPLOG_PATIENCE):
+    with suppress(errors.PyMongoError, TimeoutError):
+        async with asyncio.timeout(_OPLOG_LIMIT):
             return await oplog_window(connection)
     return None

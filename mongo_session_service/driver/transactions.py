@@ -14,7 +14,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
 from mongo_session_service.driver.compat import is_starting, renew_connections
-from mongo_session_service.driver.retry import PATIENCE
+from mongo_session_service.driver.retry import RETRY_LIMIT
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
@@ -28,13 +28,7 @@ _FAREWELL: Final = 2.0  # seconds for the server to end what was given up
 async def run(
     txn: Txn, work: Callable[[Txn], Awaitable[Result]], concern: WriteConcern
 ) -> Result:
-    """Run ``work`` as one transaction, majority-committed when this returns.
-
-    Args:
-        txn: The driver's session.
-        work: The work, which the driver calls again whenever it retries.
-        concern: The write concern.
-    """
+    """Run ``work``, again whenever the driver retries it, as one transaction."""
     is_committing = False
 
     async def tracked(txn: Txn) -> Result:
@@ -70,7 +64,10 @@ async def run(
             # the server is still doing.
             await end(txn)
         if isinstance(error, TimeoutError) and timer.expired():
-            raise _given_up(limit, is_committing=is_committing) from None
+            message = f"it did not finish a transaction within {limit:g} seconds"
+            if is_committing:
+                raise PyMongoError(message, [_UNKNOWN]) from None
+            raise NetworkTimeout(message) from None
         if is_committing and isinstance(error, ConfigurationError):
             # Raised when the driver retries a commit, whose first request may have
             # arrived.
@@ -82,24 +79,13 @@ async def run(
 
 def patience(client: Any) -> float:
     """Seconds after which a write is given up: the URI's ``timeoutMS``, or a minute."""
-    return min(client.options.timeout or PATIENCE, PATIENCE)
-
-
-def _given_up(limit: float, *, is_committing: bool) -> PyMongoError:
-    message = f"it did not finish a transaction within {limit:g} seconds"
-    if is_committing:
-        return PyMongoError(message, [_UNKNOWN])
-    return NetworkTimeout(message)
+    return min(client.options.timeout or RETRY_LIMIT, RETRY_LIMIT)
 
 
 async def end(session: Any, preference: Any = ReadPreference.PRIMARY) -> None:
-    """Make a server end all operations and cursors of a driver's session.
+    """Make a server, by preference, end all that runs in a driver's session.
 
     The session's owner needs no privilege for this. It is given up soon.
-
-    Args:
-        session: The session.
-        preference: Which server to ask, as a read preference.
     """
     with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
         async with asyncio.timeout(_FAREWELL):

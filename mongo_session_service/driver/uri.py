@@ -41,8 +41,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
     """A client for a URI; nothing is connected yet.
 
     Raises:
-        ConfigurationError: it is not a MongoDB URI. The message quotes nothing that may
-            be a password.
+        ConfigurationError: the URI is unusable; nothing that may be a password is told.
     """
     if not isinstance(uri, str):
         kind = type(uri).__name__
@@ -57,12 +56,11 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
         except _REFUSALS as error:
             reason = _reason(uri, error)
-    message = (
+    raise ConfigurationError(
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
         " characters in user and password percent-encoded."
     )
-    raise ConfigurationError(message)
 
 
 def _reason(uri: str, refusal: Exception) -> str:
@@ -106,18 +104,13 @@ def _told(uri: str, refusal: Exception) -> str:
 
 
 def check_names(client: Any, database: str, prefix: str) -> None:
-    """Refuse names that MongoDB would refuse, or that have no transactions.
-
-    Raises:
-        ConfigurationError: a name is unusable.
-    """
+    """Refuse names that MongoDB would refuse, or that have no transactions."""
     if database in _RESERVED:
-        message = (
+        raise ConfigurationError(
             f"The database {database!r} is MongoDB's own, and has no transactions."
             " Name another in the URI, before the ?, or as database=; where the user is"
             f" defined there, add authSource={database} to the URI."
         )
-        raise ConfigurationError(message)
     if problem := _problem_with(client, database, prefix):
         message = f"Unusable database name or collection prefix: {problem}."
         raise ConfigurationError(message)
@@ -161,13 +154,7 @@ class ConnectionSettings:
         transactions: bool,
         hooks: Hooks,
     ) -> ConnectionSettings:
-        """The settings that a service's arguments describe.
-
-        Raises:
-            ConfigurationError: not exactly one of ``uri`` and ``client`` is given, one
-                of them or a name is unusable, the client has no transactions, or a hook
-                is no plain function.
-        """
+        """The settings that a service's arguments describe, checked."""
         if (uri is None) == (client is None):
             given = "neither" if uri is None else "both"
             message = f"MongoSessionService takes a URI or a client; it got {given}."

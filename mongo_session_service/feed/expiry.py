@@ -45,7 +45,7 @@ _REMEMBERED: Final = 100_000
 """Expired sessions remembered as delivered, since their removal is not again."""
 _MOST: Final = 10_000
 """Expired sessions that one scan reads; the next one reads more."""
-_PATIENCE: Final = 2.0
+_SCAN_LIMIT: Final = 2.0
 """Seconds a scan may take, during which nothing else is delivered."""
 _REST: Final = 0.25
 """Seconds between two scans, however soon the next session expires."""
@@ -170,7 +170,7 @@ class ExpiryScanner:
         if now < self._next or time.monotonic() < self._rests_until:
             return
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_SCAN_LIMIT):
                 await self._scan(connection, now)
         except (PyMongoError, TimeoutError):
             self._rests_until = time.monotonic() + _AGAIN

@@ -12,15 +12,14 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 from mongo_session_service.driver import server
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import refusal_of
+from mongo_session_service.driver.errors import UNAUTHORIZED, refusal_of
 from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES, Index
 from mongo_session_service.schema.version import check_version, record_first_version
 
 logger = logging.getLogger(__name__)
 
-_NO_PRIVILEGE: Final = 13
 _WORKS_WITHOUT: Final = {
-    _NO_PRIVILEGE: "the user lacks the privilege",
+    UNAUTHORIZED: "the user lacks the privilege",
     11000: "the data holds an event twice",
     85: "another index of the same keys exists, and is not changed",
     86: "another index of that name exists, and is not changed",
@@ -89,7 +88,7 @@ class _Attempts:
             if error.code not in _WORKS_WITHOUT:
                 raise
             why = _WORKS_WITHOUT[error.code]
-            if error.code == _NO_PRIVILEGE:
+            if error.code == UNAUTHORIZED:
                 refusal = refusal_of(error)
                 prefix = self._connection.prefix
                 missing = server.missing_privileges(refusal, prefix) if refusal else []

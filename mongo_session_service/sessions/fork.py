@@ -18,7 +18,7 @@ from pymongo import errors
 from mongo_session_service.codec.documents import INITIAL, session_document
 from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
-from mongo_session_service.driver.compat import Driver, results_of
+from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import StorageUnavailableError
@@ -144,7 +144,7 @@ class Fork:
             {"$set": {"_id.session_id": {"$literal": self.target.session_id}}},
             {"$merge": {"into": events.name, "whenMatched": "keepExisting"}},
         ]
-        await results_of(events.aggregate(stages, maxTimeMS=_STEP_MS), driver)
+        await driver.results(events.aggregate(stages, maxTimeMS=_STEP_MS))
 
     async def session(self) -> tuple[Document, list[queries.Update]]:
         """The new session's document, and updates that store a large initial state."""

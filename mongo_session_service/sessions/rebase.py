@@ -68,7 +68,7 @@ def _long_running(events: Iterable[Event]) -> set[str | None]:
     return {id_ for each in events for id_ in each.long_running_tool_ids or ()}
 
 
-PATIENCE: Final = 10.0
+RESPONSE_LIMIT: Final = 10.0
 """Seconds in total that an append waits for responses to other function calls."""
 
 ATTEMPTS: Final = 100
@@ -113,13 +113,13 @@ class Rebaser:
 
         Raises:
             StaleSessionError: a concurrent run of the same turn was faster, function
-                calls of other writers had no response for ``PATIENCE``, other writers
-                came first ``ATTEMPTS`` times, the event is a rewind, or the stored
-                session is a later one of the same id.
+                calls of other writers had no response for ``RESPONSE_LIMIT``, other
+                writers came first ``ATTEMPTS`` times, the event is a rewind, or the
+                stored session is a later one of the same id.
             SessionNotFoundError: the session is no longer stored.
         """
         # One deadline for all calls: with many writers there are always new ones.
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + RESPONSE_LIMIT
         await self._let_finish(append.key, copy, deadline)
         try:
             await self._committer.commit(Caller(append, copy))
@@ -164,7 +164,7 @@ class Rebaser:
                     raise StaleSessionError(_OUTRUN)
                 if missed and unanswered(missed.events, event):
                     if time.monotonic() > deadline:
-                        raise StaleSessionError(_UNANSWERED.format(PATIENCE))
+                        raise StaleSessionError(_UNANSWERED.format(RESPONSE_LIMIT))
                 else:
                     if missed and await self._try(append, copy, missed):
                         return

@@ -265,9 +265,8 @@ class SessionStore:
         document = documents.session_document(new)
         with in_doubt():
             if at.has_transactions:
-                await at.acknowledged(
-                    lambda session: at.sessions.insert_one(document, session=session)
-                )
+                async with at.writing() as session:
+                    await at.sessions.insert_one(document, session=session)
             else:
                 await at.sessions.insert_one(document)
 

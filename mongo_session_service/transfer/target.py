@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 LIFETIME: Final = 3600.0
 """Seconds after which a reservation expires, unless an import resumes."""
 
-PATIENCE: Final = 3.0
+WARN_AFTER: Final = 3.0
 """Seconds of waiting for another writer after which a warning is logged."""
 
 
@@ -390,7 +390,7 @@ class Target:
 
         async def logged(txn: Txn) -> Result:
             nonlocal is_logged
-            if not is_logged and time.monotonic() - started > PATIENCE:
+            if not is_logged and time.monotonic() - started > WARN_AFTER:
                 is_logged = True
                 logger.warning(
                     "Waiting for another writer of %s. If that was an import that was"

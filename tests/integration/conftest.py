@@ -55,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No response is waited for long."""
-    monkeypatch.setattr(rebase, "PATIENCE", 0.2)
+    monkeypatch.setattr(rebase, "RESPONSE_LIMIT", 0.2)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ async def test_an_append_that_meets_the_look_keeps_the_session(
         return await snapshots.now(connection)
 
     monkeypatch.setattr(expiry, "snapshots", SimpleNamespace(now=after_the_look))
-    monkeypatch.setattr(expiry, "_PATIENCE", PATIENCE)  # the append is a part of it
+    monkeypatch.setattr(expiry, "_SCAN_LIMIT", PATIENCE)  # the append is a part of it
     async with Follower(service.watch(APP)) as follower:
         await service.create_session(**IDS)
         await follower.until(lambda: follower.told)  # after the first look

@@ -49,7 +49,7 @@ async def test_calls_that_come_and_go_are_not_waited_for_forever(
     await second.append_event(running, called("0"))
     is_refused = asyncio.Event()
     calls = 0  # who waits takes each for a second
-    monkeypatch.setattr(rebase, "PATIENCE", 3)
+    monkeypatch.setattr(rebase, "RESPONSE_LIMIT", 3)
     monkeypatch.setattr(rebase, "time", SimpleNamespace(monotonic=lambda: calls))
 
     async def go_on(elsewhere: MongoSessionService) -> None:
@@ -71,7 +71,7 @@ async def test_calls_that_come_and_go_are_not_waited_for_forever(
 
     assert calls > 3
     assert mine == before
-    monkeypatch.setattr(rebase, "PATIENCE", 0)
+    monkeypatch.setattr(rebase, "RESPONSE_LIMIT", 0)
     reloaded = await read(second)
     await second.append_event(reloaded, new_event("me"))
     assert authors(await read(second))[-1] == "me"

@@ -136,7 +136,7 @@ async def test_a_write_is_given_up_in_time(
     """A server that does not answer is not waited for for ever; nothing stays open."""
     uri = victim_uri(mongodb_uri)
     if limited_by == "us":
-        monkeypatch.setattr(transactions, "PATIENCE", 0.3)
+        monkeypatch.setattr(transactions, "RETRY_LIMIT", 0.3)
     else:
         uri += "&timeoutMS=300"
     async with MongoSessionService(mongodb_uri, database=database) as calm:

@@ -257,7 +257,7 @@ async def test_waiting_for_a_dead_import_is_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What another's transaction holds is waited for, with a word on why."""
-    monkeypatch.setattr("mongo_session_service.transfer.target.PATIENCE", 0.0)
+    monkeypatch.setattr("mongo_session_service.transfer.target.WARN_AFTER", 0.0)
     await moved(old, service)
     await say(old, "late")
     words: asyncio.Queue[str] = asyncio.Queue()

@@ -9,7 +9,6 @@ import pytest
 from mongo_session_service.admin import Finding, Status
 from mongo_session_service.admin.doctor import (
     Examined,
-    Oplog,
     judge_clock,
     judge_indexes,
     judge_members,
@@ -79,10 +78,10 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_indexes([], is_set_up=True), OK, "all"),
         (judge_indexes(INDEXES, is_set_up=False), OK, "none exist yet"),
         (judge_indexes(INDEXES, is_set_up=True), WARNING, "event_id_once_per_session"),
-        (judge_oplog(Oplog(3 * DAY, 1.0)), OK, "3 days"),
-        (judge_oplog(Oplog(90.0, 0.02)), OK, "2% of it"),
-        (judge_oplog(None), FAILED, "no oplog"),
-        (judge_oplog(Oplog(180.0, 0.99)), WARNING, "3 minutes"),
+        (judge_oplog(3 * DAY, 1.0), OK, "3 days"),
+        (judge_oplog(90.0, 0.02), OK, "2% of it"),
+        (judge_oplog(None, 0), FAILED, "no oplog"),
+        (judge_oplog(180.0, 0.99), WARNING, "3 minutes"),
         (
             judge_orphans(Examined(9, is_sample=False, wrong=[])),
             OK,

@@ -11,7 +11,7 @@ EARLIER, LATER = Timestamp(1, 1), Timestamp(2, 1)
 
 def test_nothing_is_missing_before_the_first_write() -> None:
     """Who has written nothing waits for nothing."""
-    assert Latest().missing_at(EARLIER, "any") is None
+    assert Latest().is_included(EARLIER, "any")
 
 
 def test_only_another_primary_may_lack_a_write() -> None:
@@ -19,9 +19,9 @@ def test_only_another_primary_may_lack_a_write() -> None:
     latest = Latest()
     latest.advance(LATER, "first", None)
 
-    assert latest.missing_at(EARLIER, "first") is None
-    assert latest.missing_at(EARLIER, "second") == LATER
-    assert latest.missing_at(LATER, "second") is None
+    assert latest.is_included(EARLIER, "first")
+    assert not latest.is_included(EARLIER, "second")
+    assert latest.is_included(LATER, "second")
 
 
 def test_it_is_the_latest_of_all() -> None:
@@ -30,4 +30,4 @@ def test_it_is_the_latest_of_all() -> None:
     latest.advance(LATER, "second", None)
     latest.advance(EARLIER, "first", None)
 
-    assert latest.missing_at(EARLIER, "first") == LATER
+    assert not latest.is_included(EARLIER, "first")
