@@ -43,7 +43,7 @@ from mongo_session_service.consumers.checkpoint import (
     remove_consumers,
 )
 from mongo_session_service.consumers.consumer import Consumer
-from mongo_session_service.consumers.coordinator import OnHistoryLost, Start
+from mongo_session_service.consumers.coordinator import OnHistoryLost, Settings, Start
 from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
 from mongo_session_service.driver.errors import once_written
 from mongo_session_service.driver.uri import ConnectionSettings
@@ -911,9 +911,8 @@ class MongoSessionService(BaseSessionService):
             app_name = check_id("app_name", app_name)
         check_choice("start", start, get_args(Start))
         check_choice("on_history_lost", on_history_lost, get_args(OnHistoryLost))
-        consumer = Consumer(
-            self._backend, name, app_name, start=start, on_history_lost=on_history_lost
-        )
+        settings = Settings(name, app_name, start, on_history_lost)
+        consumer = Consumer(self._backend, settings)
         self._consumers.add(consumer)
         return consumer
 

@@ -15,15 +15,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import (
-    Appended,
-    ChangeRecord,
-    Dropped,
-    Expires,
-    Names,
-    Removed,
-    StateSet,
-)
+from mongo_session_service.changes.decoder import Appended, ChangeRecord, StateSet
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.consumers.checkpoint import Position
@@ -62,10 +54,10 @@ class Fetcher:
     """Fetches a consumer's changes after a position."""
 
     def __init__(
-        self, connection: Connection, names: Names, app_name: str | None, at: Position
+        self, connection: Connection, app_name: str | None, at: Position
     ) -> None:
         self._connection = connection
-        self._names = names
+        self._names = decoder.Names.of(connection)
         self._app_name = app_name
         self.position = at
         """After everything delivered, and what was skipped since."""
@@ -115,18 +107,18 @@ class Fetcher:
         self.position = before.after_change(mark, at)
         if item is None:
             return None
-        if isinstance(item, Dropped):
+        if isinstance(item, decoder.Dropped):
             raise HistoryLostError(f"{item.what}: there is nothing left to consume.")
         if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
             return None
         self._router.note(item, decoder.transaction_of(change))
-        if isinstance(item, Removed | Expires) or self._router.is_suppressed(item):
+        if isinstance(item, decoder.Removed | decoder.Expires):
+            return None
+        if self._router.is_suppressed(item):
             return None
         if isinstance(item, StateSet):
             part = next(self._router.parts(item), None)
-            if part is None:
-                return None
-            _, item = part
+            return part and Delivery(part[1], self.position)
         return Delivery(item, self.position)
 
     def _is_delivered(self, mark: str, at: Timestamp) -> bool:

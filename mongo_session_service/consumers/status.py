@@ -25,7 +25,7 @@ _DEAD_LETTERS: Final[list[Document]] = [
 @public
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """A consumer's status, according to its checkpoint."""
+    """A consumer's status, according to its checkpoint, lease and dead letters."""
 
     name: str
     app_name: str | None
