@@ -106,9 +106,8 @@ class Coordinator:
 
     async def _begin_at(self, start: Start) -> None:
         now = await persistently(lambda: snapshots.now(self.connection))
-        position = (
-            Position.at_end(now) if start == "now" else Position.at_beginning(now)
-        )
+        begin = Position.at_end if start == "now" else Position.at_beginning
+        position = begin(now)
         await self.save(position)
         self._read_from(position)
 

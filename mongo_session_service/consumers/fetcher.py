@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
@@ -147,26 +148,23 @@ class Fetcher:
         now = await persistently(lambda: snapshots.now(self._connection))
         if now.time - self.position.reading_at.time > _FRESH:
             # At a later time the session may have been recreated with the same ID.
-            if await self._read_on(self._rest_of_session):
+            if await self._read_after(queries.events_beside):
                 return True
             self.position = self.position.after_session().reading_later(now)
-        return await self._read_on(self._rest_of_log)
+        return await self._read_after(partial(queries.events_of, self._app_name))
 
-    async def _read_on(self, wanted: Callable[[], Document]) -> bool:
-        page = await persistently(lambda: self._read_page(wanted()))
+    async def _read_after(self, wanted: Callable[[Document | None], Document]) -> bool:
+        page = await persistently(lambda: self._read_page(wanted))
         self._page.extend(page)
         return bool(page)
 
-    def _rest_of_log(self) -> Document:
-        return queries.events_of(self._app_name, self.position.replayed)
-
-    def _rest_of_session(self) -> Document:
-        return queries.events_beside(self.position.replayed)
-
-    async def _read_page(self, wanted: Document) -> list[Document]:
+    async def _read_page(
+        self, wanted: Callable[[Document | None], Document]
+    ) -> list[Document]:
         at, position = self._connection, self.position
+        events = wanted(position.replayed)
         try:
-            page = await read_page(at, wanted, size=_PAGE, at=position.reading_at)
+            page = await read_page(at, events, size=_PAGE, at=position.reading_at)
             return page.events
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
