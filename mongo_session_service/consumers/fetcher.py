@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -44,8 +43,7 @@ class Delivery(NamedTuple):
     """To be saved once the change is handled."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipient:
+class _Recipient(NamedTuple):
     """The consumer as a subscriber of the router."""
 
     scope: Scope

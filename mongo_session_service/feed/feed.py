@@ -162,4 +162,5 @@ def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
     try:
         asyncio.run(run())
     finally:
-        reader.give_up()
+        if not reader.has_ended:  # it could not start
+            reader.end(None)

@@ -60,16 +60,12 @@ class Reader:
         self._expiry_scanner = ExpiryScanner()
         self._lock = threading.Lock()
         self._waiting: list[tuple[Subscription, Future[Timestamp]]] = []
-        self._has_ended = False
+        self.has_ended = False
+        """Whether no subscription can be attached any more."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._position: Timestamp | None = None
         self._emptied_at = time.monotonic()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no subscription can be attached any more."""
-        return self._has_ended
 
     def attach(self, subscription: Subscription) -> Future[Timestamp] | None:
         """Attach a subscription; None if this run is over.
@@ -78,14 +74,14 @@ class Reader:
         """
         future: Future[Timestamp] = Future()
         with self._lock:
-            if self._has_ended:
+            if self.has_ended:
                 return None
             self._waiting.append((subscription, future))
             if self._loop is not None:
                 try:
                     self._loop.call_soon_threadsafe(self._admit)
                 except RuntimeError:  # the loop was closed under it
-                    self._has_ended = True
+                    self.has_ended = True
                     return None
         return future
 
@@ -96,14 +92,9 @@ class Reader:
     def stop(self) -> None:
         """End soon."""
         with self._lock:
-            self._has_ended = True
+            self.has_ended = True
             if self._task is not None:
                 self._post(self._task.cancel)
-
-    def give_up(self) -> None:
-        """Fail waiting subscriptions if the run could not start."""
-        if not self._has_ended:
-            self._end(None)
 
     def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
         if self._loop is not None:
@@ -132,7 +123,7 @@ class Reader:
             text = f"The change feed failed with {type(failure).__name__}."
             error = errors.MongoSessionServiceError(text)
         finally:
-            self._end(error)
+            self.end(error)
 
     async def _run(self) -> None:
         if self.has_ended:
@@ -274,12 +265,13 @@ class Reader:
             if self._router or self._waiting:
                 self._emptied_at = time.monotonic()
             elif time.monotonic() - self._emptied_at > LINGER:
-                self._has_ended = True
-            return self._has_ended
+                self.has_ended = True
+            return self.has_ended
 
-    def _end(self, error: Exception | None) -> None:
+    def end(self, error: Exception | None) -> None:
+        """End all subscriptions."""
         with self._lock:
-            self._has_ended = True
+            self.has_ended = True
             waiting, self._waiting = self._waiting, []
         closed = errors.MongoSessionServiceError("The service was closed meanwhile.")
         for _, future in waiting:

@@ -43,45 +43,14 @@ _MOMENT: Final = 0.25  # seconds
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A session with a page of its events after a revision, at one point in time."""
+    """A session at one point in time, and what a subscriber to it has missed."""
 
     at: Timestamp
-    key: SessionKey
     marker: Marker
-    update_time: float
     expire_time: float | None
-    scopes: ScopedState
-    appended: list[Change]
+    missed: list[Change]
     is_complete: bool
-    """Whether no events follow these."""
-
-    def snapshot(self) -> Change:
-        """The whole merged state, as a change."""
-        return Change(
-            kind="snapshot",
-            **self.key.id,
-            revision=self.marker.revision,
-            state=scopes.merge(self.scopes),
-            time=self.update_time,
-        )
-
-    def shared_state(self) -> list[Change]:
-        """State of the app and the user, as the changes that may have been missed."""
-        app_name, user_id, _ = self.key
-        app = scopes.merge(ScopedState(app=self.scopes.app))
-        user = scopes.merge(ScopedState(user=self.scopes.user))
-        of_owners = (None, app), (user_id, user)
-        return [
-            Change(
-                kind="state",
-                app_name=app_name,
-                user_id=owner,
-                state_delta=delta,
-                time=self.update_time,
-            )
-            for owner, delta in of_owners
-            if delta
-        ]
+    """Whether these are all; else they are a page of the session's events."""
 
 
 async def load_expiry(
@@ -107,7 +76,7 @@ async def load_view(
     after_revision: int | None,
     not_before: Timestamp,
 ) -> View | None:
-    """A session with its events after a revision, or with none; None if not stored."""
+    """A session, and what follows a revision, or a snapshot; None if not stored."""
     stored = {"_id": key.id, **queries.visible(platform_time.get_time())}
     wanted = queries.Wanted("sessions", stored)
     shared_state = queries.shared_state(key.app_name, key.user_id)
@@ -115,34 +84,44 @@ async def load_view(
     found = await snapshots.snapshot(
         connection, connection.sessions, stages, not_before=not_before
     )
-    session = next((each for each in found.documents if _is_session(each)), None)
+    session = next((it for it in found.documents if it["_id"] == key.id), None)
     if session is None:
         return None
     documents.check_session(session)
-    hooks = connection.hooks
+    hooks, update_time = connection.hooks, session["update_time"]
     shared = documents.decode_shared_state(key, found.documents, hooks)
-    own = documents.decode_state(session["state"], Owner.of_session(key), hooks)
-    appended, is_complete = [], True
-    if after_revision is not None:
+    if after_revision is None:
+        own = documents.decode_state(session["state"], Owner.of_session(key), hooks)
+        snapshot = Change(
+            kind="snapshot",
+            **key.id,
+            revision=session["revision"],
+            state=scopes.merge(ScopedState(shared.app, shared.user, own)),
+            time=update_time,
+        )
+        missed, is_complete = [snapshot], True
+    else:
         following = queries.events_after(key, after_revision)
         page = await event_log.read_page(connection, following, at=found.at)
-        appended = [Appended(key, each, hooks).change() for each in page.events]
+        missed = [Appended(key, each, hooks).change() for each in page.events]
         is_complete = page.is_last
-    return View(
-        at=found.at,
-        key=key,
-        marker=Marker.of(session),
-        update_time=session["update_time"],
-        expire_time=session.get("expire_time"),
-        scopes=ScopedState(shared.app, shared.user, own),
-        appended=appended,
-        is_complete=is_complete,
-    )
+        if is_complete:
+            missed += _shared_state(key, shared, update_time)
+    expire_time = session.get("expire_time")
+    return View(found.at, Marker.of(session), expire_time, missed, is_complete)
 
 
-def _is_session(document: dict[str, Any]) -> bool:
-    id_ = document["_id"]
-    return isinstance(id_, dict) and "session_id" in id_
+def _shared_state(key: SessionKey, shared: ScopedState, time: float) -> list[Change]:
+    """State of the app and the user, as the changes that may have been missed."""
+    app_name, user_id, _ = key
+    app, user = ScopedState(app=shared.app), ScopedState(user=shared.user)
+    return [
+        Change(
+            kind="state", app_name=app_name, user_id=owner, state_delta=delta, time=time
+        )
+        for owner, part in ((None, app), (user_id, user))
+        if (delta := scopes.merge(part))
+    ]
 
 
 _THE_BEGINNING: Final = Timestamp(0, 0)
@@ -375,19 +354,11 @@ class SessionSubscription(Subscription):
             )
             raise InvalidInputError(message)
         self._create_time = view.marker.create_time
-        if self._revision is None:
-            self._waiting.append(view.snapshot())
-            self._follow(view)
-        else:
-            self._continue_from(view)
+        self._continue_from(view)
 
     def _continue_from(self, view: View) -> None:
-        self._waiting.extend(view.appended)
+        self._waiting.extend(view.missed)
         if view.is_complete:
-            self._waiting.extend(view.shared_state())
-            self._follow(view)
-
-    def _follow(self, view: View) -> None:
-        self._since = view.at
-        self._is_following = True
-        self._plan_expiry_check(view.expire_time)
+            self._since = view.at
+            self._is_following = True
+            self._plan_expiry_check(view.expire_time)
