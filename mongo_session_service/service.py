@@ -31,7 +31,7 @@ from mongo_session_service.codec.adk_session import marker_of, to_session
 from mongo_session_service.codec.hooks import Hook, Hooks
 from mongo_session_service.consumers import checkpoint
 from mongo_session_service.consumers.consumer import Consumer
-from mongo_session_service.consumers.coordinator import OnHistoryLost, Start
+from mongo_session_service.consumers.coordinator import OnHistoryLost, Settings, Start
 from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
 from mongo_session_service.driver.errors import once_written
 from mongo_session_service.driver.uri import ConnectionSettings
@@ -877,9 +877,8 @@ class MongoSessionService(BaseSessionService):
         validation.check_choice(
             "on_history_lost", on_history_lost, get_args(OnHistoryLost)
         )
-        consumer = Consumer(
-            self._backend, name, app_name, start=start, on_history_lost=on_history_lost
-        )
+        settings = Settings(name, app_name, start, on_history_lost)
+        consumer = Consumer(self._backend, settings)
         self._consumers.add(consumer)
         return consumer
 

@@ -151,9 +151,7 @@ async def forget_in_dead_letters(
     connection: Connection, app_name: str, user_id: str | None
 ) -> int:
     """Remove the dead letters of an app, or of a user; how many there were."""
-    wanted = {"_id.app_name": app_name}
-    if user_id is not None:
-        wanted["_id.user_id"] = user_id
+    wanted = {f"_id.{name}": id_ for name, id_ in _owner(app_name, user_id).items()}
     removed = await connection.dead_letters.delete_many(wanted)
     return int(removed.deleted_count)
 
@@ -190,8 +188,8 @@ async def remove_consumers(connection: Connection, app_name: str) -> int:
     found = connection.checkpoints.find({"app_name": app_name}, {"_id": 1})
     names = [each["_id"] for each in await found.to_list(None)]
     await connection.dead_letters.delete_many({"_id.consumer": {"$in": names}})
-    await connection.leases.delete_many({"_id": {"$in": names}})
-    await connection.checkpoints.delete_many({"_id": {"$in": names}})
+    for collection in (connection.leases, connection.checkpoints):
+        await collection.delete_many({"_id": {"$in": names}})
     return len(names)
 
 
@@ -199,32 +197,28 @@ async def _without(
     connection: Connection, position: Document, app_name: str, user_id: str | None
 ) -> Document:
     """A stored position, moved behind what is erased."""
-    scope = {"app_name": app_name} | ({} if user_id is None else {"user_id": user_id})
+    owner = _owner(app_name, user_id)
 
     async def moved(id_: Document | None) -> Document | None:
-        if id_ is None or not scope.items() <= id_.items():
+        if id_ is None or not owner.items() <= id_.items():
             return id_
-        return await _end_of(connection, app_name, user_id)
+        return await _end_of(connection, owner)
 
+    replayed = await moved(position["replayed"])
     segments = [
-        {**each, "until": await moved(each["until"])} for each in position["segments"]
+        each | {"until": await moved(each["until"])} for each in position["segments"]
     ]
-    return {
-        **position,
-        "replayed": await moved(position["replayed"]),
-        "segments": segments,
-    }
+    return position | {"replayed": replayed, "segments": segments}
 
 
-async def _end_of(
-    connection: Connection, app_name: str, user_id: str | None
-) -> Document:
+def _owner(app_name: str, user_id: str | None) -> Document:
+    return {"app_name": app_name} | ({} if user_id is None else {"user_id": user_id})
+
+
+async def _end_of(connection: Connection, owner: Document) -> Document:
     """An ``_id`` right before the first event after all of an app's, or of a user's."""
-    upper = (
-        {"app_name": app_name, "user_id": {}}
-        if user_id is None
-        else {"app_name": app_name, "user_id": user_id, "session_id": {}}
-    )
+    # A document is greater than any text.
+    upper = owner | {SessionKey._fields[len(owner)]: {}}
     following = connection.events.find({"_id": {"$gt": upper}}, {"_id": 1})
     for each in await following.sort("_id", 1).limit(1).to_list(None):
         return {**each["_id"], "revision": each["_id"]["revision"] - 1}

@@ -7,23 +7,14 @@ import time
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from mongo_session_service._public import public
 from mongo_session_service.backend import Opener
 from mongo_session_service.changes.change import Change
-from mongo_session_service.consumers.coordinator import (
-    Coordinator,
-    OnHistoryLost,
-    Start,
-    begin_now,
-)
-from mongo_session_service.consumers.dead_letters import (
-    DeadLetter,
-    all_dead_letters,
-    replay,
-)
+from mongo_session_service.consumers import coordinator, dead_letters
+from mongo_session_service.consumers.coordinator import Coordinator, Settings
+from mongo_session_service.consumers.dead_letters import DeadLetter
 from mongo_session_service.consumers.handler import Handler
 from mongo_session_service.consumers.processor import Processor
 from mongo_session_service.driver.cancellation import Step, uninterrupted
@@ -69,20 +60,10 @@ class Consumer:
     - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
     """
 
-    def __init__(
-        self,
-        opener: Opener,
-        name: str,
-        app_name: str | None,
-        *,
-        start: Start,
-        on_history_lost: OnHistoryLost,
-    ) -> None:
-        self.name = name
+    def __init__(self, opener: Opener, settings: Settings) -> None:
+        self.name = settings.name
         self._opener = opener
-        self._app_name = app_name
-        self._start = start
-        self._on_history_lost = on_history_lost
+        self._settings = settings
         self._coordinator: Coordinator | None = None
         self._is_idle = asyncio.Event()
         """Set unless run() is handling a change."""
@@ -94,17 +75,12 @@ class Consumer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
-        if self._start == "now":
+        if self._settings.start == "now":
             async with self._opener() as opened:
-                await begin_now(opened.connection, self.name, self._app_name)
+                await coordinator.begin_now(opened.connection, self._settings)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -133,16 +109,16 @@ class Consumer:
 
     async def _release(self) -> None:
         started = await self._starting.end()
-        coordinator, self._coordinator = self._coordinator or started, None
-        if coordinator is not None:
-            self._has_uncommitted = coordinator.has_uncommitted
-            await uninterrupted(coordinator.close())
+        ending, self._coordinator = self._coordinator or started, None
+        if ending is not None:
+            self._has_uncommitted = ending.has_uncommitted
+            await uninterrupted(ending.close())
 
     @property
     def checkpoint_age(self) -> float | None:
         """Seconds since its checkpoint was saved here; None if it is not reading."""
-        coordinator = self._coordinator
-        return None if coordinator is None else time.monotonic() - coordinator.saved_at
+        running = self._coordinator
+        return None if running is None else time.monotonic() - running.saved_at
 
     @property
     def is_here(self) -> bool:
@@ -155,11 +131,11 @@ class Consumer:
     async def __anext__(self) -> Change:
         self._check_free()
         with translated():
-            coordinator = await self._started()
-            if coordinator is None:
+            running = await self._started()
+            if running is None:
                 raise StopAsyncIteration
-            async with naming_privileges(coordinator.connection):
-                delivery = await coordinator.next()
+            async with naming_privileges(running.connection):
+                delivery = await running.next()
             return delivery.item.change()
 
     def _check_free(self) -> None:
@@ -212,16 +188,16 @@ class Consumer:
         token = _handling.set(self)
         try:
             with translated():
-                while (coordinator := await self._started()) is not None:
-                    async with naming_privileges(coordinator.connection):
+                processor = Processor(handler, max_attempts, transactional)
+                while (running := await self._started()) is not None:
+                    async with naming_privileges(running.connection):
                         try:
-                            delivery = await coordinator.next()
+                            delivery = await running.next()
                         except StopAsyncIteration:
                             return
                         self._is_idle.clear()
-                        processor = Processor(handler, max_attempts, transactional)
-                        await processor.process(coordinator, self.name, delivery)
-                    if not coordinator.is_over:
+                        await processor.process(running, self.name, delivery)
+                    if not running.is_over:
                         self._is_idle.set()
         finally:
             _handling.reset(token)
@@ -234,7 +210,8 @@ class Consumer:
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes whose every attempt failed, the oldest failure first."""
         async with self._opener() as opened:
-            async for letter in all_dead_letters(opened.connection, self.name):
+            found = dead_letters.all_dead_letters(opened.connection, self.name)
+            async for letter in found:
                 yield letter
 
     async def replay_dead_letters(
@@ -256,7 +233,7 @@ class Consumer:
         check_callable("handler", handler)
         check_flag("transactional", transactional)
         async with self._opener() as opened:
-            return await replay(
+            return await dead_letters.replay(
                 opened.connection, self.name, handler, transactional=transactional
             )
 
@@ -269,26 +246,11 @@ class Consumer:
             self._loop = asyncio.get_running_loop()
             self._has_uncommitted = False
             # It holds no reference to the consumer, which may be collected meanwhile.
-            begin = partial(
-                _start_coordinator,
-                self._opener,
-                self.name,
-                self._app_name,
-                self._start,
-                self._on_history_lost,
-            )
+            begin = partial(_start_coordinator, self._opener, self._settings)
             self._coordinator = await self._starting.result(begin) or self._coordinator
         return self._coordinator
 
 
-async def _start_coordinator(
-    opener: Opener,
-    name: str,
-    app_name: str | None,
-    start: Start,
-    on_history_lost: OnHistoryLost,
-) -> Coordinator:
+async def _start_coordinator(opener: Opener, settings: Settings) -> Coordinator:
     async with opener() as opened:
-        return await Coordinator.begin(
-            opened.connection, name, app_name, start, on_history_lost
-        )
+        return await Coordinator.begin(opened.connection, settings)

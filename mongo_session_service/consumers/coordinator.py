@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Self
 
-from mongo_session_service.changes.decoder import Names
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.fetcher import Delivery, Fetcher
 from mongo_session_service.consumers.handler import Work, in_transaction
@@ -29,30 +29,39 @@ OnHistoryLost = Literal["raise", "replay", "skip"]
 Start = Literal["beginning", "now"]
 
 
-async def begin_now(connection: Connection, name: str, app_name: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a consumer reads, and where it starts."""
+
+    name: str
+    app_name: str | None
+    start: Start
+    on_history_lost: OnHistoryLost
+
+
+async def begin_now(connection: Connection, settings: Settings) -> None:
     """Start a new name at the current time, whichever process reads it later."""
     snapshots.check(connection)
     log = await _log_id(connection)
     now = await persistently(lambda: snapshots.now(connection))
-    await add_checkpoint(connection, name, app_name, log, Position.at_end(now))
+    at = Position.at_end(now)
+    await add_checkpoint(connection, settings.name, settings.app_name, log, at)
 
 
 class Coordinator:
-    """Fetches changes, and saves what is handled, under a lease."""
+    """Fetches changes, and saves what is handled, under a lease.
+
+    Once another reader has taken over, its methods raise ``LeaseLostError``, and save
+    and commit nothing.
+    """
 
     def __init__(
-        self,
-        connection: Connection,
-        lease: Lease,
-        log: object,
-        app_name: str | None,
-        on_history_lost: OnHistoryLost,
+        self, connection: Connection, lease: Lease, log: Any, settings: Settings
     ) -> None:
         self.connection = connection
         self._lease = lease
         self._log = log
-        self._app_name = app_name
-        self._on_history_lost = on_history_lost
+        self._settings = settings
         self._fetcher: Fetcher | None = None
         self._uncommitted: Position | None = None
         self._reading = Step[Delivery | None]()
@@ -63,14 +72,7 @@ class Coordinator:
         """When its checkpoint was last saved, on this machine's monotonic clock."""
 
     @classmethod
-    async def begin(
-        cls,
-        connection: Connection,
-        name: str,
-        app_name: str | None,
-        start: Start,
-        on_history_lost: OnHistoryLost,
-    ) -> Self:
+    async def begin(cls, connection: Connection, settings: Settings) -> Self:
         """Wait for the lease, and resume at the checkpoint.
 
         Raises:
@@ -79,20 +81,20 @@ class Coordinator:
             HistoryLostError: the checkpoint belongs to another events collection.
         """
         snapshots.check(connection)
-        lease = await Lease.acquire(connection, name, app_name)
+        lease = await Lease.acquire(connection, settings.name, settings.app_name)
         try:
             log = await _log_id(connection)
-            coordinator = cls(connection, lease, log, app_name, on_history_lost)
-            await coordinator._begin(start)
+            coordinator = cls(connection, lease, log, settings)
+            await coordinator._begin()
         except BaseException:
             await uninterrupted(lease.release())
             raise
         return coordinator
 
-    async def _begin(self, start: Start) -> None:
+    async def _begin(self) -> None:
         position = self._lease.position
         if position is None:
-            await self._begin_at(start)
+            await self._begin_at(self._settings.start)
         elif self._lease.log not in (None, self._log):
             message = (
                 "The events collection is not the one the checkpoint was saved for: it"
@@ -110,28 +112,27 @@ class Coordinator:
         self._read_from(position)
 
     def _read_from(self, position: Position) -> None:
-        names = Names.of(self.connection)
-        self._fetcher = Fetcher(self.connection, names, self._app_name, position)
+        self._fetcher = Fetcher(self.connection, self._settings.app_name, position)
         self._uncommitted = None
         self._is_replaying = position.is_replaying
 
     async def _recover(self, error: HistoryLostError) -> None:
         """Raise, replay or skip, as ``on_history_lost`` says."""
-        if self._on_history_lost == "raise":
+        option = self._settings.on_history_lost
+        if option == "raise":
             raise error
-        logger.warning("%s on_history_lost: %s.", error, self._on_history_lost)
+        logger.warning("%s on_history_lost: %s.", error, option)
         await self._close_fetcher()
         await asyncio.sleep(PAUSE_AFTER_LOSS)
         # It may be another one by now, or none until the next append creates it.
         self._log = await _log_id(self.connection)
-        await self._begin_at("now" if self._on_history_lost == "skip" else "beginning")
+        await self._begin_at("now" if option == "skip" else "beginning")
 
     async def next(self) -> Delivery:
         """The next change; if this is cancelled, the next call returns it.
 
         Raises:
             StopAsyncIteration: it was closed.
-            LeaseLostError: another reader has taken over.
             HistoryLostError: the change stream cannot be resumed.
         """
         while not self.is_over and self._fetcher is not None:
@@ -164,29 +165,17 @@ class Coordinator:
             await self.save(fetcher.position.as_of(now))
 
     async def commit(self) -> None:
-        """Save that everything delivered is handled.
-
-        Raises:
-            LeaseLostError: another reader has taken over; nothing was saved.
-        """
+        """Save that everything delivered is handled."""
         if self._uncommitted is not None:
             await self.save(self._uncommitted)
 
     async def save(self, position: Position) -> None:
-        """Save a position: everything up to it is handled.
-
-        Raises:
-            LeaseLostError: another reader has taken over; nothing was saved.
-        """
+        """Save a position: everything up to it is handled."""
         await self._lease.save(position, self._log)
         self._note_saved(position)
 
     async def save_with(self, work: Work, position: Position) -> None:
-        """Do work and save a position, in one transaction.
-
-        Raises:
-            LeaseLostError: another reader has taken over; nothing was done.
-        """
+        """Do work and save a position, in one transaction."""
         saving = await self._lease.saving(position, self._log)
         await in_transaction(self.connection, work, saving)
         self._note_saved(position)

@@ -11,24 +11,12 @@ from typing import Final
 import bson
 
 from mongo_session_service._public import public
+from mongo_session_service.changes import decoder
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import (
-    Appended,
-    ChangeRecord,
-    Created,
-    Deleted,
-    OversizedChange,
-    StateSet,
-)
+from mongo_session_service.changes.decoder import Appended, Created, Deleted, StateSet
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.consumers.handler import (
-    Handler,
-    HandlerFailedError,
-    Work,
-    handling,
-    in_transaction,
-)
+from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
@@ -39,13 +27,16 @@ _LARGEST: Final = 16 * 1024**2 - 64 * 1024
 """Bytes of a stored change; IDs, the message and the command need the rest."""
 
 
+Item = decoder.ChangeRecord | decoder.OversizedChange
+
+
 @public
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A change that a consumer's handler failed on in every attempt."""
 
     consumer: str
-    item: ChangeRecord | OversizedChange
+    item: Item
     error: str
     """The last exception: its type and text."""
     attempts: int
@@ -67,13 +58,9 @@ class DeadLetter:
         """Its ``_id``: the same for the same change, however often it is delivered."""
         return _id(self.consumer, self.item)
 
-    def failed_again(self, error: Exception) -> DeadLetter:
-        """The same dead letter after one more attempt."""
-        return dead_letter(self.consumer, self.item, error, self.attempts + 1)
-
 
 def dead_letter(
-    consumer: str, item: ChangeRecord | OversizedChange, error: Exception, attempts: int
+    consumer: str, item: Item, error: Exception, attempts: int
 ) -> DeadLetter:
     """The dead letter of a change whose last attempt failed now."""
     return DeadLetter(consumer, item, _text(error), attempts, time.time())
@@ -89,9 +76,7 @@ def _text(error: Exception) -> str:
     return text[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
 
 
-async def store_dead_letter(
-    at: Connection, letter: DeadLetter, txn: Txn = None
-) -> None:
+async def store(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
     """Store a dead letter; it replaces an earlier one of the same change."""
     # An error's text may quote content that the application's hook encrypts.
     kind, _, _ = letter.error.partition(":")
@@ -112,12 +97,8 @@ class AlreadyHandledError(Exception):
     """Another caller has handled and removed the dead letter meanwhile."""
 
 
-def removing(connection: Connection, letter: DeadLetter) -> Work:
-    """The work of removing a dead letter.
-
-    The work raises:
-        AlreadyHandledError: in a transaction, if it was removed meanwhile.
-    """
+def removing(connection: Connection, letter: DeadLetter) -> handlers.Work:
+    """The work of removing a letter; in a transaction it raises AlreadyHandledError."""
 
     async def work(txn: Txn) -> None:
         removed = await connection.dead_letters.delete_one(
@@ -133,54 +114,49 @@ async def all_dead_letters(
     connection: Connection, consumer: str
 ) -> AsyncIterator[DeadLetter]:
     """A consumer's dead letters, the oldest first."""
-    found = connection.dead_letters.find({"_id.consumer": consumer}, {"_id": 1})
-    ids = [each["_id"] for each in await found.sort("time", 1).to_list(None)]
-    for id_ in ids:
-        document = await connection.dead_letters.find_one({"_id": id_})
-        if document is not None:
-            yield DeadLetter(
-                consumer=consumer,
-                item=_decode(document, connection.hooks),
-                error=document["error"],
-                attempts=document["attempts"],
-                time=document["time"],
-            )
+    letters, hooks = connection.dead_letters, connection.hooks
+    ids = letters.find({"_id.consumer": consumer}, {"_id": 1}).sort("time", 1)
+    for each in await ids.to_list(None):
+        stored = await letters.find_one(each)
+        if stored is not None:
+            error, attempts = stored["error"], stored["attempts"]
+            item = _decode(stored, hooks)
+            yield DeadLetter(consumer, item, error, attempts, stored["time"])
 
 
 async def replay(
-    connection: Connection, consumer: str, handler: Handler, *, transactional: bool
+    at: Connection, consumer: str, handler: handlers.Handler, *, transactional: bool
 ) -> int:
     """Call a handler once on each dead letter; how many it handled and removed."""
     handled = 0
-    async for letter in all_dead_letters(connection, consumer):
-        work, remove = handling(handler, letter.item), removing(connection, letter)
+    async for letter in all_dead_letters(at, consumer):
+        work, remove = handlers.handling(handler, letter.item), removing(at, letter)
         try:
             if transactional:
-                await in_transaction(connection, work, remove)
+                await handlers.in_transaction(at, work, remove)
             else:
                 await work(None)
                 await uninterrupted(remove(None))
             handled += 1
         except AlreadyHandledError:
             pass  # nothing is handled twice
-        except HandlerFailedError as failed:
-            await uninterrupted(
-                store_dead_letter(connection, letter.failed_again(failed.error))
-            )
+        except handlers.HandlerFailedError as failed:
+            attempts = letter.attempts + 1
+            again = dead_letter(consumer, letter.item, failed.error, attempts)
+            await uninterrupted(store(at, again))
     return handled
 
 
-def _id(consumer: str, item: ChangeRecord | OversizedChange) -> Document:
+def _id(consumer: str, item: Item) -> Document:
     """The same for the same change, however often it is delivered."""
-    if isinstance(item, OversizedChange):
+    if isinstance(item, decoder.OversizedChange):
         return item.id
     id_: Document = {"consumer": consumer, "kind": _KINDS[type(item)]}
     match item:
         case Appended(key, document):
             # The event's own id, too: a session may be created again under its name.
             event = document["event"].get("id")
-            revision = document["_id"]["revision"]
-            return {**id_, **key.id, "revision": revision, "event": event}
+            return {**id_, **document["_id"], "event": event}
         case Created(key, document):
             return {**id_, **key.id, "time": document["create_time"]}
         case Deleted(key, at):
@@ -200,18 +176,18 @@ _KINDS: Final[dict[type, str]] = {
 }
 
 
-def _encode(item: ChangeRecord | OversizedChange) -> Document | None:
-    if isinstance(item, OversizedChange):
+def _encode(item: Item) -> Document | None:
+    if isinstance(item, decoder.OversizedChange):
         return None
     if isinstance(item, StateSet):
         return {"delta": encode_fields(item.delta)}
     return {} if isinstance(item, Deleted) else {"document": item.document}
 
 
-def _decode(stored: Document, hooks: Hooks) -> ChangeRecord | OversizedChange:
+def _decode(stored: Document, hooks: Hooks) -> Item:
     id_, item = stored["_id"], stored["item"]
     if item is None:
-        return OversizedChange(id_)
+        return decoder.OversizedChange(id_)
     if id_["kind"] == "state":
         delta = decode_fields(item["delta"])
         return StateSet(id_["app_name"], id_["user_id"], delta, id_["time"], hooks)

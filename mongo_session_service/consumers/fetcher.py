@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import (
-    Appended,
-    ChangeRecord,
-    Dropped,
-    Expires,
-    Names,
-    Removed,
-    StateSet,
-)
+from mongo_session_service.changes.decoder import Appended, ChangeRecord, StateSet
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.consumers.checkpoint import Position
@@ -51,8 +43,7 @@ class Delivery(NamedTuple):
     """To be saved once the change is handled."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipient:
+class _Recipient(NamedTuple):
     """The consumer as a subscriber of the router."""
 
     scope: Scope
@@ -62,10 +53,10 @@ class Fetcher:
     """Fetches a consumer's changes after a position."""
 
     def __init__(
-        self, connection: Connection, names: Names, app_name: str | None, at: Position
+        self, connection: Connection, app_name: str | None, at: Position
     ) -> None:
         self._connection = connection
-        self._names = names
+        self._names = decoder.Names.of(connection)
         self._app_name = app_name
         self.position = at
         """After everything delivered, and what was skipped since."""
@@ -115,18 +106,18 @@ class Fetcher:
         self.position = before.after_change(mark, at)
         if item is None:
             return None
-        if isinstance(item, Dropped):
+        if isinstance(item, decoder.Dropped):
             raise HistoryLostError(f"{item.what}: there is nothing left to consume.")
         if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
             return None
         self._router.note(item, decoder.transaction_of(change))
-        if isinstance(item, Removed | Expires) or self._router.is_suppressed(item):
+        if isinstance(item, decoder.Removed | decoder.Expires):
+            return None
+        if self._router.is_suppressed(item):
             return None
         if isinstance(item, StateSet):
             part = next(self._router.parts(item), None)
-            if part is None:
-                return None
-            _, item = part
+            return part and Delivery(part[1], self.position)
         return Delivery(item, self.position)
 
     def _is_delivered(self, mark: str, at: Timestamp) -> bool:
@@ -155,26 +146,23 @@ class Fetcher:
         now = await persistently(lambda: snapshots.now(self._connection))
         if now.time - self.position.reading_at.time > _FRESH:
             # At a later time the session may have been recreated with the same ID.
-            if await self._read_on(self._rest_of_session):
+            if await self._read_after(queries.events_beside):
                 return True
             self.position = self.position.after_session().reading_later(now)
-        return await self._read_on(self._rest_of_log)
+        return await self._read_after(partial(queries.events_of, self._app_name))
 
-    async def _read_on(self, wanted: Callable[[], Document]) -> bool:
-        page = await persistently(lambda: self._read_page(wanted()))
+    async def _read_after(self, wanted: Callable[[Document | None], Document]) -> bool:
+        page = await persistently(lambda: self._read_page(wanted))
         self._page.extend(page)
         return bool(page)
 
-    def _rest_of_log(self) -> Document:
-        return queries.events_of(self._app_name, self.position.replayed)
-
-    def _rest_of_session(self) -> Document:
-        return queries.events_beside(self.position.replayed)
-
-    async def _read_page(self, wanted: Document) -> list[Document]:
+    async def _read_page(
+        self, wanted: Callable[[Document | None], Document]
+    ) -> list[Document]:
         at, position = self._connection, self.position
+        events = wanted(position.replayed)
         try:
-            page = await read_page(at, wanted, size=_PAGE, at=position.reading_at)
+            page = await read_page(at, events, size=_PAGE, at=position.reading_at)
             return page.events
         except OperationFailure as error:
             if error.code in _NOT_READABLE:

@@ -20,11 +20,8 @@ from typing import Any, Final
 from bson.codec_options import CodecOptions
 from pymongo.errors import NetworkTimeout, PyMongoError
 
-from mongo_session_service.consumers.checkpoint import (
-    Position,
-    decode_position,
-    encode_position,
-)
+from mongo_session_service.consumers import checkpoint as checkpoints
+from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.handler import Work
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
@@ -55,8 +52,7 @@ class _Claim:
     async def renew(self) -> bool:
         """Renew the lease; False if another reader holds it."""
         renewed = await self.connection.leases.update_one(
-            {"_id": self.name, "owner": self.owner},
-            [{"$set": {"expires_at": _expiry()}}],
+            {"_id": self.name, "owner": self.owner}, [{"$set": _expiry()}]
         )
         return bool(renewed.matched_count)
 
@@ -64,7 +60,7 @@ class _Claim:
         """Take the lease if it is free; a cancellation waits for the outcome."""
         taking = _plain(self.connection.leases).find_one_and_update(
             {"_id": self.name, **_IS_FREE},
-            [{"$set": {"owner": self.owner, "expires_at": _expiry()}}],
+            [{"$set": {"owner": self.owner, **_expiry()}}],
         )
         try:
             return await uninterrupted(asyncio.wait_for(taking, LEASE)) is not None
@@ -81,17 +77,22 @@ class _Claim:
 
 
 class Lease:
-    """The exclusive right to read and to save under a consumer's name."""
+    """The exclusive right to read and to save under a consumer's name.
+
+    Its methods raise ``LeaseLostError`` if another reader has taken over; nothing was
+    saved then.
+    """
 
     def __init__(self, claim: _Claim, checkpoint: Document) -> None:
         self._claim = claim
-        self._epoch = checkpoint["epoch"]
+        self._mine = {"_id": claim.name, "epoch": checkpoint["epoch"]}
         self._saves: int | None = checkpoint["saves"]
         self._serial = 0
         """The latest save's number: the server ignores an earlier save that is late."""
-        self._is_lost = False
+        self.is_lost = False
+        """Whether it was released, or is known to be held by another reader."""
         stored = checkpoint["position"]
-        self.position: Position | None = stored and decode_position(stored)
+        self.position: Position | None = stored and checkpoints.decode_position(stored)
         """The last saved position; None if there is none."""
         self.log: object = checkpoint["log"]
         """The identity of the events collection that the position belongs to."""
@@ -128,18 +129,9 @@ class Lease:
             await uninterrupted(claim.give_up())
             raise
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether it was released, or is known to be held by another reader."""
-        return self._is_lost
-
     def check(self) -> None:
-        """Raise if it is known to be lost.
-
-        Raises:
-            LeaseLostError: another reader has taken over.
-        """
-        if self._is_lost:
+        """Raise if it is known to be lost."""
+        if self.is_lost:
             message = (
                 f"Another reader has taken over consumer {quoted(self._claim.name)},"
                 f" since this one did not renew its lease for {LEASE:.0f} seconds."
@@ -148,79 +140,68 @@ class Lease:
             raise LeaseLostError(message)
 
     async def save(self, position: Position, log: object) -> None:
-        """Save a position, with a majority; idempotent.
-
-        Nothing happens if a later position was saved meanwhile.
-
-        Raises:
-            LeaseLostError: another reader has taken over; nothing was saved.
-        """
+        """Save a position, with a majority, unless a later one was; idempotent."""
         self.check()
         self._saves = None  # until the outcome is known
-        checkpoints = self._claim.connection.checkpoints
         not_later, change = self._next_save(position, log)
         saved: Document | None = await persistently(
-            lambda: _plain(checkpoints).find_one_and_update(
+            lambda: _plain(self._stored).find_one_and_update(
                 not_later, change, projection={"saves": 1}, return_document=True
             )
         )
         if saved is not None:
             self._saves = saved["saves"]
         else:
-            mine = await persistently(lambda: checkpoints.find_one(self._mine))
+            mine = await persistently(lambda: self._stored.find_one(self._mine))
             self._note(is_held=mine is not None)
 
     async def saving(self, position: Position, log: object) -> Work:
         """The work of saving a position at the end of a transaction, exactly once.
 
         Saves are counted. If a transaction is retried after an unknown outcome although
-        it was committed, the count does not match.
-
-        The work raises:
-            LeaseLostError: another reader has taken over, or the transaction
-                was committed before; the caller aborts it.
+        it was committed, the count does not match, and the caller aborts it.
         """
         self.check()
-        checkpoints = self._claim.connection.checkpoints
         if self._saves is None:
-            found = await persistently(
-                lambda: checkpoints.find_one(self._mine, {"saves": 1})
-            )
+            found = await persistently(lambda: self._stored.find_one(self._mine))
             self._note(is_held=found is not None)
             self._saves = found["saves"]
         not_later, change = self._next_save(position, log)
         last = {**not_later, "saves": self._saves}
 
         async def work(txn: Txn) -> None:
-            saved = await checkpoints.update_one(last, change, session=txn)
+            saved = await self._stored.update_one(last, change, session=txn)
             self._note(is_held=bool(saved.matched_count))
 
         self._saves = None
         return work
 
     @property
-    def _mine(self) -> Document:
-        return {"_id": self._claim.name, "epoch": self._epoch}
+    def _stored(self) -> Any:
+        return self._claim.connection.checkpoints
 
     def _next_save(
         self, position: Position, log: object
     ) -> tuple[Document, list[Document]]:
         self._serial += 1
+        saved = {
+            "position": {"$literal": checkpoints.encode_position(position)},
+            "log": {"$literal": log},
+            "saves": {"$add": ["$saves", 1]},
+            "saved_at": "$$NOW",
+            "serial": self._serial,
+        }
         found = {**self._mine, "serial": {"$not": {"$gt": self._serial}}}
-        return found, [{"$set": {**_saved(position, log), "serial": self._serial}}]
+        return found, [{"$set": saved}]
 
     def _note(self, *, is_held: bool) -> None:
-        self._is_lost = self._is_lost or not is_held
+        self.is_lost = self.is_lost or not is_held
         self.check()
-
-    def lose(self) -> None:
-        """Note that another reader holds the lease."""
-        self._is_lost = True
 
     async def release(self) -> None:
         """Release it, so that the next reader has it at once."""
         self._renewal.cancel()
-        self._is_lost = True
+        self.is_lost = True
         await self._claim.give_up()
 
 
@@ -231,7 +212,7 @@ async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
         with suppress(PyMongoError):
             is_held = await claim.renew()
             if not is_held and (held := lease()) is not None:
-                held.lose()
+                held.is_lost = True
                 del held
         await asyncio.sleep(RENEWAL)
     if held is None:
@@ -260,7 +241,7 @@ async def add_checkpoint(
         "epoch": 0,
         "saves": 0,
         "log": log,
-        "position": position and encode_position(position),
+        "position": position and checkpoints.encode_position(position),
     }
     await _add(connection.checkpoints, name, new)
 
@@ -287,16 +268,6 @@ async def _check_app(connection: Connection, name: str, app_name: str | None) ->
         raise ConfigurationError(message)
 
 
-def _saved(position: Position, log: object) -> Document:
-    """The fields that a save sets."""
-    return {
-        "position": {"$literal": encode_position(position)},
-        "log": {"$literal": log},
-        "saves": {"$add": ["$saves", 1]},
-        "saved_at": "$$NOW",
-    }
-
-
 def _expiry() -> Document:
     """The expiry of a lease that is renewed now."""
-    return {"$add": ["$$NOW", int(LEASE * 1000)]}
+    return {"expires_at": {"$add": ["$$NOW", int(LEASE * 1000)]}}

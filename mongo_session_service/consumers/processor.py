@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from mongo_session_service.consumers import dead_letters
+from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.consumers.coordinator import Coordinator
-from mongo_session_service.consumers.dead_letters import dead_letter, store_dead_letter
 from mongo_session_service.consumers.fetcher import Delivery
-from mongo_session_service.consumers.handler import (
-    Handler,
-    HandlerFailedError,
-    handling,
-)
-from mongo_session_service.driver.transactions import Txn
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +23,7 @@ _LONGEST_PAUSE: Final = 30.0  # seconds
 class Processor:
     """A consumer's handler, and how it is called."""
 
-    handler: Handler
+    handler: handlers.Handler
     max_attempts: int
     transactional: bool
 
@@ -38,7 +34,7 @@ class Processor:
 
         If the coordinator ends between two attempts, the next reader gets the change.
         """
-        work = handling(self.handler, delivery.item)
+        work = handlers.handling(self.handler, delivery.item)
         for attempt in range(self.max_attempts):
             try:
                 if self.transactional:
@@ -47,7 +43,7 @@ class Processor:
                     await work(None)
                     await coordinator.save(delivery.position)
                 return
-            except HandlerFailedError as failed:
+            except handlers.HandlerFailedError as failed:
                 error = failed.error
             is_last = attempt + 1 == self.max_attempts
             if not is_last and await coordinator.ends_within(_pause(attempt)):
@@ -59,11 +55,9 @@ class Processor:
             self.max_attempts,
             type(error).__name__,
         )
-        letter = dead_letter(name, delivery.item, error, self.max_attempts)
-
-        async def keep(txn: Txn) -> None:
-            await store_dead_letter(coordinator.connection, letter, txn)
-
+        attempts = self.max_attempts
+        letter = dead_letters.dead_letter(name, delivery.item, error, attempts)
+        keep = partial(dead_letters.store, coordinator.connection, letter)
         await coordinator.save_with(keep, delivery.position)
 
 

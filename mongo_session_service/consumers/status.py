@@ -25,7 +25,7 @@ _DEAD_LETTERS: Final[list[Document]] = [
 @public
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """A consumer's status, according to its checkpoint."""
+    """A consumer's status, according to its checkpoint, lease and dead letters."""
 
     name: str
     app_name: str | None
@@ -54,16 +54,14 @@ async def all_consumers(connection: Connection) -> list[ConsumerStatus]:
     letters = await connection.aggregate(connection.dead_letters, _DEAD_LETTERS)
     owners = {each["_id"]: each["owner"] for each in leases}
     counts = {each["_id"]: each["count"] for each in letters}
-    return [
-        _status(each, now.time, owners.get(each["_id"]), counts.get(each["_id"], 0))
-        for each in checkpoints
-    ]
+    return [_status(each, now.time, owners, counts) for each in checkpoints]
 
 
 def _status(
-    checkpoint: Document, now: int, owner: str | None, dead_letters: int
+    checkpoint: Document, now: int, owners: dict[str, str], letters: dict[str, int]
 ) -> ConsumerStatus:
     position, age = checkpoint["position"], checkpoint.get("age")
+    owner = owners.get(checkpoint["_id"])
     return ConsumerStatus(
         name=checkpoint["_id"],
         app_name=checkpoint["app_name"],
@@ -73,5 +71,5 @@ def _status(
         is_replaying=bool(position and position["is_replaying"]),
         lag_seconds=float(now - position["at"].time) if position else None,
         checkpoint_age_seconds=age / 1000 if age is not None else None,
-        dead_letters=dead_letters,
+        dead_letters=letters.get(checkpoint["_id"], 0),
     )

@@ -1,9 +1,9 @@
-"""Session expiry: a timer per watched session, and a scanner for users and apps.
+"""Expiry scanner: finds the sessions that expire while users or apps are watched.
 
-A change stream does not report that a time has come. A subscription to one session
-knows when it expires and sets a timer. For wider subscriptions the scanner waits for
-the earliest known expiry, or for a change that may bring an earlier one. Then it reads
-the index on ``expire_time``: which sessions have expired, and when the next one will.
+A change stream does not report that a time has come. The scanner waits for the earliest
+known expiry, or for a change that may bring an earlier one. Then it reads the index on
+``expire_time``: which sessions have expired, and when the next one will. A subscription
+to one session knows when that expires, and needs no scanner.
 """
 
 from __future__ import annotations
@@ -13,25 +13,17 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from mongo_session_service.changes.decoder import (
-    Appended,
-    ChangeEvent,
-    Created,
-    Deleted,
-    Expires,
-    session_key,
-)
+from mongo_session_service.changes import decoder
+from mongo_session_service.changes.decoder import Appended, Created, Deleted, Expires
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
-from mongo_session_service.feed.inbox import Inbox
 from mongo_session_service.model.records import Document, SessionKey
 
 logger = logging.getLogger(__name__)
@@ -56,64 +48,6 @@ _AGAIN: Final = 4.0
 _TICK: Final = 0.001
 """Seconds: writes of one millisecond may arrive in any order."""
 
-_SHORTEST: Final = 0.001
-"""Seconds: the event loop's clock and the calendar's may differ by less."""
-_MOMENT: Final = 0.25  # seconds
-
-
-class ExpiryTimer:
-    """Has the reader of one session's subscription check whether it has expired."""
-
-    def __init__(self) -> None:
-        self._timer: asyncio.TimerHandle | None = None
-        self.is_due = False
-        """Whether the reader has yet to check."""
-
-    def set(self, expire_time: float | None, inbox: Inbox) -> bool:
-        """Put a check into the inbox at that time; True if it has come already.
-
-        It replaces the check that was set before.
-        """
-        self.cancel()
-        if expire_time is None:
-            return False
-        delay = expire_time - platform_time.get_time()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(delay, _SHORTEST), inbox.put_expiry_check)
-        return delay <= 0
-
-    def postpone(self, inbox: Inbox) -> None:
-        """Put the check into the inbox a moment later instead."""
-        self.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_MOMENT, inbox.put_expiry_check)
-
-    def cancel(self) -> None:
-        """Put no check into the inbox."""
-        self.is_due = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-async def load_expiry(
-    connection: Connection, key: SessionKey, create_time: float
-) -> tuple[float | None, int]:
-    """When a session expires, None if never, and its revision.
-
-    None and -1 if it is not stored any more.
-
-    Raises:
-        StorageUnavailableError: MongoDB has been unreachable for a minute.
-    """
-    where = {"_id": key.id, "create_time": create_time}
-    fields = {"expire_time": 1, "revision": 1}
-    found: dict[str, Any] | None = await persistently(
-        lambda: connection.sessions.find_one(where, fields)
-    )
-    found = found or {}
-    return found.get("expire_time"), found.get("revision", -1)
-
 
 class ExpiryScanner:
     """Finds the sessions that expire while users, apps or all are watched."""
@@ -131,7 +65,7 @@ class ExpiryScanner:
         if now < self._since:
             self._since = self._next = now
 
-    def note(self, item: ChangeEvent) -> bool:
+    def note(self, item: decoder.ChangeEvent) -> bool:
         """Update from a change; True if it is a deletion that was delivered already."""
         if isinstance(item, Deleted):
             self._found.pop(item.key, None)
@@ -196,7 +130,7 @@ class ExpiryScanner:
         for each in over:
             if each["expire_time"] > until:
                 break
-            key = session_key(each["_id"], SessionKey._fields)
+            key = decoder.session_key(each["_id"], SessionKey._fields)
             if key is not None and key not in self._delivered:
                 self._found.setdefault(key, (at, Deleted(key, each["expire_time"])))
 

@@ -34,12 +34,9 @@ class Feed:
     def __init__(
         self, opener: Opener, closer: Callable[[], Awaitable[None]] | None
     ) -> None:
-        """Starts nothing yet.
+        """The opener gives the running event loop's connection; the closer closes it.
 
-        Args:
-            opener: Opens the service's connection in the running event loop.
-            closer: Closes it there; None if the client cannot be used in the feed's
-                own thread.
+        There is no closer if the client cannot be used in a thread of the feed's own.
         """
         self._opener = opener
         self._closer = closer
@@ -132,23 +129,19 @@ class Feed:
         with self._lock:
             if self._reader is None or self._reader.has_ended:
                 reader = Reader(self._opener, self.counters)
-                self._start(reader)
+                runner = _started(reader, self._closer)
+                self._runners = [*filter(_is_running, self._runners), runner]
                 self._reader = reader
             return self._reader
 
-    def _start(self, reader: Reader) -> None:
-        runner: _Runner
-        if self._closer is not None:
-            runner = threading.Thread(
-                target=_run,
-                args=[reader, self._closer],
-                name=THREAD_NAME,
-                daemon=True,
-            )
-            runner.start()
-        else:
-            runner = asyncio.create_task(reader.run(), context=Context())
-        self._runners = [*filter(_is_running, self._runners), runner]
+
+def _started(reader: Reader, closer: Callable[[], Awaitable[None]] | None) -> _Runner:
+    if closer is None:
+        return asyncio.create_task(reader.run(), context=Context())
+    thread = threading.Thread(target=_run, args=[reader, closer], name=THREAD_NAME)
+    thread.daemon = True
+    thread.start()
+    return thread
 
 
 def _is_running(runner: _Runner) -> bool:
@@ -169,4 +162,5 @@ def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
     try:
         asyncio.run(run())
     finally:
-        reader.give_up()
+        if not reader.has_ended:  # it could not start
+            reader.end(None)

@@ -11,7 +11,7 @@ import copy
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from bson.timestamp import Timestamp
 
@@ -32,9 +32,6 @@ class Notification:
 
 RESYNC: Final = Notification(Timestamp(2**32 - 1, 2**32 - 1), None)
 """The feed has missed changes: the subscription has to read from storage."""
-
-EXPIRY_CHECK: Final = Notification(RESYNC.at, None)
-"""The watched session may have expired."""
 
 
 class Waker:
@@ -109,14 +106,6 @@ class Inbox:
             self._waker.schedule(self)
         return True
 
-    def put_expiry_check(self) -> None:
-        """Have the reader check, after what waits already, if its session has expired.
-
-        In its event loop only; the size does not limit it.
-        """
-        self._notifications.append(EXPIRY_CHECK)
-        self._arrived.set()
-
     def end(self, error: Exception | None) -> None:
         """Have the reader stop after what is left, or raise the error then."""
         if not self._has_ended:
@@ -133,10 +122,12 @@ class Inbox:
         """Wake the reader; in its event loop only."""
         self._arrived.set()
 
-    def __aiter__(self) -> Self:
-        return self
+    async def next(self) -> Notification:
+        """The next notification; a cancelled call has taken none.
 
-    async def __anext__(self) -> Notification:
+        Raises:
+            StopAsyncIteration: the inbox has ended.
+        """
         while True:
             # Checked first: what was added before the end is read before it.
             has_ended = self._has_ended

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
+from mongo_session_service import errors
 from mongo_session_service.backend import Opener
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Dropped, Names
@@ -28,12 +29,6 @@ from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import PAUSE_AFTER_LOSS, persistently
-from mongo_session_service.errors import (
-    HistoryLostError,
-    MongoSessionServiceError,
-    SlowSubscriberError,
-    StorageError,
-)
 from mongo_session_service.feed.expiry import ExpiryScanner
 from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Notification
 from mongo_session_service.feed.stats import Counters
@@ -53,7 +48,10 @@ _REST: Final = 0.001  # seconds
 
 
 class Reader:
-    """One run of the feed: from its first subscription to its last, or a failure."""
+    """One run of the feed: from its first subscription to its last, or a failure.
+
+    Everything but ``run()`` can be called from any thread.
+    """
 
     def __init__(self, opener: Opener, counters: Counters) -> None:
         self._opener = opener
@@ -62,60 +60,46 @@ class Reader:
         self._expiry_scanner = ExpiryScanner()
         self._lock = threading.Lock()
         self._waiting: list[tuple[Subscription, Future[Timestamp]]] = []
-        self._has_ended = False
+        self.has_ended = False
+        """Whether no subscription can be attached any more."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._position: Timestamp | None = None
         self._emptied_at = time.monotonic()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether no subscription can be attached any more."""
-        return self._has_ended
-
     def attach(self, subscription: Subscription) -> Future[Timestamp] | None:
-        """Attach a subscription, from any thread; None if this run is over.
+        """Attach a subscription; None if this run is over.
 
-        The result is the time, on the deployment's clock, from which on the
-        subscription receives every change.
+        The result is the time from which on it receives every change.
         """
         future: Future[Timestamp] = Future()
         with self._lock:
-            if self._has_ended:
+            if self.has_ended:
                 return None
             self._waiting.append((subscription, future))
             if self._loop is not None:
                 try:
                     self._loop.call_soon_threadsafe(self._admit)
                 except RuntimeError:  # the loop was closed under it
-                    self._has_ended = True
+                    self.has_ended = True
                     return None
         return future
 
     def detach(self, subscription: Subscription) -> None:
-        """Deliver nothing more to a subscription; from any thread."""
+        """Deliver nothing more to a subscription."""
         self._post(self._router.detach, subscription)
 
     def stop(self) -> None:
-        """End soon, from any thread."""
+        """End soon."""
         with self._lock:
-            self._has_ended = True
+            self.has_ended = True
             if self._task is not None:
                 self._post(self._task.cancel)
 
-    def give_up(self) -> None:
-        """Fail waiting subscriptions if the run could not start; from any thread."""
-        if not self._has_ended:
-            self._end(None)
-
-    def _post(self, callback: Callable[..., object], *arguments: Any) -> bool:
-        if self._loop is None:
-            return False
-        try:
-            self._loop.call_soon_threadsafe(callback, *arguments)
-        except RuntimeError:  # its loop is closed
-            return False
-        return True
+    def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(callback, *arguments)
 
     def subscriptions(self) -> list[Subscription]:
         """The attached subscriptions."""
@@ -130,16 +114,16 @@ class Reader:
         try:
             with suppress(asyncio.CancelledError):
                 await self._run()
-        except MongoSessionServiceError as failure:
+        except errors.MongoSessionServiceError as failure:
             error = failure
         except Exception as failure:  # noqa: BLE001  raised by the subscriptions
             where = traceback.extract_tb(failure.__traceback__)[-1]
             # Without its text, which may quote what is stored.
             logger.error("The change feed failed at %s.", where)  # noqa: TRY400
-            kind = type(failure).__name__
-            error = MongoSessionServiceError(f"The change feed failed with {kind}.")
+            text = f"The change feed failed with {type(failure).__name__}."
+            error = errors.MongoSessionServiceError(text)
         finally:
-            self._end(error)
+            self.end(error)
 
     async def _run(self) -> None:
         if self.has_ended:
@@ -169,59 +153,60 @@ class Reader:
             await self._expiry_scanner.scan(connection, is_wanted=is_wanted)
             try:
                 change = await stream.next()
-            except HistoryLostError as error:
+            except errors.HistoryLostError as error:
                 self._resynchronise(error)
                 await asyncio.sleep(PAUSE_AFTER_LOSS)
                 return
             self._counters.heard(change)
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
-            before = None if change is None else decoder.cluster_time(change)
-            await self._deliver_expired(before)
+            at = None if change is None else decoder.cluster_time(change)
+            await self._deliver_expired(at)
             if change is not None:
                 self._dispatch(change, names, connection.hooks)
-                self._position = decoder.cluster_time(change)
+                self._position = at
                 if self._counters.delivered % _BATCH == 0:
                     # The driver may have thousands buffered. A pause of 0 suffices in a
                     # shared event loop, but keeps the GIL from threads that read.
                     await asyncio.sleep(_REST)
             if time.monotonic() - swept_at > _SWEPT_EVERY:
                 swept_at = time.monotonic()
-                self._detach_abandoned()
+                for each in self._router:
+                    if each.inbox.is_abandoned:  # left open in a closed event loop
+                        self._router.detach(each)
             if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
                 measured_at = time.monotonic()
-                self._counters.oplog_window = await snapshots.oplog_window_if_known(
-                    connection
-                )
+                window = await snapshots.oplog_window_if_known(connection)
+                self._counters.oplog_window = window
 
     def _dispatch(self, change: Document, names: Names, hooks: Hooks) -> None:
         item = decoder.interpret(change, names, hooks)
         if item is None:
             return
         if isinstance(item, Dropped):
-            raise HistoryLostError(f"{item.what}: there is nothing left to watch.")
+            text = f"{item.what}: there is nothing left to watch."
+            raise errors.HistoryLostError(text)
         at = decoder.cluster_time(change)
         self._router.note(item, decoder.transaction_of(change))
         if self._router.is_suppressed(item):
             return
         has_ended = self._expiry_scanner.note(item)
-        notification = None
+        notification = Notification(at, None)
         try:
             for each, payload in self._router.deliveries(item):
                 if has_ended and not each.scope.is_session:
                     continue
-                if notification is None or notification.change is not payload:
+                if notification.change is not payload:
                     notification = Notification(at, payload)
                 self._deliver(each, notification)
-        except StorageError as error:
+        except errors.StorageError as error:
             for each in self._router.recipients(item):
                 self._end_subscription(each, error)
 
     async def _deliver_expired(self, before: Timestamp | None) -> None:
         """Deliver expired sessions to all but the subscriptions to a single session."""
-        for count, (at, deletion) in enumerate(
-            self._expiry_scanner.due_before(before), 1
-        ):
+        due = self._expiry_scanner.due_before(before)
+        for count, (at, deletion) in enumerate(due, 1):
             notification = Notification(at, deletion.change())
             for each in self._router.recipients(deletion):
                 if not each.scope.is_session:
@@ -240,13 +225,7 @@ class Reader:
             self._counters.drops += 1
             self._router.detach(subscription)
             inbox.clear()
-            inbox.end(SlowSubscriberError(None))
-
-    def _detach_abandoned(self) -> None:
-        """Detach subscriptions that were left open in a closed event loop."""
-        for each in self._router:
-            if each.inbox.is_abandoned:
-                self._router.detach(each)
+            inbox.end(errors.SlowSubscriberError(None))
 
     def _end_subscription(
         self, subscription: Subscription, error: Exception | None
@@ -254,7 +233,7 @@ class Reader:
         self._router.detach(subscription)
         subscription.inbox.end(error)
 
-    def _resynchronise(self, error: HistoryLostError) -> None:
+    def _resynchronise(self, error: errors.HistoryLostError) -> None:
         """Have session subscriptions read from storage, and end all others."""
         logger.warning("The change feed restarts. %s", error)
         self._counters.resyncs += 1
@@ -286,14 +265,15 @@ class Reader:
             if self._router or self._waiting:
                 self._emptied_at = time.monotonic()
             elif time.monotonic() - self._emptied_at > LINGER:
-                self._has_ended = True
-            return self._has_ended
+                self.has_ended = True
+            return self.has_ended
 
-    def _end(self, error: Exception | None) -> None:
+    def end(self, error: Exception | None) -> None:
+        """End all subscriptions."""
         with self._lock:
-            self._has_ended = True
+            self.has_ended = True
             waiting, self._waiting = self._waiting, []
-        closed = MongoSessionServiceError("The service was closed meanwhile.")
+        closed = errors.MongoSessionServiceError("The service was closed meanwhile.")
         for _, future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_exception(copy.copy(error or closed))

@@ -106,12 +106,10 @@ def observe(service: Observed) -> None:
     _observed.add(service)
 
 
-def _reporting(
-    figure: Callable[[FeedStats], float | None],
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
+def _reporting(figure: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
     def report(_: CallbackOptions) -> Iterable[Observation]:
         for service in list(_observed):
-            value = figure(service.feed_stats())
+            value = getattr(service.feed_stats(), figure)
             if value is not None:
                 yield Observation(value, {DATABASE: service.database_name})
 
@@ -125,34 +123,24 @@ def _report_checkpoints(_: CallbackOptions) -> Iterable[Observation]:
             yield Observation(age, labels)
 
 
-for _name, _unit, _figure, _description in (
-    ("lag", "s", lambda it: it.lag_seconds, "Age of the latest change when read"),
-    (
-        "oplog_window",
-        "s",
-        lambda it: it.oplog_window_seconds,
-        "How far the oplog reaches back behind the feed",
-    ),
-    ("queue_depth", "{change}", lambda it: it.queue_depth, "Changes not yet read"),
-    (
-        "subscriptions",
-        "{subscription}",
-        lambda it: it.subscriptions,
-        "Live subscriptions",
-    ),
+for _name, _unit, _description in (
+    ("lag", "s", "Age of the latest change when read"),
+    ("oplog_window", "s", "How far the oplog reaches back behind the feed"),
+    ("queue_depth", "{change}", "Changes not yet read"),
+    ("subscriptions", "{subscription}", "Live subscriptions"),
 ):
-    meter.create_observable_gauge(
-        f"{_PREFIX}.{_name}", [_reporting(_figure)], _unit, _description
-    )
+    _report = _reporting(f"{_name}_seconds" if _unit == "s" else _name)
+    meter.create_observable_gauge(f"{_PREFIX}.{_name}", [_report], _unit, _description)
 
-for _name, _unit, _figure, _description in (
-    ("delivered", "{change}", lambda it: it.delivered, "Changes read from the stream"),
-    ("reconnects", "{reconnect}", lambda it: it.reconnects, "Streams resumed"),
-    ("resyncs", "{resync}", lambda it: it.resyncs, "Streams restarted after a gap"),
-    ("drops", "{subscription}", lambda it: it.drops, "Subscriptions read too slowly"),
+for _name, _unit, _description in (
+    ("delivered", "{change}", "Changes read from the stream"),
+    ("reconnects", "{reconnect}", "Streams resumed"),
+    ("resyncs", "{resync}", "Streams restarted after a gap"),
+    ("drops", "{subscription}", "Subscriptions read too slowly"),
 ):
+    _report = _reporting(_name)
     meter.create_observable_counter(
-        f"{_PREFIX}.{_name}", [_reporting(_figure)], _unit, _description
+        f"{_PREFIX}.{_name}", [_report], _unit, _description
     )
 
 meter.create_observable_gauge(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from bson.timestamp import Timestamp
@@ -15,11 +17,7 @@ from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import Appended
 from mongo_session_service.changes.routing import Scope
-from mongo_session_service.codec.documents import (
-    check_session,
-    decode_shared_state,
-    decode_state,
-)
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
@@ -27,115 +25,103 @@ from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
-from mongo_session_service.feed.expiry import ExpiryTimer, load_expiry
 from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Inbox, Notification
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.event_log import read_page
-from mongo_session_service.sessions.queries import Wanted
+from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.store import not_found
 
 if TYPE_CHECKING:
     from mongo_session_service.feed.feed import Feed
 
 
+_SHORTEST: Final = 0.001
+"""Seconds: the event loop's clock and the calendar's may differ by less."""
+_MOMENT: Final = 0.25  # seconds
+
+
 @dataclass(frozen=True, slots=True)
 class View:
-    """A session with a page of its events after a revision, at one point in time."""
+    """A session at one point in time, and what a subscriber to it has missed."""
 
     at: Timestamp
-    key: SessionKey
     marker: Marker
-    update_time: float
     expire_time: float | None
-    scopes: ScopedState
-    appended: list[Change]
+    missed: list[Change]
     is_complete: bool
-    """Whether no events follow these."""
+    """Whether these are all; else they are a page of the session's events."""
 
-    def snapshot(self) -> Change:
-        """The whole merged state, as a change."""
-        return Change(
-            kind="snapshot",
-            **self.key.id,
-            revision=self.marker.revision,
-            state=scopes.merge(self.scopes),
-            time=self.update_time,
-        )
 
-    def shared_state(self) -> list[Change]:
-        """State of the app and the user, as the changes that may have been missed."""
-        app_name, user_id, _ = self.key
-        app = scopes.merge(ScopedState(app=self.scopes.app))
-        user = scopes.merge(ScopedState(user=self.scopes.user))
-        return [
-            Change(
-                kind="state",
-                app_name=app_name,
-                user_id=owner,
-                state_delta=delta,
-                time=self.update_time,
-            )
-            for owner, delta in ((None, app), (user_id, user))
-            if delta
-        ]
+async def load_expiry(
+    connection: Connection, key: SessionKey, create_time: float
+) -> tuple[float | None, int]:
+    """When a session expires, None if never, and its revision; -1 if not stored.
+
+    Raises:
+        StorageUnavailableError: MongoDB has been unreachable for a minute.
+    """
+    where = {"_id": key.id, "create_time": create_time}
+    fields = {"expire_time": 1, "revision": 1}
+    found: dict[str, Any] | None = await persistently(
+        lambda: connection.sessions.find_one(where, fields)
+    )
+    found = found or {}
+    return found.get("expire_time"), found.get("revision", -1)
 
 
 async def load_view(
     connection: Connection,
     key: SessionKey,
-    *,
     after_revision: int | None,
     not_before: Timestamp,
 ) -> View | None:
-    """A session with its events after a revision, or with none; None if not stored."""
+    """A session, and what follows a revision, or a snapshot; None if not stored."""
     stored = {"_id": key.id, **queries.visible(platform_time.get_time())}
-    stages = queries.union(
-        connection,
-        Wanted("sessions", stored),
-        *queries.shared_state(key.app_name, key.user_id),
-    )
+    wanted = queries.Wanted("sessions", stored)
+    shared_state = queries.shared_state(key.app_name, key.user_id)
+    stages = queries.union(connection, wanted, *shared_state)
     found = await snapshots.snapshot(
         connection, connection.sessions, stages, not_before=not_before
     )
-    session = next((each for each in found.documents if _is_session(each)), None)
+    session = next((it for it in found.documents if it["_id"] == key.id), None)
     if session is None:
         return None
-    check_session(session)
-    hooks = connection.hooks
-    shared = decode_shared_state(key, found.documents, hooks)
-    own = decode_state(session["state"], Owner.of_session(key), hooks)
-    appended, is_complete = (
-        ([], True)
-        if after_revision is None
-        else await _load_appended(connection, key, after_revision, found.at)
-    )
-    return View(
-        at=found.at,
-        key=key,
-        marker=Marker.of(session),
-        update_time=session["update_time"],
-        expire_time=session.get("expire_time"),
-        scopes=ScopedState(shared.app, shared.user, own),
-        appended=appended,
-        is_complete=is_complete,
-    )
+    documents.check_session(session)
+    hooks, update_time = connection.hooks, session["update_time"]
+    shared = documents.decode_shared_state(key, found.documents, hooks)
+    if after_revision is None:
+        own = documents.decode_state(session["state"], Owner.of_session(key), hooks)
+        snapshot = Change(
+            kind="snapshot",
+            **key.id,
+            revision=session["revision"],
+            state=scopes.merge(ScopedState(shared.app, shared.user, own)),
+            time=update_time,
+        )
+        missed, is_complete = [snapshot], True
+    else:
+        following = queries.events_after(key, after_revision)
+        page = await event_log.read_page(connection, following, at=found.at)
+        missed = [Appended(key, each, hooks).change() for each in page.events]
+        is_complete = page.is_last
+        if is_complete:
+            missed += _shared_state(key, shared, update_time)
+    expire_time = session.get("expire_time")
+    return View(found.at, Marker.of(session), expire_time, missed, is_complete)
 
 
-async def _load_appended(
-    connection: Connection, key: SessionKey, after_revision: int, at: Timestamp
-) -> tuple[list[Change], bool]:
-    """A page of a session's events, and whether it is the last."""
-    page = await read_page(connection, queries.events_after(key, after_revision), at=at)
-    appended = [Appended(key, each, connection.hooks).change() for each in page.events]
-    return appended, page.is_last
-
-
-def _is_session(document: dict[str, Any]) -> bool:
-    id_ = document["_id"]
-    return isinstance(id_, dict) and "session_id" in id_
+def _shared_state(key: SessionKey, shared: ScopedState, time: float) -> list[Change]:
+    """State of the app and the user, as the changes that may have been missed."""
+    app_name, user_id, _ = key
+    app, user = ScopedState(app=shared.app), ScopedState(user=shared.user)
+    return [
+        Change(
+            kind="state", app_name=app_name, user_id=owner, state_delta=delta, time=time
+        )
+        for owner, part in ((None, app), (user_id, user))
+        if (delta := scopes.merge(part))
+    ]
 
 
 _THE_BEGINNING: Final = Timestamp(0, 0)
@@ -204,12 +190,7 @@ class Subscription:
             self._inbox.end(None)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -243,7 +224,7 @@ class Subscription:
             StopAsyncIteration: there are no more.
         """
         try:
-            while (notification := await anext(self.inbox)).at <= self._since:
+            while (notification := await self.inbox.next()).at <= self._since:
                 pass
         except SlowSubscriberError:
             raise SlowSubscriberError(self.last_revision) from None
@@ -263,7 +244,8 @@ class SessionSubscription(Subscription):
         self._revision = after_revision
         self._create_time: float | None = None
         self._waiting: deque[Change] = deque()
-        self._expiry_timer = ExpiryTimer()
+        self._expiry_check_at: float | None = None
+        """When to check if it has expired, on the event loop's clock; None if never."""
         self._is_following = False
         self._is_gone = False
 
@@ -278,44 +260,54 @@ class SessionSubscription(Subscription):
                 return self._deliver(self._waiting.popleft())
             if self._is_gone:
                 break
-            if not self._is_following:
-                if self.inbox.is_closed:
-                    break  # by the service, which must not be reopened
-                with translated():
-                    await self._catch_up()
-                continue
-            if self._expiry_timer.is_due:
-                with translated():
-                    await self._check_expiry()
-                continue
-            notification = await self._next_notification()
-            change = notification.change
-            if notification is RESYNC or (
-                change is not None and self._is_ahead(change)
-            ):
-                self._is_following = False
-            elif change is None:
-                self._expiry_timer.is_due = True
-            elif not self._is_known(change):
-                return self._deliver(change)
+            if not self._is_following and self.inbox.is_closed:
+                break  # by the service, which must not be reopened
+            with translated():
+                await (self._receive() if self._is_following else self._catch_up())
         raise StopAsyncIteration
 
-    def close(self) -> None:
-        """End it at once, for a reader that is waiting as well."""
-        self._expiry_timer.cancel()
-        super().close()
+    async def _receive(self) -> None:
+        """Queue the next change of the inbox, unless it is known or too far ahead."""
+        try:
+            async with asyncio.timeout_at(self._expiry_check_at):
+                notification = await self._next_notification()
+        except TimeoutError:
+            await self._check_expiry()
+            return
+        change = notification.change
+        if notification is RESYNC:
+            self._is_following = False
+        elif change is None:
+            self._expiry_check_at = 0.0  # at once, if nothing else waits
+        elif change.kind != "appended":
+            self._waiting.append(change)
+        else:
+            ahead = (change.revision or 0) - self._delivered_revision
+            self._is_following = ahead <= 1
+            self._waiting += [change] if ahead == 1 else []
 
     async def _check_expiry(self) -> None:
-        """Queue ``deleted`` if the session has expired; else set the timer again."""
+        """Queue ``deleted`` if the session has expired; else plan the next check."""
         key, create_time = self._key, self._create_time or 0.0
         connection = await self._feed.connection()
         expire_time, revision = await load_expiry(connection, key, create_time)
-        if self._is_closed or not self._expiry_timer.set(expire_time, self.inbox):
+        delay = self._plan_expiry_check(expire_time)
+        if self._is_closed or delay > 0:
             return
-        if revision > self._delivered_revision:
-            self._expiry_timer.postpone(self.inbox)  # deliver appended events first
+        if revision > self._delivered_revision:  # deliver appended events first
+            self._expiry_check_at = asyncio.get_running_loop().time() + _MOMENT
         else:
             self._queue_deleted()
+
+    def _plan_expiry_check(self, expire_time: float | None) -> float:
+        """Plan a check for when the session expires; the seconds until then."""
+        delay = math.inf
+        self._expiry_check_at = None
+        if expire_time is not None:
+            delay = expire_time - platform_time.get_time()
+            now = asyncio.get_running_loop().time()
+            self._expiry_check_at = now + max(delay, _SHORTEST)
+        return delay
 
     def _queue_deleted(self) -> None:
         gone = Change(kind="deleted", **self._key.id, time=time.time())
@@ -325,20 +317,7 @@ class SessionSubscription(Subscription):
         if change.revision is not None:
             self._revision = change.revision
         self._is_gone = change.kind == "deleted"
-        if self._is_gone:
-            self._expiry_timer.cancel()
         return change
-
-    def _is_ahead(self, change: Change) -> bool:
-        return (
-            change.kind == "appended"
-            and _revision(change) > self._delivered_revision + 1
-        )
-
-    def _is_known(self, change: Change) -> bool:
-        return (
-            change.kind == "appended" and _revision(change) <= self._delivered_revision
-        )
 
     @property
     def _delivered_revision(self) -> int:
@@ -353,15 +332,9 @@ class SessionSubscription(Subscription):
         self._inbox = Inbox(self._feed.waker(), CAPACITY)
         position = await self._feed.attach(self)
         connection = await self._feed.connection()
+        load = partial(load_view, connection, self._key, self._revision, position)
         async with naming_privileges(connection):
-            view = await persistently(
-                lambda: load_view(
-                    connection,
-                    self._key,
-                    after_revision=self._revision,
-                    not_before=position,
-                )
-            )
+            view = await persistently(load)
         if self._is_closed:
             self._feed.detach(self)
         elif self._create_time is None:
@@ -381,23 +354,11 @@ class SessionSubscription(Subscription):
             )
             raise InvalidInputError(message)
         self._create_time = view.marker.create_time
-        if self._revision is None:
-            self._waiting.append(view.snapshot())
-            self._follow(view)
-        else:
-            self._continue_from(view)
+        self._continue_from(view)
 
     def _continue_from(self, view: View) -> None:
-        self._waiting.extend(view.appended)
+        self._waiting.extend(view.missed)
         if view.is_complete:
-            self._waiting.extend(view.shared_state())
-            self._follow(view)
-
-    def _follow(self, view: View) -> None:
-        self._since = view.at
-        self._is_following = True
-        self._expiry_timer.set(view.expire_time, self.inbox)
-
-
-def _revision(change: Change) -> int:
-    return -1 if change.revision is None else change.revision
+            self._since = view.at
+            self._is_following = True
+            self._plan_expiry_check(view.expire_time)

@@ -58,14 +58,30 @@ async def test_documents_have_what_they_need(
     }
 
 
-async def test_a_watched_session_expires(service: MongoSessionService) -> None:
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
+    """Receives an item whenever a subscription has looked if its session expired."""
+    looks, look = asyncio.Queue[None](), subscription.load_expiry
+
+    async def looking(*arguments: Any) -> Any:
+        found = await look(*arguments)
+        looks.put_nowait(None)
+        return found
+
+    monkeypatch.setattr(subscription, "load_expiry", looking)
+    return looks
+
+
+async def test_a_watched_session_expires(
+    service: MongoSessionService, looks: asyncio.Queue[None]
+) -> None:
     """Its subscription is told that it is deleted when its time has come, and ends."""
     clock = Clock.set()
     session = await service.create_session(**SESSION, ttl=0.1)
     async with Follower(service.watch(APP, USER, ID)) as follower:
         for revision in (1, 2):
             clock.now += 0.09
-            follower.subscription.inbox.put_expiry_check()
+            await looks.get()
             await service.append_event(session, new_event())
             await follower.reached(revision)
         clock.now += 1
@@ -76,19 +92,21 @@ async def test_a_watched_session_expires(service: MongoSessionService) -> None:
         await service.wait_for(**SESSION, revision=5)
 
 
-async def test_a_watched_session_lives_longer(service: MongoSessionService) -> None:
+async def test_a_watched_session_lives_longer(
+    service: MongoSessionService, looks: asyncio.Queue[None]
+) -> None:
     """Who watches a session that got another end is told nothing before that."""
     clock = Clock.set()
     session = await service.create_session(**SESSION, state={"app:a": 1}, ttl=0.1)
     async with Follower(service.watch(APP, USER, ID)) as follower:
         await follower.until(lambda: follower.told)
         await service.update_session(**SESSION, ttl=None)
+        await looks.get()
         clock.now += 1
-        follower.subscription.inbox.put_expiry_check()
         await service.append_event(session, new_event())
         await follower.reached(1)
         await service.update_session(**SESSION, ttl=1000)
-        follower.subscription.inbox.put_expiry_check()
+        await looks.get()
         await service.append_event(session, new_event())
         await follower.reached(2)
         assert follower.kinds == ["snapshot", "appended", "appended"]
