@@ -305,7 +305,7 @@ def decode_sessions(
         document = documents.pop()
         id_ = document["_id"]
         if isinstance(id_, str):
-            app = _copies(document.get("state"), Owner.of_app(id_), hooks)
+            app = _copies(document.get("state"), Owner.of_shared(id_), hooks)
         elif "revision" in id_:
             events.append(decode_event(document, hooks))
         elif "session_id" in id_:
@@ -313,7 +313,7 @@ def decode_sessions(
                 check_session(document)
                 sessions.append(document)
         else:
-            owner = Owner.of_user(id_["app_name"], id_["user_id"])
+            owner = Owner.of_shared(id_["app_name"], id_["user_id"])
             users[id_["user_id"]] = _copies(document.get("state"), owner, hooks)
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     sessions.reverse()
@@ -353,10 +353,10 @@ def decode_shared_state(
     user = {"app_name": key.app_name, "user_id": key.user_id}
     for document in documents:
         if document["_id"] == key.app_name:
-            owner = Owner.of_app(key.app_name)
+            owner = Owner.of_shared(key.app_name)
             shared.app.update(decode_state(document.get("state"), owner, hooks))
         elif document["_id"] == user:
-            owner = Owner.of_user(key.app_name, key.user_id)
+            owner = Owner.of_shared(key.app_name, key.user_id)
             shared.user.update(decode_state(document.get("state"), owner, hooks))
     return shared
 
