@@ -19,13 +19,7 @@ from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.codec.bson_values import (
-    UnreadableError,
-    decode_fields,
-    decode_value,
-    unescape_key,
-)
-from mongo_session_service.codec.documents import decode_event, decode_state
+from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
@@ -51,7 +45,7 @@ class Appended:
 
     def change(self) -> Change:
         """The change that subscribers receive."""
-        event = decode_event(self.document, self.hooks)
+        event = documents.decode_event(self.document, self.hooks)
         return Change(
             kind="appended",
             **self.key.id,
@@ -69,8 +63,8 @@ class Appended:
         actions = self.document["event"].get("actions")
         delta = actions.get("state_delta") if isinstance(actions, dict) else None
         try:
-            delta = decode_value(delta)
-        except UnreadableError:
+            delta = bson_values.decode_value(delta)
+        except bson_values.UnreadableError:
             return {}
         return delta if isinstance(delta, dict) else {}
 
@@ -90,7 +84,9 @@ class Created:
             kind="created",
             **self.key.id,
             revision=self.document["revision"],
-            state_delta=decode_state(self.document["state"], owner, self.hooks),
+            state_delta=documents.decode_state(
+                self.document["state"], owner, self.hooks
+            ),
             time=self.document["create_time"],
         )
 
@@ -365,19 +361,19 @@ def _delta(change: Document) -> Document:
     """What a write set in a state document; all of its state if that is unknown."""
     if "fullDocument" in change:
         state = (change["fullDocument"] or {}).get("state")
-        return decode_fields(state) if isinstance(state, dict) else {}
+        return bson_values.decode_fields(state) if isinstance(state, dict) else {}
     description = change["updateDescription"]
     whole = description["updatedFields"].get("state")
     if isinstance(whole, dict):  # so many keys were set at once
-        return decode_fields(whole)
+        return bson_values.decode_fields(whole)
     paths = {
         path.removeprefix("state."): value
         for path, value in description["updatedFields"].items()
         if path.startswith("state.")
     }
     removed = {
-        unescape_key(path.removeprefix("state.")): None
+        bson_values.unescape_key(path.removeprefix("state.")): None
         for path in description["removedFields"]
         if path.startswith("state.")
     }
-    return {**decode_fields(paths), **removed}
+    return {**bson_values.decode_fields(paths), **removed}
