@@ -12,20 +12,14 @@ import hashlib
 import logging
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import bson
 from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.codec.bson_values import (
-    UnreadableError,
-    decode_fields,
-    decode_value,
-    unescape_key,
-)
-from mongo_session_service.codec.documents import decode_event, decode_state
+from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
@@ -37,7 +31,7 @@ _DROPS: Final = ("drop", "rename", "dropDatabase", "invalidate")
 _WRITES: Final = ("insert", "update", "replace")
 _OF_SESSIONS: Final = ("insert", "replace", "delete")
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
-_OF_SESSION: Final = {"state": dict, "revision": int, "create_time": float}
+_OURS: Final = {"state": dict, "revision": int, "create_time": float}
 _TRANSACTION: Final = ("lsid", "txnNumber")
 
 
@@ -50,13 +44,8 @@ class Appended:
     hooks: Hooks = field(repr=False, compare=False)
 
     def change(self) -> Change:
-        """The change that subscribers receive.
-
-        Raises:
-            StorageError: this release of ADK cannot read the event, or the
-                application's hook failed.
-        """
-        event = decode_event(self.document, self.hooks)
+        """The change that subscribers receive."""
+        event = documents.decode_event(self.document, self.hooks)
         return Change(
             kind="appended",
             **self.key.id,
@@ -74,8 +63,8 @@ class Appended:
         actions = self.document["event"].get("actions")
         delta = actions.get("state_delta") if isinstance(actions, dict) else None
         try:
-            delta = decode_value(delta)
-        except UnreadableError:
+            delta = bson_values.decode_value(delta)
+        except bson_values.UnreadableError:
             return {}
         return delta if isinstance(delta, dict) else {}
 
@@ -89,18 +78,15 @@ class Created:
     hooks: Hooks = field(repr=False, compare=False)
 
     def change(self) -> Change:
-        """The change that subscribers receive, with the session's own initial state.
-
-        Raises:
-            StorageError: the state is not as this package stores it, or the
-                application's hook failed.
-        """
+        """The change that subscribers receive, with the session's own initial state."""
         owner = Owner.of_session(self.key)
         return Change(
             kind="created",
             **self.key.id,
             revision=self.document["revision"],
-            state_delta=decode_state(self.document["state"], owner, self.hooks),
+            state_delta=documents.decode_state(
+                self.document["state"], owner, self.hooks
+            ),
             time=self.document["create_time"],
         )
 
@@ -129,11 +115,7 @@ class StateSet:
     hooks: Hooks = field(repr=False, compare=False)
 
     def change(self) -> Change:
-        """The change that subscribers receive.
-
-        Raises:
-            StorageError: the application's hook failed.
-        """
+        """The change that subscribers receive."""
         owner = Owner(self.app_name, self.user_id)
         return Change(
             kind="state",
@@ -152,11 +134,7 @@ class OversizedChange:
     """The dead letter's ``_id``."""
 
     def change(self) -> Change:
-        """Never returns: the content is not stored.
-
-        Raises:
-            StorageError: always.
-        """
+        """Never returns: the content is not stored."""
         kind, session_id = self.id["kind"], self.id.get("session_id")
         where = "the state" if session_id is None else f"session {quoted(session_id)}"
         message = (
@@ -167,11 +145,13 @@ class OversizedChange:
 
 
 ChangeRecord = Appended | Created | Deleted | StateSet
-"""What subscribers and consumers receive, before it is made a :class:`Change`."""
+"""What subscribers and consumers receive, before it is made a :class:`Change`.
+
+Making one raises ``StorageError`` if this release of ADK, or the application's hook,
+cannot read what is stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(NamedTuple):
     """The names of the collections that are watched."""
 
     sessions: str
@@ -182,17 +162,7 @@ class Names:
     @classmethod
     def of(cls, connection: Any) -> Names:
         """The names of a connection's collections."""
-        return cls(
-            sessions=connection.sessions.name,
-            events=connection.events.name,
-            app_states=connection.app_states.name,
-            user_states=connection.user_states.name,
-        )
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """All of them."""
-        return (self.sessions, self.events, self.app_states, self.user_states)
+        return cls(*(getattr(connection, kind).name for kind in cls._fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +187,7 @@ class Expires:
 
 
 ChangeEvent = ChangeRecord | Dropped | Removed | Expires
-"""Everything that a document of the change stream may mean."""
+"""Everything that a document of the change stream can mean."""
 
 _ANNOUNCEMENTS: Final[dict[str, type[Removed | Expires]]] = {
     queries.REMOVED: Removed,
@@ -229,29 +199,19 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
     """The filter of a change stream, for one app or for all.
 
     It has only plain comparisons, which the server can evaluate on its oplog. Without
-    the drops, the stream of a dropped database would end without a word.
+    the drops, the stream of a dropped database would end without an error.
     """
+    states = {"$in": [names.app_states, names.user_states]}
     writes: list[Document] = [
         {"ns.coll": names.events, "operationType": "insert"},
-        {
-            "ns.coll": names.sessions,
-            "operationType": {"$in": list(_OF_SESSIONS)},
-        },
-        {
-            "ns.coll": {"$in": [names.app_states, names.user_states]},
-            "operationType": {"$in": list(_WRITES)},
-        },
+        {"ns.coll": names.sessions, "operationType": {"$in": list(_OF_SESSIONS)}},
+        {"ns.coll": states, "operationType": {"$in": list(_WRITES)}},
     ]
     if app_name is not None:
-        of_app = {"documentKey._id.app_name": app_name}
-        writes = [
-            {**writes[0], **of_app},
-            {**writes[1], **of_app},
-            {
-                **writes[2],
-                "$or": [of_app, {"documentKey._id": app_name}],
-            },
-        ]
+        of_app: Document = {"documentKey._id.app_name": app_name}
+        of_states: Document = {"$or": [of_app, {"documentKey._id": app_name}]}
+        parts = (of_app, of_app, of_states)
+        writes = [each | part for each, part in zip(writes, parts, strict=True)]
     drops = {"operationType": {"$in": list(_DROPS)}}
     return [{"$match": {"$or": [*writes, drops]}}]
 
@@ -288,7 +248,12 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | Non
         return _dropped(change, names)
     collection = change["ns"]["coll"]
     try:
-        return _meaning(change, collection, names, hooks)
+        id_ = change["documentKey"]["_id"]
+        if collection == names.events:
+            return appended(id_, change.get("fullDocument"), hooks)
+        if collection == names.sessions:
+            return _of_session(id_, change, hooks)
+        return _state_set(id_, change, hooks)
     except Exception as error:  # noqa: BLE001  whose text may quote what is stored
         logger.warning(
             "A change of the collection %r was skipped: it does not have this"
@@ -297,17 +262,6 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | Non
             type(error).__name__,
         )
         return None
-
-
-def _meaning(
-    change: Document, collection: str, names: Names, hooks: Hooks
-) -> ChangeEvent | None:
-    id_ = change["documentKey"]["_id"]
-    if collection == names.events:
-        return appended(id_, change.get("fullDocument"), hooks)
-    if collection == names.sessions:
-        return _of_session(change, hooks)
-    return _state_set(id_, change, hooks)
 
 
 def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | None:
@@ -320,10 +274,8 @@ def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | No
     return Appended(key, document, hooks)
 
 
-def _of_session(
-    change: Document, hooks: Hooks
-) -> Created | Deleted | Removed | Expires | None:
-    kind, id_ = change["operationType"], change["documentKey"]["_id"]
+def _of_session(id_: Any, change: Document, hooks: Hooks) -> ChangeEvent | None:
+    kind = change["operationType"]
     for what, announcement in _ANNOUNCEMENTS.items():
         announced = session_key(id_, (*SessionKey._fields, what))
         if announced is not None:
@@ -331,16 +283,9 @@ def _of_session(
     key = session_key(id_, SessionKey._fields)
     if key is None or kind == "delete":
         return key and Deleted(key, committed_at(change))
-    return _created(key, change.get("fullDocument"), hooks)
-
-
-def _created(
-    key: SessionKey, document: Document | None, hooks: Hooks
-) -> Created | None:
-    is_ours = document is not None and all(
-        isinstance(document.get(name), kind) for name, kind in _OF_SESSION.items()
-    )
-    return Created(key, document, hooks) if document and is_ours else None
+    document = change.get("fullDocument") or {}
+    is_ours = all(isinstance(document.get(name), of) for name, of in _OURS.items())
+    return Created(key, document, hooks) if is_ours else None
 
 
 def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
@@ -383,9 +328,9 @@ def _dropped(change: Document, names: Names) -> Dropped | None:
     target = change.get("to", {}).get("coll")  # replaced by the renamed one
     if kind in {"dropDatabase", "invalidate"}:
         return Dropped("The database was dropped")
-    if target in names.all:
+    if target in names:
         return Dropped(f"The collection {target!r} was replaced")
-    if collection in names.all:
+    if collection in names:
         done = "dropped" if kind == "drop" else "renamed"
         return Dropped(f"The collection {collection!r} was {done}")
     return None
@@ -399,7 +344,7 @@ def needs_document(change: Document, names: Names) -> bool:
     """
     if "fullDocument" in change or change["operationType"] in {*_DROPS, "delete"}:
         return False
-    if change["ns"]["coll"] not in names.all:
+    if change["ns"]["coll"] not in names:
         return False
     description = change.get("updateDescription")
     return description is None or _is_in_place(description)
@@ -416,19 +361,19 @@ def _delta(change: Document) -> Document:
     """What a write set in a state document; all of its state if that is unknown."""
     if "fullDocument" in change:
         state = (change["fullDocument"] or {}).get("state")
-        return decode_fields(state) if isinstance(state, dict) else {}
+        return bson_values.decode_fields(state) if isinstance(state, dict) else {}
     description = change["updateDescription"]
     whole = description["updatedFields"].get("state")
     if isinstance(whole, dict):  # so many keys were set at once
-        return decode_fields(whole)
+        return bson_values.decode_fields(whole)
     paths = {
         path.removeprefix("state."): value
         for path, value in description["updatedFields"].items()
         if path.startswith("state.")
     }
     removed = {
-        unescape_key(path.removeprefix("state.")): None
+        bson_values.unescape_key(path.removeprefix("state.")): None
         for path in description["removedFields"]
         if path.startswith("state.")
     }
-    return {**decode_fields(paths), **removed}
+    return {**bson_values.decode_fields(paths), **removed}

@@ -9,17 +9,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
 
+from mongo_session_service.changes import decoder
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import (
-    Appended,
-    ChangeEvent,
-    Created,
-    Deleted,
-    Dropped,
-    Expires,
-    Removed,
-    StateSet,
-)
+from mongo_session_service.changes.decoder import Appended, ChangeEvent, StateSet
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Document, SessionKey
 
@@ -38,9 +30,8 @@ class Scope(NamedTuple):
 
     def covers(self, key: SessionKey) -> bool:
         """Whether a session belongs to it."""
-        return all(
-            own is None or own == part for own, part in zip(self, key, strict=True)
-        )
+        pairs = zip(self, key, strict=True)
+        return all(own is None or own == part for own, part in pairs)
 
 
 class Subscriber(Protocol):
@@ -110,15 +101,15 @@ class Router(Generic[_Subscriber]):
             self._transaction = transaction
             self._writes = {}
             self._removed = set()
-        if isinstance(item, Removed):
+        if isinstance(item, decoder.Removed):
             self._removed.add(item.key)
         if isinstance(item, Appended) and transaction is not None:
             self._remember(item)
 
     def is_suppressed(self, item: ChangeEvent) -> bool:
         """Whether it is not delivered: what is deleted was not a session any more."""
-        return isinstance(item, Removed) or (
-            isinstance(item, Deleted) and item.key in self._removed
+        return isinstance(item, decoder.Removed) or (
+            isinstance(item, decoder.Deleted) and item.key in self._removed
         )
 
     def deliveries(
@@ -132,11 +123,11 @@ class Router(Generic[_Subscriber]):
             StorageError: the change cannot be read.
         """
         recipients = self.recipients(item)
-        if isinstance(item, Expires):
+        if isinstance(item, decoder.Expires):
             yield from ((each, None) for each in recipients)
         elif isinstance(item, StateSet):
             yield from self._of_state(item)
-        elif recipients and not isinstance(item, Dropped | Removed):
+        elif recipients and not isinstance(item, decoder.Dropped | decoder.Removed):
             change = item.change()
             yield from ((each, change) for each in recipients)
 
@@ -217,14 +208,11 @@ def _topics(scope: Scope) -> list[Hashable]:
     app_name, user_id, session_id = scope
     if app_name is None:
         return ["everything"]
+    of_app = ("state of app", app_name)
     if user_id is None:
-        return [
-            ("app", app_name),
-            ("state of app", app_name),
-            ("states of users", app_name),
-        ]
+        return [("app", app_name), of_app, ("states of users", app_name)]
     own = ("user", *scope[:2]) if session_id is None else ("session", *scope)
-    return [own, ("state of app", app_name), ("state of user", *scope[:2])]
+    return [own, of_app, ("state of user", *scope[:2])]
 
 
 def _topics_of(item: ChangeEvent) -> list[Hashable]:
@@ -235,11 +223,11 @@ def _topics_of(item: ChangeEvent) -> list[Hashable]:
         case StateSet(app_name, user_id):
             of_user = ("state of user", app_name, user_id)
             return ["everything", ("states of users", app_name), of_user]
-        case Expires(key):
+        case decoder.Expires(key):
             return [("session", *key)]
-        case Appended(key) | Created(key) | Deleted(key):
+        case Appended(key) | decoder.Created(key) | decoder.Deleted(key):
             # A session that is created has no subscribers of its own yet.
-            own = [] if isinstance(item, Created) else [("session", *key)]
+            own = [] if isinstance(item, decoder.Created) else [("session", *key)]
             return ["everything", ("app", key.app_name), ("user", *key[:2]), *own]
         case _:
             return []

@@ -1,4 +1,4 @@
-"""Change stream: resumes by itself after any failure that can be resumed."""
+"""Change stream: the database's changes, resumed after any failure that allows it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _LOST: Final = {
 class Stream:
     """The changes of a database after one point in its history, in order.
 
-    For one reader. If a call is cancelled, the next one resumes where it was.
+    For one reader. After a cancelled call, the next one resumes where it was.
     """
 
     def __init__(
@@ -62,13 +62,9 @@ class Stream:
         pipeline: list[Document],
         start: Timestamp | Document,
     ) -> None:
-        """Opens nothing yet.
+        """A stream that opens with its first call.
 
-        Args:
-            connection: Where to read.
-            names: The names of the collections.
-            pipeline: Which changes are wanted.
-            start: A time on the deployment's clock, or a resume token.
+        ``start`` is a time on the deployment's clock, or a resume token.
         """
         self._connection = connection
         self._names = names
@@ -161,15 +157,11 @@ class Stream:
 
     async def _reopen(self) -> None:
         pipeline = decoder.slim(self._pipeline) if self._slim else self._pipeline
-        where = (
-            {"start_at_operation_time": self._start}
-            if isinstance(self._start, Timestamp)
-            else {"start_after": self._start}
-        )
+        is_time = isinstance(self._start, Timestamp)
+        start = "start_at_operation_time" if is_time else "start_after"
+        where = {start: self._start, "max_await_time_ms": AWAIT_MS}
         self._open, self._session = await self._opened.enter_async_context(
-            snapshots.watching(
-                self._connection, pipeline, max_await_time_ms=AWAIT_MS, **where
-            )
+            snapshots.watching(self._connection, pipeline, **where)
         )
         self._note_resuming()
 
@@ -197,13 +189,7 @@ class Stream:
 
 
 def check_stream(error: Exception) -> None:
-    """Raise if a change stream cannot be resumed after an error.
-
-    Raises:
-        HistoryLostError: the history after the resume token is lost.
-        ConfigurationError: the server has no change streams.
-        StorageError: the server refused.
-    """
+    """Raise, as :meth:`Stream.next`, if no stream can be resumed after an error."""
     code = getattr(error, "code", None)
     if code in _LOST:
         raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None

@@ -69,7 +69,7 @@ def marker_of(session: Session) -> Marker | None:
 
 def mark(session: Session, marker: Marker) -> None:
     """Note in a session what it is at."""
-    # It is whatever a service knows its sessions by, and text in ADK's own services.
+    # ADK's own services keep text in it, other services what they like.
     session._storage_update_marker = marker  # type: ignore[assignment]  # noqa: SLF001
 
 

@@ -3,7 +3,8 @@
 A value is stored natively, so that it can be queried, but for the parts BSON cannot
 hold exactly: each of those is stored alone as ``{"%json": "<text>"}``. State keys are
 escaped reversibly, because they become paths in updates. What this module accepts it
-returns type for type; what it cannot, it refuses.
+returns type for type; what it cannot, it refuses with ``InvalidInputError``. Reading
+what another tool has stored may raise :class:`UnreadableError`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from mongo_session_service.errors import InvalidInputError, StorageError
 logger = logging.getLogger(__name__)
 
 MAX_NATIVE_DEPTH: Final = 60
-"""Levels kept native: the server promises 100, and some are the document's own."""
+"""Levels kept native: the server allows 100, and some are the document's own."""
 
 MAX_DEPTH: Final = 250
-"""Levels a value may have: what JSON text can be read back within any call stack."""
+"""Levels of a value: as many as JSON text can be parsed with in any call stack."""
 
 MAX_KEY_LENGTH: Final = 4096
 """Characters of a state key."""
@@ -80,10 +81,7 @@ def unescape_key(name: str) -> str:
 def encode_value(value: Any, depth: int = 0) -> Any:
     """A JSON value, or bytes, as BSON holds it exactly: native or wrapped.
 
-    Anything else is taken in its :func:`json_form`.
-
-    Raises:
-        InvalidInputError: the value has no JSON form, or a wrapped part holds bytes.
+    Anything else is stored in its :func:`json_form`.
     """
     kind = type(value)
     if kind is str:
@@ -118,11 +116,7 @@ def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
 
 
 def decode_value(value: Any) -> Any:
-    """The inverse of :func:`encode_value`.
-
-    Raises:
-        UnreadableError: something else has made what is stored.
-    """
+    """The inverse of :func:`encode_value`."""
     if type(value) is dict:
         if WRAPPER in value:
             return _unwrap(value[WRAPPER])
@@ -133,20 +127,12 @@ def decode_value(value: Any) -> Any:
 
 
 def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
-    """One scope's state, or a delta to it, as fields of its document.
-
-    Raises:
-        InvalidInputError: a value cannot be stored.
-    """
+    """One scope's state, or a delta to it, as fields of its document."""
     return {escape_key(key): encode_value(value) for key, value in state.items()}
 
 
 def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`encode_fields`.
-
-    Raises:
-        UnreadableError: something else has made what is stored.
-    """
+    """The inverse of :func:`encode_fields`."""
     return {
         unescape_key(name) if "%" in name else name: (
             decode_value(value) if type(value) in _CONTAINERS else value
@@ -156,10 +142,7 @@ def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_decoded(fields: Mapping[str, Any]) -> bool:
-    """Whether these fields are what :func:`decode_fields` makes of them.
-
-    It may say no of some that are.
-    """
+    """Whether it is certain that :func:`decode_fields` would change nothing."""
     is_plain = _SCALARS.issuperset(map(type, fields.values()))
     return is_plain and "%" not in "".join(fields)
 
@@ -167,12 +150,8 @@ def is_decoded(fields: Mapping[str, Any]) -> bool:
 def json_form(value: Any, where: str = "An event") -> Any:
     """What ADK's SQL service would store for a value.
 
-    JSON is itself; dates, sets, models and UTF-8 bytes are what pydantic makes of
-    them; a function or an open file becomes text, and a warning says ``where``.
-
-    Raises:
-        InvalidInputError: bytes that are not UTF-8, a value that refers to itself or
-            is nested deeper than ``MAX_DEPTH`` levels.
+    JSON stays as it is; dates, sets, models and UTF-8 bytes become what pydantic makes
+    of them; a function or an open file becomes text, and a warning says ``where``.
     """
     try:
         return to_jsonable_python(value)
@@ -197,7 +176,7 @@ def is_unicode(text: str) -> bool:
     if text.isascii():
         return True
     try:
-        text.encode()
+        text.encode()  # a pattern takes longer
     except UnicodeEncodeError:
         return False
     return True
@@ -208,21 +187,16 @@ def is_json(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
         # Once each, so that neither cycles nor shared parts make a level grow.
-        containers = {
-            id(node): node for node in level if type(node) in _CONTAINERS
-        }.values()
-        keys = (key for node in containers if type(node) is dict for key in node)
-        if any(type(node) not in _CONTAINERS | _SCALARS for node in level) or any(
-            type(key) is not str for key in keys
-        ):
-            return False
-        if not containers:
+        nested = {id(node): node for node in level if type(node) not in _SCALARS}
+        level = []
+        for node in nested.values():
+            if type(node) not in _CONTAINERS:
+                return False
+            if type(node) is dict and any(type(key) is not str for key in node):
+                return False
+            level += node.values() if type(node) is dict else node
+        if not nested:
             return True
-        level = [
-            item
-            for node in containers
-            for item in (node.values() if type(node) is dict else node)
-        ]
     return False
 
 
@@ -231,8 +205,7 @@ def _wrap(value: Any) -> dict[str, Any]:
         text = json.dumps(value, ensure_ascii=False, default=_wrapped_form)
     except InvalidInputError:
         raise
-    except (TypeError, ValueError, RecursionError):
-        # The original may quote the value.
+    except (TypeError, ValueError, RecursionError):  # may quote the value
         raise InvalidInputError("it has no JSON form") from None
     if not is_json(json.loads(text)):
         raise InvalidInputError(_TOO_DEEP)
@@ -253,6 +226,5 @@ def _unwrap(text: str | bytes) -> Any:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogatepass")
         return json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        # The original may quote the value.
+    except (TypeError, ValueError, RecursionError):  # may quote the value
         raise UnreadableError from None

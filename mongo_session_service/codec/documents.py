@@ -1,4 +1,9 @@
-"""Document encoding: sessions, events and state deltas to and from MongoDB."""
+"""Document encoding: sessions, events and state deltas to and from MongoDB.
+
+What cannot be stored, or what an application's hook fails on, is an
+``InvalidInputError``; what is too large a ``DocumentTooLargeError``. What was stored
+but cannot be read, by this release of ADK or by the hook, is a ``StorageError``.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +18,9 @@ from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
-from mongo_session_service.codec.bson_values import (
-    MAX_KEY_LENGTH,
-    WRAPPER,
-    UnreadableError,
-    decode_fields,
-    decode_value,
-    encode_fields,
-    encode_value,
-    is_decoded,
-    json_form,
-)
-from mongo_session_service.codec.events import (
-    build_event,
-    check_readable,
-    drop_defaults,
-    dump_event,
-)
+from mongo_session_service.codec import bson_values, events, limits
+from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.limits import check_event_size, check_initial_state
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import NO_DETAILS, Details
@@ -85,12 +74,9 @@ def event_document(append: Append, revision: int, *, encoded: bool = False) -> D
     The driver copies BSON as it is, and need not encode the event a second time.
     """
     event = RawBSONDocument(append.encoded) if encoded else append.event
-    document: Document = {"_id": append.key.event_id(revision), "event": event}
-    if append.is_wrapped:
-        document["wrapped"] = True
-    if append.is_hooked:
-        document["hooked"] = True
-    return document
+    flags = {"wrapped": append.is_wrapped, "hooked": append.is_hooked}
+    present = {name: True for name, is_set in flags.items() if is_set}
+    return {"_id": append.key.event_id(revision), "event": event, **present}
 
 
 _NUMBER: Final = (int, float)
@@ -107,11 +93,7 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
 
 
 def check_session(session: dict[str, Any]) -> None:
-    """Refuse what another tool has written, if it cannot be a session's document.
-
-    Raises:
-        UnreadableError: it cannot.
-    """
+    """Refuse a document of another tool that cannot be a session's."""
     id_ = session["_id"]
     for each in id_.values():
         if not isinstance(each, str):
@@ -128,29 +110,19 @@ def check_session(session: dict[str, Any]) -> None:
 
 
 _WHERE: Final = "The event of session {session_id!r} at revision {revision}"
-_WRAPPER_FIELD: Final = WRAPPER.encode() + b"\0"
+_WRAPPER_FIELD: Final = bson_values.WRAPPER.encode() + b"\0"
 
 
 def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
-    """The state that a document's fields hold.
-
-    Raises:
-        StorageError: they are not as this package stores them, or the application's
-            hook failed.
-    """
+    """The state that a document's fields hold."""
     return hooks.loaded_state(_readable(fields, owner), owner)
 
 
 def _readable(fields: Any, owner: Owner) -> dict[str, Any]:
-    """Decoded fields, which another tool may have written, or an error that says so."""
     try:
-        return decode_fields(fields)
+        return bson_values.decode_fields(fields)
     except (AttributeError, UnreadableError):
-        raise _unreadable(owner) from None
-
-
-def _unreadable(owner: Owner) -> UnreadableError:
-    return UnreadableError(f"The state of {owner}")
+        raise UnreadableError(f"The state of {owner}") from None
 
 
 def encode_new_session(
@@ -160,16 +132,10 @@ def encode_new_session(
     hooks: Hooks,
     details: Details = NO_DETAILS,
 ) -> NewSession:
-    """A session with its initial state, ready to be stored.
-
-    Raises:
-        InvalidInputError: the state is no dict with string keys, or holds a value
-            that cannot be stored, or the application's hook failed.
-        DocumentTooLargeError: a scope's part of it is over ``MAX_DOCUMENT_BYTES``.
-    """
+    """A session with its initial state, ready to be stored."""
     flat = hooks.state_to_store(_json_state(_check_state(state)), Owner.of_session(key))
     delta = _encode_scopes(flat)
-    size = sum(map(check_initial_state, (delta.app, delta.user, delta.session)))
+    size = sum(map(limits.check_initial_state, (delta.app, delta.user, delta.session)))
     return NewSession(key, create_time, delta, size, details)
 
 
@@ -178,13 +144,7 @@ def encode_state(
 ) -> tuple[dict[str, Any], int]:
     """The state of one app, user or session, ready to be stored, and its size.
 
-    Its keys have no prefix. A session's state has no ``app:``, ``user:`` or ``temp:``
-    keys; if it does, they are left out.
-
-    Raises:
-        InvalidInputError: a key is not a string or too long, a value cannot be stored,
-            or the application's hook failed.
-        DocumentTooLargeError: it is over ``MAX_DOCUMENT_BYTES``.
+    Its keys have no prefix; those of a session that have one are left out.
     """
     own = _check_state(dict(state))
     shown = _check_state({owner.prefix + key: value for key, value in own.items()})
@@ -192,36 +152,25 @@ def encode_state(
     parts = _encode_scopes(stored)
     by_prefix = {State.APP_PREFIX: parts.app, State.USER_PREFIX: parts.user}
     fields = by_prefix.get(owner.prefix, parts.session)
-    return fields, check_initial_state(fields)
+    return fields, limits.check_initial_state(fields)
 
 
 def encode_event_fields(event: Event) -> dict[str, Any]:
-    """An event's fields as they are stored without hooks.
-
-    Raises:
-        InvalidInputError: the event or its delta holds a value that cannot be stored.
-        DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
-    """
+    """An event's fields as they are stored without hooks."""
     document, delta = _encode_event(event, lambda delta: delta)
-    check_event_size(event.id, delta, len(bson.encode(document)))
+    limits.check_event_size(event.id, delta, len(bson.encode(document)))
     return document
 
 
 def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
-    """An event and its effect on state, ready to be stored, ``temp:`` left out.
-
-    Raises:
-        InvalidInputError: the event or its delta holds a value that cannot be stored,
-            or the application's hook failed.
-        DocumentTooLargeError: the event is over ``MAX_DOCUMENT_BYTES``.
-    """
+    """An event and its effect on state, ready to be stored, ``temp:`` left out."""
     owner = Owner.of_session(key)
     document, delta = _encode_event(event, partial(hooks.state_to_store, owner=owner))
     if hooks.before_store is not None:
-        content = hooks.event_to_store(decode_value(document), owner)
-        document = encode_value(content)
+        content = hooks.event_to_store(bson_values.decode_value(document), owner)
+        document = bson_values.encode_value(content)
     encoded = bson.encode(document)
-    check_event_size(event.id, delta, len(encoded))
+    limits.check_event_size(event.id, delta, len(encoded))
     return Append(
         key=key,
         timestamp=document["timestamp"],
@@ -239,17 +188,17 @@ def _encode_event(
     """An event's fields, and the delta in them, which is changed as it is stored."""
     check_id("The event's id", event.id)
     try:
-        document, is_doubtful = dump_event(event)
+        document, is_doubtful = events.dump_event(event)
     except InvalidInputError as error:
         raise InvalidInputError(f"The event cannot be stored: {error}.") from None
     delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
     delta = change(delta)
     document["actions"]["state_delta"] = delta
-    drop_defaults(document)
+    events.drop_defaults(document)
     try:
-        document = encode_value(document)
+        document = bson_values.encode_value(document)
         if is_doubtful:
-            check_readable(decode_value(document))
+            events.check_readable(bson_values.decode_value(document))
     except InvalidInputError as error:
         message = f"Event {quoted(event.id)} cannot be stored: {error}."
         raise InvalidInputError(message) from None
@@ -257,12 +206,7 @@ def _encode_event(
 
 
 def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:
-    """The event a document of the events collection holds.
-
-    Raises:
-        StorageError: it holds none that this release of ADK can read, or the
-            application's hook failed, or is not there.
-    """
+    """The event a document of the events collection holds."""
     id_ = stored["_id"]
     if "hooked" in stored and hooks.after_load is None:
         where = _WHERE.format(**id_)
@@ -271,10 +215,10 @@ def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:
     try:
         fields = stored["event"]
         if "wrapped" in stored:
-            fields = decode_value(fields)
+            fields = bson_values.decode_value(fields)
         if hooks.after_load is not None:
             fields = hooks.loaded_event(fields, Owner(id_["app_name"], id_["user_id"]))
-        return build_event(fields)
+        return events.build_event(fields)
     except Exception as error:
         if type(error) is StorageError:  # the hook's
             raise
@@ -290,12 +234,8 @@ def decode_sessions(
 
     The longest untouched comes first, ties by user and then session id. Documents are
     told apart by their ``_id``. Events are the one session's asked for, latest first.
-    Each is let go as soon as it is decoded, so that its memory is used again at once:
+    Each is released as soon as it is decoded, so that its memory is used again at once:
     thousands take a quarter less time.
-
-    Raises:
-        StorageError: one is not as this package stores it, or the application's hook
-            failed.
     """
     sessions: list[dict[str, Any]] = []
     events: list[Event] = []
@@ -305,7 +245,7 @@ def decode_sessions(
         document = documents.pop()
         id_ = document["_id"]
         if isinstance(id_, str):
-            app = _copies(document.get("state"), Owner.of_app(id_), hooks)
+            app = _copies(document.get("state"), Owner.of_shared(id_), hooks)
         elif "revision" in id_:
             events.append(decode_event(document, hooks))
         elif "session_id" in id_:
@@ -313,7 +253,7 @@ def decode_sessions(
                 check_session(document)
                 sessions.append(document)
         else:
-            owner = Owner.of_user(id_["app_name"], id_["user_id"])
+            owner = Owner.of_shared(id_["app_name"], id_["user_id"])
             users[id_["user_id"]] = _copies(document.get("state"), owner, hooks)
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
     sessions.reverse()
@@ -321,7 +261,7 @@ def decode_sessions(
         document = sessions.pop()
         key = SessionKey(*document["_id"].values())
         state = document["state"]
-        if not is_decoded(state):
+        if not bson_values.is_decoded(state):
             state = _readable(state, Owner.of_session(key))
         if hooks.after_load is not None:
             state = hooks.loaded_state(state, Owner.of_session(key))
@@ -352,12 +292,11 @@ def decode_shared_state(
     shared = ScopedState()
     user = {"app_name": key.app_name, "user_id": key.user_id}
     for document in documents:
-        if document["_id"] == key.app_name:
-            owner = Owner.of_app(key.app_name)
-            shared.app.update(decode_state(document.get("state"), owner, hooks))
-        elif document["_id"] == user:
-            owner = Owner.of_user(key.app_name, key.user_id)
-            shared.user.update(decode_state(document.get("state"), owner, hooks))
+        if document["_id"] in (key.app_name, user):
+            is_app = document["_id"] == key.app_name
+            owner = Owner.of_shared(key.app_name, None if is_app else key.user_id)
+            fields = decode_state(document.get("state"), owner, hooks)
+            (shared.app if is_app else shared.user).update(fields)
     return shared
 
 
@@ -369,16 +308,10 @@ def decode_new_session(
     What is shared is in those of the documents that are its app's or its user's.
     """
     shared = decode_shared_state(new.key, documents, hooks)
-    own = ScopedState(
-        app=decode_fields(new.delta.app),
-        user=decode_fields(new.delta.user),
-        session=decode_fields(new.delta.session),
-    )
+    own = scopes.mapped(new.delta, bson_values.decode_fields)
     owner = Owner.of_session(new.key)
     state = scopes.merge(shared) | hooks.loaded_state(scopes.merge(own), owner)
-    return StoredSession(
-        new.key, new.expected.next(), new.create_time, state, events=[]
-    )
+    return StoredSession(new.key, new.expected.next(), new.create_time, state, [])
 
 
 def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:
@@ -391,13 +324,9 @@ def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> boo
 
 
 def loaded_fields(event: dict[str, Any], key: SessionKey, hooks: Hooks) -> Any:
-    """A stored sub-document as it was before the application's hook.
-
-    Raises:
-        StorageError: the hook failed.
-    """
-    fields = hooks.loaded_event(decode_value(event), Owner.of_session(key))
-    return encode_value(fields)
+    """A stored sub-document as it was before the application's hook."""
+    fields = hooks.loaded_event(bson_values.decode_value(event), Owner.of_session(key))
+    return bson_values.encode_value(fields)
 
 
 def _check_state(state: object) -> dict[str, Any]:
@@ -408,10 +337,10 @@ def _check_state(state: object) -> dict[str, Any]:
         if not isinstance(key, str):
             message = f"State keys must be strings, not {type(key).__name__}."
             raise InvalidInputError(message)
-        if len(key) > MAX_KEY_LENGTH:
+        if len(key) > bson_values.MAX_KEY_LENGTH:
             message = (
                 f"State key {quoted(key)} has {len(key)} characters; it may have"
-                f" {MAX_KEY_LENGTH}."
+                f" {bson_values.MAX_KEY_LENGTH}."
             )
             raise InvalidInputError(message)
     return state
@@ -421,7 +350,7 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
     forms = {}
     for key, value in state.items():
         try:
-            forms[key] = json_form(value, f"State key {quoted(key)}")
+            forms[key] = bson_values.json_form(value, f"State key {quoted(key)}")
         except InvalidInputError as error:
             message = f"The value of state key {quoted(key)} cannot be stored: {error}."
             raise InvalidInputError(message) from None
@@ -429,44 +358,29 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode_scopes(state: dict[str, Any]) -> ScopedState:
-    parts = scopes.split(state)
-    return ScopedState(
-        app=encode_fields(parts.app),
-        user=encode_fields(parts.user),
-        session=encode_fields(parts.session),
-    )
+    return scopes.mapped(scopes.split(state), bson_values.encode_fields)
 
 
 def summary(
     document: Mapping[str, Any], state: dict[str, Any] | None
 ) -> SessionSummary:
-    """The summary of a stored session, with its state if that is known.
-
-    Raises:
-        UnreadableError: another tool has written what is no session's.
-    """
+    """The summary of a stored session, with its state if that is known."""
     try:
-        return _summary(document, state)
+        key, details = SessionKey(**document["_id"]), Details.of(document)
+        return SessionSummary(
+            id=key.session_id,
+            app_name=key.app_name,
+            user_id=key.user_id,
+            title=details.title,
+            labels=dict(details.labels),
+            state=state,
+            revision=document["revision"],
+            create_time=document["create_time"],
+            last_update_time=document["update_time"],
+            ttl=details.ttl,
+            expire_time=details.expire_time,
+        )
     except (AttributeError, LookupError, TypeError, ValueError):
         # The original may quote what is stored.
         name = quoted(str(document["_id"]["session_id"]))
         raise UnreadableError(f"Session {name}") from None
-
-
-def _summary(
-    document: Mapping[str, Any], state: dict[str, Any] | None
-) -> SessionSummary:
-    key, details = SessionKey(**document["_id"]), Details.of(document)
-    return SessionSummary(
-        id=key.session_id,
-        app_name=key.app_name,
-        user_id=key.user_id,
-        title=details.title,
-        labels=dict(details.labels),
-        state=state,
-        revision=document["revision"],
-        create_time=document["create_time"],
-        last_update_time=document["update_time"],
-        ttl=details.ttl,
-        expire_time=details.expire_time,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, get_args, get_origin
 
@@ -27,10 +28,9 @@ _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 
 
 class _FieldsOnly(Event):
-    """An event of which nothing but fields is given.
+    """An event built without ADK's search for short forms, as in ``Event(state=...)``.
 
-    Before it validates, ADK looks for shorter forms of some, as in
-    ``Event(state=...)``: a sixth of the time that a plain event takes.
+    It takes a sixth of the time that a plain event takes.
     """
 
     @model_validator(mode="before")
@@ -40,11 +40,7 @@ class _FieldsOnly(Event):
 
 
 def build_event(fields: dict[str, Any]) -> Event:
-    """What ``Event.model_validate`` makes of them.
-
-    Raises:
-        ValidationError: they are not an event's.
-    """
+    """What ``Event.model_validate`` makes of them."""
     if not _FIELDS.issuperset(fields):
         return Event.model_validate(fields)
     event = _FieldsOnly.model_validate(fields)
@@ -54,21 +50,17 @@ def build_event(fields: dict[str, Any]) -> Event:
 
 def is_event(fields: dict[str, Any]) -> bool:
     """Whether these are fields of an event, and of nothing else."""
-    try:
+    with suppress(ValidationError):
         build_event(fields)
-    except ValidationError:
-        return False
-    return _FIELDS.issuperset(fields)
+        return _FIELDS.issuperset(fields)
+    return False
 
 
 def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
     """An event's fields, and whether it is doubtful that they can be read back.
 
-    Fields can be assigned anything, and an event that cannot be read would take its
-    whole session with it.
-
-    Raises:
-        InvalidInputError: it is certain that they cannot.
+    Fields can be assigned anything, and an event that cannot be read would make its
+    whole session unreadable. If that is certain, it is an ``InvalidInputError``.
     """
     for name in _NEVER_NONE:
         if getattr(event, name) is None:
@@ -95,27 +87,22 @@ def _dump(event: Event) -> tuple[dict[str, Any], bool]:
     # Of a None in a dict, and of one model in the place of another, pydantic does not
     # warn.
     is_doubtful = bool(event.actions.artifact_delta) or not is_as_declared(event)
-    try:
+    with suppress(Exception):  # serializers may raise anything, quoting values
         document = event.model_dump(exclude_none=True, warnings="error")
         document["timestamp"] = float(event.timestamp)
         if ids := document.get("long_running_tool_ids"):
             document["long_running_tool_ids"] = sorted(ids)  # so that equals are equal
-    except Exception:  # noqa: BLE001  serializers may raise anything, quoting values
-        try:
-            document = event.model_dump(exclude_none=True, warnings=False)
-            document["timestamp"] = float(event.timestamp)
-        except Exception:  # noqa: BLE001  as above
-            raise InvalidInputError("a field of it has no JSON form") from None
-        return document, True
-    return document, is_doubtful
+        return document, is_doubtful
+    try:
+        document = event.model_dump(exclude_none=True, warnings=False)
+        document["timestamp"] = float(event.timestamp)
+    except Exception:  # noqa: BLE001  as above
+        raise InvalidInputError("a field of it has no JSON form") from None
+    return document, True
 
 
 def check_readable(fields: dict[str, Any]) -> None:
-    """Refuse the fields of an event that cannot be read.
-
-    Raises:
-        InvalidInputError: they cannot.
-    """
+    """Refuse the fields of an event that cannot be read."""
     try:
         Event.model_validate(fields)
     except ValidationError as error:
@@ -127,10 +114,9 @@ def check_readable(fields: dict[str, Any]) -> None:
 
 
 def is_as_declared(model: BaseModel) -> bool:
-    """Whether the models, dicts and floats in it are those that its fields are for.
+    """Whether the models, dicts and floats in it have the types of its fields.
 
-    Raises:
-        InvalidInputError: one is an object that nothing could be made of.
+    An object that no field could be made of is an ``InvalidInputError``.
     """
     values = model.__dict__
     for name, classes in _declared(type(model)):

@@ -43,11 +43,7 @@ def _is_odd(value: dict[str, Any]) -> bool:
 
 
 def untagged(value: Any) -> Any:
-    """The inverse of :func:`tagged`.
-
-    Raises:
-        ValueError: what a tag holds is not base64 or UTF-8.
-    """
+    """The inverse of :func:`tagged`; ``ValueError`` if a tag holds something else."""
     match value:
         case {"%bytes": str(text)} if len(value) == 1:
             return base64.b64decode(text, validate=True)

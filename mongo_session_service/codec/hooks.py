@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 from google.adk.sessions.state import State
@@ -66,21 +65,10 @@ class Owner(NamedTuple):
         return cls(key.app_name, key.user_id, session_id=key.session_id)
 
     @classmethod
-    def of_app(cls, app_name: str) -> Self:
-        """An app."""
-        return cls(app_name, None, State.APP_PREFIX)
-
-    @classmethod
-    def of_user(cls, app_name: str, user_id: str) -> Self:
-        """A user."""
-        return cls(app_name, user_id, State.USER_PREFIX)
-
-    @classmethod
-    def of_shared(cls, app_name: str, user_id: str | None) -> Self:
-        """A user; an app, if that is None."""
-        if user_id is None:
-            return cls.of_app(app_name)
-        return cls.of_user(app_name, user_id)
+    def of_shared(cls, app_name: str, user_id: str | None = None) -> Self:
+        """An app, or one of its users."""
+        prefix = State.APP_PREFIX if user_id is None else State.USER_PREFIX
+        return cls(app_name, user_id, prefix)
 
     def __str__(self) -> str:
         if self.session_id is not None:
@@ -96,9 +84,52 @@ class Owner(NamedTuple):
         return Subject(self.app_name, None if is_apps else self.user_id, key)
 
 
+class _Change(NamedTuple):
+    """One hook as it is called, and how its failure is reported."""
+
+    hook: Hook
+    name: str
+    error: type[MongoSessionServiceError]
+
+    def value(self, value: Any, subject: Subject) -> Any:
+        """What the hook makes of a value.
+
+        Its own error may quote the value, and so is neither shown nor chained.
+        """
+        failure = "what is not JSON"
+        try:
+            result = self.hook(tagged(value), subject)
+            if is_json(result):
+                return untagged(result)
+            if inspect.iscoroutine(result):
+                result.close()
+        except Exception as caught:  # noqa: BLE001  it may be anything
+            failure = type(caught).__name__
+        raise self.error(f"{self.name} failed with {failure} for {_named(subject)}.")
+
+    def state(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
+        """State, each value changed; None marks a removed key, and stays."""
+        return {
+            key: value if value is None else self.value(value, owner.subject(key))
+            for key, value in state.items()
+        }
+
+    def content(self, content: dict[str, Any], owner: Owner) -> dict[str, Any]:
+        """An event's content, changed."""
+        subject = Subject(owner.app_name, owner.user_id, None)
+        changed = self.value(content, subject)
+        if isinstance(changed, dict) and isinstance(changed.get("actions", {}), dict):
+            return changed
+        raise self.error(f"{self.name} must make an object of {_named(subject)}.")
+
+
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """An application's hooks; either may be missing, and costs nothing then."""
+    """An application's hooks; either may be missing, and costs nothing then.
+
+    A hook that fails raises ``InvalidInputError`` before anything is stored, and
+    ``StorageError`` when it loads.
+    """
 
     before_store: Hook | None = None
     after_load: Hook | None = None
@@ -109,58 +140,41 @@ class Hooks:
         return self.before_store is not None and self.after_load is not None
 
     def check(self) -> None:
-        """Refuse what cannot be called.
+        """Require plain functions.
 
         Raises:
-            ConfigurationError: a hook is no plain function.
+            ConfigurationError: a hook is none.
         """
-        for name, hook in (
-            ("before_store", self.before_store),
-            ("after_load", self.after_load),
-        ):
-            if hook is None:
-                continue
-            if not callable(hook) or inspect.iscoroutinefunction(hook):
+        hooks = {"before_store": self.before_store, "after_load": self.after_load}
+        for name, hook in hooks.items():
+            is_plain = callable(hook) and not inspect.iscoroutinefunction(hook)
+            if hook is not None and not is_plain:
                 raise ConfigurationError(f"{name} must be a plain function.")
 
     def state_to_store(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """State, or a delta to it, as it is stored.
-
-        Raises:
-            InvalidInputError: the hook failed.
-        """
+        """State, or a delta to it, as it is stored."""
         if self.before_store is None:
             return state
-        return _each(state, owner, partial(_stored, self.before_store))
+        storing = _Change(self.before_store, "before_store", InvalidInputError)
+        return storing.state(state, owner)
 
     def loaded_state(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """The inverse of :meth:`state_to_store`.
-
-        Raises:
-            StorageError: the hook failed.
-        """
+        """The inverse of :meth:`state_to_store`."""
         if self.after_load is None:
             return state
-        return _each(state, owner, partial(_loaded, self.after_load))
+        return _Change(self.after_load, "after_load", StorageError).state(state, owner)
 
     def event_to_store(self, fields: dict[str, Any], owner: Owner) -> dict[str, Any]:
         """An event's fields as they are stored; its delta is state, and changed before.
 
-        What nothing changes back has to stay an event: one that cannot be read would
-        take its whole session with it.
-
-        Raises:
-            InvalidInputError: the hook failed.
+        Without ``after_load`` it must stay an event: one that cannot be read would make
+        its whole session unreadable.
         """
         if self.before_store is None:
             return fields
-        subject = Subject(owner.app_name, owner.user_id, None)
         content, delta = _apart(fields)
-        stored = _stored(self.before_store, content, subject)
-        if not _is_object(stored):
-            message = f"before_store must make an object of {_named(subject)}."
-            raise InvalidInputError(message)
-        stored = _together(fields, stored, delta)
+        storing = _Change(self.before_store, "before_store", InvalidInputError)
+        stored = _together(fields, storing.content(content, owner), delta)
         if self.after_load is None and not is_event(stored):
             message = (
                 "before_store, without after_load, must leave an event one that ADK can"
@@ -170,76 +184,21 @@ class Hooks:
         return stored
 
     def loaded_event(self, fields: dict[str, Any], owner: Owner) -> dict[str, Any]:
-        """The inverse of :meth:`event_to_store`, its delta included.
-
-        Raises:
-            StorageError: the hook failed.
-        """
+        """The inverse of :meth:`event_to_store`, its delta included."""
         if self.after_load is None:
             return fields
-        subject = Subject(owner.app_name, owner.user_id, None)
         content, delta = _apart(fields)
-        loaded = _loaded(self.after_load, content, subject)
-        if not _is_object(loaded):
-            message = f"after_load must make an object of {_named(subject)}."
-            raise StorageError(message)
-        return _together(fields, loaded, self.loaded_state(delta, owner))
+        loading = _Change(self.after_load, "after_load", StorageError)
+        loaded = loading.content(content, owner)
+        return _together(fields, loaded, loading.state(delta, owner))
 
 
 NO_HOOKS: Final = Hooks()
 
 
-def _each(
-    state: dict[str, Any], owner: Owner, change: Callable[[Any, Subject], Any]
-) -> dict[str, Any]:
-    """State, each value changed; None is what a key has that is gone, and stays."""
-    return {
-        key: value if value is None else change(value, owner.subject(key))
-        for key, value in state.items()
-    }
-
-
-def _stored(hook: Hook, value: Any, subject: Subject) -> Any:
-    return _called(hook, value, subject, "before_store", InvalidInputError)
-
-
-def _loaded(hook: Hook, value: Any, subject: Subject) -> Any:
-    return _called(hook, value, subject, "after_load", StorageError)
-
-
-def _called(
-    hook: Hook,
-    value: Any,
-    subject: Subject,
-    name: str,
-    error: type[MongoSessionServiceError],
-) -> Any:
-    """What a hook makes of a value.
-
-    A hook's own error may quote what it was given, and so is neither shown nor chained.
-    """
-    failure = "what is not JSON"
-    try:
-        result = hook(tagged(value), subject)
-        if is_json(result):
-            return untagged(result)
-        if inspect.iscoroutine(result):
-            result.close()
-    except Exception as caught:  # noqa: BLE001  it may be anything
-        failure = type(caught).__name__
-    raise error(f"{name} failed with {failure} for {_named(subject)}.")
-
-
 def _named(subject: Subject) -> str:
     key = subject.state_key
     return "an event" if key is None else f"state key {quoted(key)}"
-
-
-def _is_object(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    actions = value.get("actions", {})
-    return isinstance(actions, dict)
 
 
 def _apart(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

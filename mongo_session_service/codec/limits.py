@@ -21,21 +21,13 @@ _REMEDY: Final = (
 
 
 def check_event_size(event_id: str, delta: Mapping[str, Any], size: int) -> None:
-    """Refuse an event, with its delta, that takes too much.
-
-    Raises:
-        DocumentTooLargeError: it is over ``MAX_DOCUMENT_BYTES``.
-    """
+    """Refuse an event, with its delta, over ``MAX_DOCUMENT_BYTES``."""
     if size > MAX_DOCUMENT_BYTES:
         raise _too_large(f"Event {quoted(event_id)} ({_largest_key(delta)})", size)
 
 
 def check_initial_state(fields: Mapping[str, Any]) -> int:
-    """The bytes that one scope's part of a new session's state takes, encoded.
-
-    Raises:
-        DocumentTooLargeError: they are more than ``MAX_DOCUMENT_BYTES``.
-    """
+    """The bytes of one scope's initial state: at most ``MAX_DOCUMENT_BYTES``."""
     size = len(bson.encode(fields))
     if size > MAX_DOCUMENT_BYTES:
         raise _too_large(f"The initial state ({_largest_field(fields)})", size)
@@ -43,16 +35,14 @@ def check_initial_state(fields: Mapping[str, Any]) -> int:
 
 
 def outgrown(write: Append | NewSession) -> DocumentTooLargeError:
-    """What to say of a write whose state does not fit beside what is stored."""
-    names, delta = write.key, write.delta
+    """The error of a write whose state does not fit beside what is stored."""
+    key, delta = write.key, write.delta
     scopes = {
-        f"session {quoted(names.session_id)}": delta.session,
-        f"user {quoted(names.user_id)}": delta.user,
-        f"app {quoted(names.app_name)}": delta.app,
+        f"session {quoted(key.session_id)}": delta.session,
+        f"user {quoted(key.user_id)}": delta.user,
+        f"app {quoted(key.app_name)}": delta.app,
     }
-    by = (
-        f"event {quoted(str(write.event['id']))}" if isinstance(write, Append) else "it"
-    )
+    by = f"event {quoted(write.event['id'])}" if isinstance(write, Append) else "it"
     fields = {**delta.app, **delta.user, **delta.session}
     return DocumentTooLargeError(
         f"The state of {' or '.join(name for name, part in scopes.items() if part)}"

@@ -280,7 +280,7 @@ async def _snapshot(service: MongoSessionService, key: SessionKey) -> Change:
 
 
 class _Stream(EventSourceResponse):
-    """Streams a subscription's changes until it or the client ends."""
+    """A subscription's changes, until it or the client ends."""
 
     def __init__(
         self, subscription: Subscription, snapshot: Change | None, heartbeat: float

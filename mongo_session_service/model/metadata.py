@@ -1,7 +1,8 @@
 """Session metadata: title, labels, time to live and expiry.
 
 All of it is optional, in arguments and in documents. Labels are stored as a list of
-names and values, so that one index finds a session by any of them.
+names and values, so that one index finds a session by any of them. Arguments that are
+not what they should be raise ``InvalidInputError``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from enum import Enum
 from typing import Any, Final
 
 from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.validation import check_text
 
 MAX_TITLE: Final = 1000  # characters
 MAX_LABELS: Final = 64
@@ -55,8 +57,7 @@ class Details:
 
     def shown(self) -> dict[str, Any]:
         """What they are to people: only those it has, labels by name."""
-        values = (getattr(self, name) for name in DETAILS)
-        shown = dict(zip(DETAILS, values, strict=True))
+        shown = {name: getattr(self, name) for name in DETAILS}
         shown["labels"] = dict(sorted(self.labels.items())) or None
         return {name: value for name, value in shown.items() if value is not None}
 
@@ -75,14 +76,7 @@ NO_DETAILS: Final = Details()
 def new_details(
     title: object, labels: object, ttl: object, expire_time: object, now: float
 ) -> Details:
-    """The details of a session that is created now; None for those it is not to have.
-
-    Raises:
-        InvalidInputError: one of them is not what it should be, or both a ``ttl`` and
-            an ``expire_time`` are given.
-    """
-    if title is labels is ttl is expire_time is None:
-        return NO_DETAILS
+    """The details of a session that is created now; None is left out."""
     seconds, expires = _expiry(ttl, expire_time, now)
     return Details(
         title=None if title is None else check_title(title),
@@ -95,11 +89,10 @@ def new_details(
 def _expiry(
     ttl: object, expire_time: object, now: float
 ) -> tuple[float | None, float | None]:
-    """The time to live, and when it is over, of which one at most is given."""
+    """The time to live, and when it ends, of which one at most is given."""
     if ttl is None:
-        if expire_time is None:
-            return None, None
-        return None, check_expire_time(expire_time, now)
+        is_never = expire_time is None
+        return None, None if is_never else check_expire_time(expire_time, now)
     if expire_time is not None:
         message = (
             "Give a ttl, which each append renews, or an expire_time, which stays, but"
@@ -113,12 +106,7 @@ def _expiry(
 def changed_fields(
     title: object, labels: object, ttl: object, expire_time: object, now: float
 ) -> dict[str, Any]:
-    """What an update sets in a session's document; None for what it removes.
-
-    Raises:
-        InvalidInputError: an argument is not what it should be, none is given, or both
-            a ``ttl`` and an ``expire_time``.
-    """
+    """What an update sets in a session's document; None for what it removes."""
     fields: dict[str, Any] = {}
     if title is not NOT_GIVEN:
         fields["title"] = None if title is None else check_title(title)
@@ -136,20 +124,12 @@ def changed_fields(
 
 
 def check_title(title: object) -> str:
-    """A title that can be stored.
-
-    Raises:
-        InvalidInputError: it cannot.
-    """
-    return _check_text("title", title, MAX_TITLE)
+    """A title that can be stored."""
+    return _check_short("title", title, MAX_TITLE)
 
 
 def check_labels(labels: object) -> dict[str, str]:
-    """Labels that can be stored.
-
-    Raises:
-        InvalidInputError: they cannot.
-    """
+    """Labels that can be stored."""
     if not isinstance(labels, Mapping):
         kind = type(labels).__name__
         raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")
@@ -157,19 +137,14 @@ def check_labels(labels: object) -> dict[str, str]:
         message = f"There are {len(labels)} labels; a session has {MAX_LABELS} at most."
         raise InvalidInputError(message)
     for name, value in labels.items():
-        _check_text("A label's name", name, MAX_LABEL)
+        _check_short("A label's name", name, MAX_LABEL)
         if value != "":
-            _check_text(f"The value of label {name!r}", value, MAX_LABEL)
+            _check_short(f"The value of label {name!r}", value, MAX_LABEL)
     return dict(labels)
 
 
 def check_ttl(ttl: object) -> float:
-    """A time to live, in seconds.
-
-    Raises:
-        InvalidInputError: it is no number of seconds or ``timedelta``, not positive,
-            or longer than ``MAX_TTL``.
-    """
+    """A time to live of at most ``MAX_TTL``, in seconds; a ``timedelta`` will do."""
     if isinstance(ttl, timedelta):
         seconds = ttl.total_seconds()
     elif isinstance(ttl, int | float) and not isinstance(ttl, bool):
@@ -184,12 +159,7 @@ def check_ttl(ttl: object) -> float:
 
 
 def check_expire_time(expire_time: object, now: float) -> float:
-    """A moment to come, in seconds since 1970.
-
-    Raises:
-        InvalidInputError: it is no ``datetime`` or ISO 8601 text, has no time zone, or
-            has passed.
-    """
+    """A ``datetime`` or ISO 8601 text after ``now``, in seconds since 1970."""
     if isinstance(expire_time, str):
         try:
             expire_time = datetime.fromisoformat(expire_time)
@@ -217,18 +187,9 @@ def label_list(labels: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in sorted(labels.items())]
 
 
-def _check_text(what: str, value: object, longest: int) -> str:
-    if not isinstance(value, str):
-        message = f"{what} must be a string, not {type(value).__name__}."
+def _check_short(what: str, value: object, longest: int) -> str:
+    text = check_text(what, value)
+    if len(text) > longest:
+        message = f"{what} has {len(text)} characters; {longest} are allowed."
         raise InvalidInputError(message)
-    if not value:
-        raise InvalidInputError(f"{what} must not be empty.")
-    if len(value) > longest:
-        message = f"{what} has {len(value)} characters; {longest} are allowed."
-        raise InvalidInputError(message)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        message = f"{what} is not valid Unicode: it holds a lone surrogate."
-        raise InvalidInputError(message) from None
-    return value
+    return text

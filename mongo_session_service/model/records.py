@@ -79,7 +79,7 @@ class NewSession:
 
     @property
     def expected(self) -> Marker:
-        """What precedes a session that is at revision 0 once it is stored."""
+        """The marker before it is stored, at revision 0."""
         return Marker(-1, self.create_time, self.details.ttl)
 
 
@@ -105,12 +105,12 @@ class Append(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A write, and what its session must be at when its turn comes."""
+    """A write, and the version that it expects of its session."""
 
     write: Append | NewSession
     expected: Marker
     now: float
-    """The writer's time: what has expired by it is not written to."""
+    """The writer's time; a session that has expired by then is not written to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class SessionHead:
     def expected_by(
         self, last_update_time: float, last_event: Event | None, event_id: str
     ) -> Marker:
-        """What a session without a marker, rebuilt from JSON perhaps, may append to.
+        """The expected revision of a session without a marker, as one built from JSON.
 
-        It is current if it ends with the event storage ends with; one without events,
-        if storage is no newer. Else nothing is expected, and its append will be stale,
-        unless it was stored before as the next.
+        A session with events is current if its last event is the last one stored; one
+        without, if storage is no newer. Otherwise its append is stale, unless the same
+        event was stored as the next one.
         """
         last_id = None if last_event is None else last_event.id
         if event_id == next(iter(self.latest_ids), None) != last_id:

@@ -32,12 +32,12 @@ class SessionSummary(BaseModel):
     ttl: float | None = None
     """Seconds that it lives after its last append."""
     expire_time: float | None = None
-    """When it is gone, unless something is appended; None for never."""
+    """When it expires, unless something is appended; None for never."""
 
 
 @public
 class SessionPage(BaseModel):
-    """A page of what was looked for."""
+    """A page of sessions that were found."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,7 +58,7 @@ class UserEvent(NamedTuple):
 @public
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What :meth:`MongoSessionService.prune` has removed, or would remove."""
+    """How much :meth:`MongoSessionService.prune` removed, or would remove."""
 
     sessions: int = 0
     """Those whose removal began here."""
@@ -68,7 +68,7 @@ class Pruned:
 @public
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What a call has removed; what an interrupted one removed before is not in it."""
+    """How much a call removed, without what an interrupted call removed before."""
 
     sessions: int
     """Those whose removal began here."""

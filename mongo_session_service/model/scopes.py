@@ -6,7 +6,7 @@ A key's prefix names its scope: ``app:``, ``user:``, none for the session, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,15 @@ class ScopedState:
 
 def without_temp(state: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a flat state or delta that may be stored."""
-    return {
-        key: value
-        for key, value in state.items()
-        if not key.startswith(State.TEMP_PREFIX)
-    }
+    temp = State.TEMP_PREFIX
+    return {key: value for key, value in state.items() if not key.startswith(temp)}
+
+
+def mapped(
+    scopes: ScopedState, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> ScopedState:
+    """Each scope's part, changed."""
+    return ScopedState(*map(change, (scopes.app, scopes.user, scopes.session)))
 
 
 def split(state: Mapping[str, Any]) -> ScopedState:

@@ -1,4 +1,7 @@
-"""Argument validation: each check says what is wrong and what would be right."""
+"""Argument validation: each check says what is wrong and what would be right.
+
+Every one of them raises ``InvalidInputError``.
+"""
 
 from __future__ import annotations
 
@@ -15,52 +18,44 @@ from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.wording import indefinite
 
 MAX_ID_BYTES: Final = 4096
-"""Of an id in UTF-8. Three of them are in every event's ``_id``, and MongoDB tells of a
-change only if these fit into 16 MB twice, beside the event."""
+"""Of an id in UTF-8. Every event's ``_id`` has three, and MongoDB reports a change only
+if they fit into 16 MB twice, beside the event."""
 
 
 def check_id(what: str, value: object) -> str:
-    """Return ``value``, as a plain string, if it can name something.
+    """Return a string of at most ``MAX_ID_BYTES`` that can name something."""
+    text = check_text(what, value)
+    if (length := len(text.encode())) > MAX_ID_BYTES:
+        message = f"{what} has {length} bytes in UTF-8; it may have {MAX_ID_BYTES}."
+        raise InvalidInputError(message)
+    return text
 
-    Raises:
-        InvalidInputError: it is not a string, is empty, is not valid Unicode or has
-            more than ``MAX_ID_BYTES``.
-    """
+
+def check_text(what: str, value: object) -> str:
+    """Return a plain string of valid Unicode that is not empty."""
     if not isinstance(value, str):
         message = f"{what} must be a string, not {type(value).__name__}."
         raise InvalidInputError(message)
     if not value:
         raise InvalidInputError(f"{what} must not be empty.")
-    # Whatever a subclass makes of its methods.
-    plain = str.__str__(value)
+    plain = str.__str__(value)  # a subclass may have methods of its own
     try:
-        length = len(plain.encode())
+        plain.encode()
     except UnicodeEncodeError:
         message = f"{what} is not valid Unicode: it holds a lone surrogate."
         raise InvalidInputError(message) from None
-    if length > MAX_ID_BYTES:
-        message = f"{what} has {length} bytes in UTF-8; it may have {MAX_ID_BYTES}."
-        raise InvalidInputError(message)
     return plain
 
 
 def check_revision(what: str, value: object) -> None:
-    """Refuse what is neither a number of appends nor None.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Require a number of appends, or None."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 <= value < 2**63):  # type: ignore[operator]
         raise InvalidInputError(f"{what} must be a number of appends, 0 or more.")
 
 
 def check_seconds(what: str, value: object) -> None:
-    """Refuse what is neither a time to wait nor None.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Require a number of seconds, or None."""
     is_time = (isinstance(value, float) and not math.isnan(value)) or (
         isinstance(value, int)
         and not isinstance(value, bool)
@@ -71,11 +66,7 @@ def check_seconds(what: str, value: object) -> None:
 
 
 def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse what is none of the choices.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Require one of the choices."""
     if not isinstance(value, str) or value not in choices:
         given = quoted(value) if isinstance(value, str) else type(value).__name__
         message = f"{what} must be one of {', '.join(choices)}, not {given}."
@@ -83,11 +74,7 @@ def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def check_flag(what: str, value: object) -> bool:
-    """Return ``value`` if it is True or False.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Return ``value`` if it is True or False."""
     if not isinstance(value, bool):
         message = f"{what} must be True or False, not {type(value).__name__}."
         raise InvalidInputError(message)
@@ -95,24 +82,17 @@ def check_flag(what: str, value: object) -> bool:
 
 
 def check_callable(what: str, value: object) -> None:
-    """Refuse what cannot be called.
-
-    Raises:
-        InvalidInputError: it cannot.
-    """
+    """Require a function."""
     if not callable(value):
         message = f"{what} must be a function, not {type(value).__name__}."
         raise InvalidInputError(message)
 
 
 def check_session(value: object) -> None:
-    """Refuse what an event cannot be appended to, before it is stored.
+    """Require an ADK session whose fields have the types that an append needs.
 
-    Fields can be assigned anything, and what fails when the session is to show an event
-    that is stored already would deny that it is.
-
-    Raises:
-        InvalidInputError: it is no ADK session, or a field of it has a wrong type.
+    It runs before the event is stored: a failure after that would look as if the event
+    were not stored.
     """
     _check_type("session", value, Session)
     session: Session = value  # type: ignore[assignment]
@@ -124,22 +104,14 @@ def check_session(value: object) -> None:
 
 
 def check_event(value: object) -> None:
-    """Refuse what is no event, or has no actions that could be looked at.
-
-    Raises:
-        InvalidInputError: it is not.
-    """
+    """Require an ADK event with actions."""
     _check_type("event", value, Event)
     event: Event = value  # type: ignore[assignment]
     _check_type("event.actions", event.actions, EventActions)
 
 
 def check_config(value: object) -> GetSessionConfig | None:
-    """Return a config with what pydantic makes of its fields, assigned as they may be.
-
-    Raises:
-        InvalidInputError: it is no config, or one of its fields makes no sense.
-    """
+    """Return a validated copy, as any value may have been assigned to the fields."""
     if value is None:
         return None
     _check_type("config", value, GetSessionConfig)

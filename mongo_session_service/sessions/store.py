@@ -208,7 +208,7 @@ class SessionStore:
         id_ = queries.user_state_id(app_name, user_id)
         wanted = queries.Wanted("user_states", {"_id": id_})
         stored = await self.read(wanted, anywhere=True)
-        owner = Owner.of_user(app_name, user_id)
+        owner = Owner.of_shared(app_name, user_id)
         fields = stored[0]["state"] if stored else {}
         return documents.decode_state(fields, owner, self._connection.hooks)
 
