@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import uuid
 import warnings
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
-from support import leak_detector
+from support import interrupts, leak_detector
 from support.databases import drop, forget_soon
 from support.foreign_stores import Place, PostgreSql, postgresql_server
 from support.memory_files import in_memory
@@ -38,13 +37,8 @@ settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
-    """Handle SIGINT as usual, in child processes too; search all that is emitted.
-
-    A shell starts its background jobs with SIGINT ignored. Child processes inherit
-    that, and a Python that starts so never raises KeyboardInterrupt.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Handle SIGINT as usual; search all that is emitted."""
+    interrupts.handle()
     leak_detector.watch_everything()
 
 

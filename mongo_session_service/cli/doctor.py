@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from mongo_session_service.cli.options import Place, connection_options, uri_argument
-from mongo_session_service.cli.terminal import Screen, json_line, printable, say
+from mongo_session_service.cli import options, terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from mongo_session_service.admin.doctor import Finding
 
-_STYLES: Final = {
-    "ok": "green",
-    "warning": "yellow",
-    "failed": "red",
-    "unknown": "cyan",
-}
-_STATUS, _CHECK = 9, 16  # columns
+_STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 @click.command(short_help="Checks the server, the user and what is stored.")
-@uri_argument
-@click.option("--json", "as_json", is_flag=True, help="JSON, one check per line.")
-@connection_options
-@click.pass_context
-def doctor(context: click.Context, *, as_json: bool) -> bool:
+@options.uri_argument
+@options.as_json
+@options.connected
+async def doctor(place: options.Place, *, as_json: bool) -> bool:
     """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
 
     It reads up to 10,000 sessions and as many events, and of more only a sample. The
@@ -42,12 +32,7 @@ def doctor(context: click.Context, *, as_json: bool) -> bool:
     Example:
       mongo-session-service doctor 'mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'
     """  # noqa: D301
-    return asyncio.run(_doctor(Place.of(context), as_json=as_json))
-
-
-async def _doctor(place: Place, *, as_json: bool) -> bool:
-    """Show each finding at once, and return whether no check has failed."""
-    screen = Screen()
+    screen = terminal.Screen()
     found: Counter[str] = Counter()
     async with place.service() as service:
         from mongo_session_service.admin.doctor import examine
@@ -55,12 +40,12 @@ async def _doctor(place: Place, *, as_json: bool) -> bool:
         async for finding in examine(service):
             found[finding.status] += 1
             if as_json:
-                screen.write(json_line(json.dumps(asdict(finding))))
+                screen.write_json(asdict(finding))
             else:
                 screen.show(_row(finding))
         if not as_json:
             counted = ", ".join(f"{count} {status}" for status, count in found.items())
-            say(f"Database {service.database_name}: {counted}.")
+            terminal.say(f"Database {service.database_name}: {counted}.")
     return not found["failed"]
 
 
@@ -69,12 +54,13 @@ def _row(finding: Finding) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    says = Text(printable(finding.says))
+    says = Text(terminal.printable(finding.says))
     if finding.remedy:
-        says.append("\n").append(printable(finding.remedy), "cyan")
+        says.append("\n").append(terminal.printable(finding.remedy), "cyan")
     row = Table.grid()
-    row.add_column(min_width=_STATUS, no_wrap=True, style=_STYLES[finding.status])
-    row.add_column(min_width=_CHECK, no_wrap=True, style="bold")
+    style = _STYLES.get(finding.status, "cyan")
+    row.add_column(min_width=9, no_wrap=True, style=style)
+    row.add_column(min_width=16, no_wrap=True, style="bold")
     row.add_column(overflow="fold")
     row.add_row(f"{finding.status} ", f"{finding.check} ", says)
     return row

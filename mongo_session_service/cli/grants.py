@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import click
 
 from mongo_session_service.admin.grants import FEATURES, role_for, script
-from mongo_session_service.cli.options import place_options, said, uri_argument
-from mongo_session_service.cli.terminal import Screen
+from mongo_session_service.cli import options, terminal
 
 
 @click.command(short_help="Prints a role with the privileges that the service needs.")
-@uri_argument
+@options.uri_argument
 @click.option(
     "--for",
     "features",
@@ -24,15 +22,11 @@ from mongo_session_service.cli.terminal import Screen
 @click.option(
     "--role", "name", help="The role's name; by default mongo_session_service_DATABASE."
 )
-@click.option("--json", "as_json", is_flag=True, help="The createRole command.")
-@place_options
+@options.as_json
+@options.place_options
 @click.pass_context
 def grants(
-    context: click.Context,
-    features: tuple[str, ...],
-    name: str | None,
-    *,
-    as_json: bool,
+    context: click.Context, features: list[str], name: str | None, *, as_json: bool
 ) -> None:
     """Prints a role with the privileges that the service needs, and no others.
 
@@ -46,23 +40,23 @@ def grants(
       mongo-session-service grants --database my_db > grants.js
       mongo-session-service grants --database my_db --for sessions --for changes
     """  # noqa: D301
-    created = role_for(
-        _database(context),
-        prefix=said(context, "prefix") or "",
-        features=features or FEATURES,
-        name=name,
-    )
-    Screen().write(json.dumps(created) if as_json else script(created).rstrip())
+    prefix = options.said(context, "prefix") or ""
+    wanted = features or FEATURES
+    role = role_for(_database(context), prefix=prefix, features=wanted, name=name)
+    screen = terminal.Screen()
+    if as_json:
+        screen.write_json(role)
+    else:
+        screen.write(script(role).rstrip())
 
 
 def _database(context: click.Context) -> str:
     from mongo_session_service.driver import uri as uris
 
-    database: str | None = said(context, "database")
-    uri: str | None = said(context, "uri") or os.environ.get("MONGODB_URI")
-    if database is None and uri:
+    database: str = options.said(context, "database") or uris.DEFAULT_DATABASE
+    uri: str | None = options.said(context, "uri") or os.environ.get("MONGODB_URI")
+    if options.said(context, "database") is None and uri:
         client = uris.open_client(uri)
-        named = client.get_default_database(uris.DEFAULT_DATABASE).name
-        uris.check_names(client, named, "")
-        return named
-    return database or uris.DEFAULT_DATABASE
+        database = client.get_default_database(database).name
+        uris.check_names(client, database, "")
+    return database

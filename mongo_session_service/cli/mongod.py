@@ -39,11 +39,8 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     Example:
       mongo-session-service mongod --data-dir .mongodb
     """  # noqa: D301  \b is click's sign
+    from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
     from mongo_session_service.embedded.mongod import standard_port
-    from mongo_session_service.embedded.replica_set import (
-        EmbeddedReplicaSet,
-        EmbeddedServerError,
-    )
 
     # Handled like Ctrl-C, so that MongoDB shuts down cleanly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

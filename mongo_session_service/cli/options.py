@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import click
@@ -69,10 +71,11 @@ def said(context: click.Context, name: str) -> Any:
     return context.meta.get(f"{_META}.{name}")
 
 
-def _option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
-    return click.option(*names, expose_value=False, callback=_keep, **attributes)
+_option: Final = functools.partial(click.option, expose_value=False, callback=_keep)
 
-
+as_json: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
+)
 uri_option: Final = click.option(
     "--uri",
     metavar="URI",
@@ -168,12 +171,31 @@ class Place:
                 await client.close()
 
 
+def connected(
+    body: Callable[Concatenate[Place, ...], Coroutine[Any, Any, Any]],
+) -> Callable[..., Any]:
+    """A command's coroutine as click calls it: with the place that its options name.
+
+    That of a group runs only where no subcommand is given.
+    """
+
+    @connection_options
+    @click.pass_context
+    @functools.wraps(body)
+    def run(context: click.Context, /, **options: Any) -> Any:
+        if context.invoked_subcommand is None:
+            return asyncio.run(body(Place.of(context), **options))
+        return None
+
+    return run
+
+
 def password(what: str, variable: str, is_asked: bool) -> str | None:  # noqa: FBT001
     """A password that is asked for, or else is in the environment."""
+    answer: str | None = os.environ.get(variable)
     if is_asked:
-        answer: str = click.prompt(f"{what} password", hide_input=True, err=True)
-        return answer
-    return os.environ.get(variable)
+        answer = click.prompt(f"{what} password", hide_input=True, err=True)
+    return answer
 
 
 def with_password(url: str, password: str | None) -> str:
@@ -201,17 +223,13 @@ class Since(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        try:
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
-        try:
+        with suppress(ValueError):
             moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(
-                f"{value!r} is not a time such as 2026-11-21T04:00:00Z.", param, ctx
-            )
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        text = f"{value!r} is not a time such as 2026-11-21T04:00:00Z."
+        raise click.BadParameter(text, ctx, param)
 
 
 selection_options: Final = several(
@@ -268,9 +286,15 @@ class Watched(NamedTuple):
         return f"{name} in database {database}"
 
 
-watched_options: Final = several(
-    *(
-        click.option(f"--{each}", help=f"Only this {each}.")
-        for each in ("app", "user", "session")
-    )
-)
+def watched_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that choose what is watched; the command receives ``watched``."""
+
+    @functools.wraps(command)
+    def choosing(
+        *, app: str | None, user: str | None, session: str | None, **options: Any
+    ) -> Any:
+        return command(watched=Watched.of(app, user, session), **options)
+
+    for each in ("session", "user", "app"):
+        choosing = click.option(f"--{each}", help=f"Only this {each}.")(choosing)
+    return choosing

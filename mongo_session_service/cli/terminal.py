@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,20 +22,15 @@ from mongo_session_service.model.wording import counted
 if TYPE_CHECKING:
     from google.adk.events.event import Event
     from google.genai.types import Part
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
     from mongo_session_service.changes.change import Change
-    from mongo_session_service.transfer.records import Totals
-
-_STEPS: Final = 1000
-"""Of a progress bar."""
 
 _KINDS: Final = {
     "snapshot": "bold",
     "created": "green",
-    "appended": "",
     "state": "yellow",
     "deleted": "red",
 }
@@ -58,12 +53,12 @@ def printable(text: str) -> str:
     plain = re.sub(r"\s+", " ", text)
     if plain.isascii() and plain.isprintable():
         return plain
-    return "".join(map(_printable_character, plain))
-
-
-def _printable_character(character: str) -> str:
-    is_safe = unicodedata.category(character) not in _UNSAFE or character in _JOINERS
-    return character if is_safe else ascii(character)[1:-1]
+    return "".join(
+        ascii(each)[1:-1]
+        if unicodedata.category(each) in _UNSAFE and each not in _JOINERS
+        else each
+        for each in plain
+    )
 
 
 def json_line(json_text: str) -> str:
@@ -71,22 +66,23 @@ def json_line(json_text: str) -> str:
     return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
 
 
-def styled(text: str, style: str = "") -> Text:
-    """A text in a style of rich, safe to print; it is cut rather than wrapped."""
+def styled(value: object, style: str = "") -> Text:
+    """A value in a style of rich, safe to print; it is cut rather than wrapped."""
     from rich.text import Text
 
-    return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(str(value)), style, no_wrap=True, overflow="ellipsis")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
-    """Rows of cells in aligned columns; the last column shrinks if needed."""
+def table(rows: Sequence[dict[str, Text]]) -> Table:
+    """Rows of named cells in aligned columns; the last column shrinks if needed."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in header:
-        table.add_column(name, no_wrap=name != header[-1])
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    names = list(rows[0])
+    for name in names:
+        table.add_column(name, no_wrap=name != names[-1])
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*row.values())
     return table
 
 
@@ -94,10 +90,9 @@ class Screen:
     """Standard output: lines are written one at a time, at once."""
 
     def __init__(self) -> None:
-        is_terminal = sys.stdout.isatty()
+        self._is_terminal = sys.stdout.isatty()
         is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        self._is_coloured = is_terminal and not is_plain
-        self._is_terminal = is_terminal
+        self._is_coloured = self._is_terminal and not is_plain
 
     @property
     def width(self) -> int | None:
@@ -110,6 +105,10 @@ class Screen:
             for line in rendered(each, self.width, is_coloured=self._is_coloured):
                 self.write(line)
 
+    def write_json(self, fields: dict[str, Any]) -> None:
+        """Write an object as a line of JSON."""
+        self.write(json_line(json.dumps(fields, ensure_ascii=False)))
+
     def write(self, text: str) -> None:
         """Write a line as it is."""
         sys.stdout.write(f"{text}\n")
@@ -120,32 +119,23 @@ def rendered(
     shown: RenderableType, width: int | None, *, is_coloured: bool
 ) -> list[str]:
     """The lines that show a text or a table in so many columns."""
-    console = _console(sys.maxsize if width is None else width, is_coloured)
+    from rich.console import Console
+
+    # It only renders, because its writing hides a broken pipe.
+    console = Console(
+        width=sys.maxsize if width is None else width,
+        height=1,
+        force_terminal=is_coloured,
+        color_system="standard" if is_coloured else None,
+        no_color=False,
+    )
     with console.capture() as captured:
         console.print(shown, no_wrap=True, overflow="ellipsis")
     return [line.rstrip() for line in captured.get().removesuffix("\n").split("\n")]
 
 
-@lru_cache(maxsize=1)
-def _console(width: int, is_coloured: bool) -> Console:  # noqa: FBT001
-    """A console that only renders, because its writing hides a broken pipe."""
-    from rich.console import Console
-
-    return Console(
-        width=width,
-        height=1,
-        force_terminal=is_coloured,
-        color_system="standard" if is_coloured else None,
-        no_color=False,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-
-
-def say(text: str) -> None:
-    """Tell the user something that is not output: on stderr."""
-    click.echo(text, err=True)
+say: Final = partial(click.echo, err=True)
+"""Tell the user something that is not output: on stderr."""
 
 
 def change_lines(change: Change, scope_length: int, width: int | None) -> list[Text]:
@@ -155,12 +145,13 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
     """
     from rich.text import Text
 
-    parts = [each for each in _key(change) if each is not None]
+    key = (change.app_name, change.user_id, change.session_id)
+    parts = [each for each in key if each is not None]
     who = "/".join(parts[min(scope_length, len(parts) - 1) :])
     revision = "" if change.revision is None else f"r{change.revision}"
     head = Text.assemble(
         (f"{moment(change.time):12}  ", "dim"),
-        (f"{change.kind:8}  ", _KINDS[change.kind]),
+        (f"{change.kind:8}  ", _KINDS.get(change.kind, "")),
         f"{revision:4} {printable(who)}",
     )
     said = ""
@@ -168,7 +159,7 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
         head.append(f"  {printable(change.event.author):13}", "bold")
         said = _said(change.event, width)
     state = change.state_delta if change.state is None else change.state
-    changed = assignments(state, ", ", width)
+    changed = _assignments(state, width)
     lines = [head]
     for piece in filter(None, (styled(said), styled(changed, "cyan"))):
         longer = Text("  ").join([lines[-1], piece])
@@ -179,10 +170,6 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
     return lines
 
 
-def _key(change: Change) -> tuple[str | None, ...]:
-    return change.app_name, change.user_id, change.session_id
-
-
 def moment(seconds: float) -> str:
     """A time of day, with the date unless that is today's; local."""
     local = datetime.fromtimestamp(seconds).astimezone()
@@ -191,13 +178,10 @@ def moment(seconds: float) -> str:
     return local.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def assignments(state: dict[str, Any], separator: str, width: int | None) -> str:
+def _assignments(state: dict[str, Any], width: int | None) -> str:
     """State as ``key=value``, values as JSON; not much more than can be shown."""
-    return _joined(
-        (printable(f"{key}={_json(value, width)}") for key, value in state.items()),
-        separator,
-        width,
-    )
+    pieces = (f"{key}={_json(value, width)}" for key, value in state.items())
+    return _joined(map(printable, pieces), ", ", width)
 
 
 def _json(value: object, width: int | None) -> str:
@@ -236,7 +220,7 @@ def _part(part: Part, width: int | None) -> str:
         text = _cut(part.text, width)
         return f"(thinks) {text}" if part.thought else text
     if call := part.function_call:
-        return f"{call.name}({assignments(call.args or {}, ', ', width)})"
+        return f"{call.name}({_assignments(call.args or {}, width)})"
     if response := part.function_response:
         answer: object = response.response
         if isinstance(answer, dict) and answer.keys() == {"result"}:
@@ -254,16 +238,16 @@ def duration(seconds: float | None) -> str:
     """How long, roughly; a dash for None."""
     if seconds is None:
         return "-"
-    for unit, length in _UNITS:
-        if seconds >= 2 * length or length == 1:
-            return f"{max(0.0, seconds) / length:.0f} {unit}"
-    raise AssertionError
+    unit, length = next((u, n) for u, n in _UNITS if n == 1 or seconds >= 2 * n)
+    return f"{max(0.0, seconds) / length:.0f} {unit}"
 
 
-def pace(done: int, total: int | None, share: float | None, elapsed: float) -> str:
-    """Events done, their rate and, if the share of all is known, the time left."""
-    so_far = counted(done, "event") if total is None else f"{done:,}/{total:,} events"
-    shown = f"{so_far}, {done / max(elapsed, 1e-6):,.0f} events/s"
+def pace(
+    done: int, total: int | None, share: float | None, elapsed: float, what: str
+) -> str:
+    """What is done, its rate and, if the share of all is known, the time left."""
+    so_far = counted(done, what) if total is None else f"{done:,}/{total:,} {what}s"
+    shown = f"{so_far}, {done / max(elapsed, 1e-6):,.0f} {what}s/s"
     if share:
         shown += f", {duration(elapsed * (1 - share) / share)} left"
     return shown
@@ -272,42 +256,35 @@ def pace(done: int, total: int | None, share: float | None, elapsed: float) -> s
 @contextmanager
 def progress(
     label: str,
-    totals: Totals | None,
+    total: int | None,
     share_read: Callable[[], float | None] = lambda: None,
+    *,
+    what: str = "event",
 ) -> Iterator[Callable[[int], None]]:
     """A bar with rate and remaining time; call it with the number of events done.
 
-    Without totals the share of a file that was read tells the remaining time; without
+    Without a total the share of a file that was read tells the remaining time; without
     either, what is done is counted.
     """
     if not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn
+
+    columns = ("{task.description}", BarColumn(None), TaskProgressColumn())
+    console = Console(file=sys.stderr)
     started = time.monotonic()
-    total = totals.events if totals else None
-    done = 0
-
-    def share() -> float | None:
-        return share_read() if total is None else done / max(total, 1)
-
-    def shown(_: object) -> str:
-        return pace(done, total, share(), time.monotonic() - started)
-
-    is_known = share() is not None
-    with click.progressbar(
-        None if is_known else iter(int, 1),
-        length=_STEPS if is_known else None,
-        label=label,
-        file=sys.stderr,
-        width=0,  # what the terminal has beside the words
-        show_eta=False,
-        item_show_func=shown,
+    with Progress(
+        *columns, "{task.fields[pace]}", console=console, redirect_stdout=False
     ) as bar:
+        task = bar.add_task(label, total=None, pace="")
 
-        def advance(now: int) -> None:
-            nonlocal done
-            done = now
-            part = share()
-            bar.update((now if part is None else int(part * _STEPS)) - bar.pos)
+        def advance(done: int) -> None:
+            share = share_read() if total is None else done / max(total, 1)
+            shown = pace(done, total, share, time.monotonic() - started, what)
+            length = None if share is None else 1.0
+            bar.update(task, completed=share or 0.0, total=length, pace=shown)
 
+        advance(0)
         yield advance

@@ -129,7 +129,8 @@ async def _import(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
         )
         async with source_of(kind, options) as source:
             totals = None if chosen.since else await source.totals(chosen)
-            with progress("Importing", totals, source.share_read) as advance:
+            length = totals and totals.events
+            with progress("Importing", length, source.share_read) as advance:
                 moved = await move(
                     source,
                     service,
@@ -204,7 +205,8 @@ async def _verify(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
         chosen, is_exact = selection(options), options.pop("exact")
         async with source_of(kind, options) as source, StoreSource(service) as target:
             totals = None if chosen.since else await source.totals(chosen)
-            with progress("Verifying", totals, source.share_read) as advance:
+            length = totals and totals.events
+            with progress("Verifying", length, source.share_read) as advance:
                 verified = await verify(
                     source,
                     target,
@@ -250,7 +252,8 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
         chosen = selection(options)
         async with StoreSource(service) as source:
             totals = None if chosen.since else await source.totals(chosen)
-            with progress("Exporting", totals) as advance:
+            length = totals and totals.events
+            with progress("Exporting", length) as advance:
                 exported = await export(
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )

@@ -11,33 +11,23 @@ from contextlib import contextmanager
 
 import click
 
-from mongo_session_service.cli.options import (
-    Place,
-    Watched,
-    connection_options,
-    uri_argument,
-    watched_options,
-)
-from mongo_session_service.cli.terminal import Screen, change_lines, json_line, say
+from mongo_session_service.cli import options, terminal
 
 
 @click.command()
-@uri_argument
-@watched_options
+@options.uri_argument
+@options.watched_options
 @click.option(
     "--after-revision",
     type=click.IntRange(min=0),
     metavar="N",
     help="Begin with the session's events after this revision, however old.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-@connection_options
-@click.pass_context
-def watch(
-    context: click.Context,
-    app: str | None,
-    user: str | None,
-    session: str | None,
+@options.as_json
+@options.connected
+async def watch(
+    place: options.Place,
+    watched: options.Watched,
     after_revision: int | None,
     *,
     as_json: bool,
@@ -52,28 +42,21 @@ def watch(
     Example:
       mongo-session-service watch --app my_app --json | jq .state_delta
     """  # noqa: D301
-    watched = Watched.of(app, user, session)
-    if after_revision is not None and session is None:
+    if after_revision is not None and watched.session_id is None:
         raise click.UsageError("--after-revision needs --session.")
-    place = Place.of(context)
-    asyncio.run(_watch(place, watched, after_revision, as_json=as_json))
-
-
-async def _watch(
-    place: Place, watched: Watched, after_revision: int | None, *, as_json: bool
-) -> None:
-    screen = Screen()
+    screen = terminal.Screen()
     async with place.service() as service:
         with _while_somebody_reads():
             subscription = service.watch(*watched, after_revision=after_revision)
             async with subscription as changes:
-                say(f"Watching {watched.words(service.database_name)}.")
+                terminal.say(f"Watching {watched.words(service.database_name)}.")
                 async for change in changes:
                     if as_json:
-                        screen.write(json_line(change.json_text))
+                        screen.write(terminal.json_line(change.json_text))
                     else:
                         known = len(watched.chosen)
-                        screen.show(*change_lines(change, known, screen.width))
+                        lines = terminal.change_lines(change, known, screen.width)
+                        screen.show(*lines)
 
 
 @contextmanager

@@ -177,6 +177,7 @@ def test_session_that_is_not_there(api: httpx.Client) -> None:
     assert [answer.status_code for answer in answers] == [404] * 4
 
 
+@pytest.mark.release
 def test_adk_web_lists_sessions(
     agents_dir: Path, mongodb_uri: str, database: str
 ) -> None:
@@ -198,6 +199,7 @@ def test_adk_web_lists_sessions(
     assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.release
 def test_adk_run_continues_a_session(
     agents_dir: Path, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
@@ -219,6 +221,7 @@ def test_adk_run_continues_a_session(
     assert session["state"] == {"latest": "blue", "answer": "I was sent 7 contents."}
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("failure", ["unreachable", "refused"])
 def test_password_is_never_shown(
     agents_dir: Path, mongodb_uri: str, failure: str
@@ -244,6 +247,7 @@ def test_password_is_never_shown(
     assert PASSWORD not in output + "".join(answer.text for answer in answers)
 
 
+@pytest.mark.release
 def test_password_of_an_unusable_uri_is_not_shown(agents_dir: Path) -> None:
     """A URI whose password is not escaped ends the server at once, without it."""
     uri = f"mongodb://user:{PASSWORD}:more@127.0.0.1:1/"

@@ -17,6 +17,7 @@ from support.live_pages import KEY, of, revisions, say
 from mongo_session_service import MongoSessionService
 
 
+@pytest.mark.core
 async def test_what_happens_is_seen_as_it_happens(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:

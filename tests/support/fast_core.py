@@ -1,7 +1,8 @@
-"""A plugin for pytest: it marks the tests that ``scripts/test --fast`` runs.
+"""A plugin for pytest: it marks the tests that run often, and those that run seldom.
 
-They are all unit tests, these modules, and the contract on one backend, which
-``tests/contract/conftest.py`` marks.
+``scripts/test --fast`` runs all unit tests, the modules below, and the contract on one
+backend, which ``tests/contract/conftest.py`` marks. Tests in a browser wait for
+``scripts/check-release``, unless they are marked as core.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _MODULES: Final = frozenset(TESTS / each for each in CORE)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark it if it is one of them."""
+    """Mark it if it is one of either."""
     path = item.path
     if path.is_relative_to(TESTS / "unit") or path in _MODULES:
         item.add_marker("core")
+    needs_browser = "browser" in getattr(item, "fixturenames", ())
+    if needs_browser and item.get_closest_marker("core") is None:
+        item.add_marker("release")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from mongo_session_service.cli.terminal import pace, progress
-from mongo_session_service.transfer.records import Totals
 
 
 class Terminal(io.StringIO):
@@ -32,35 +31,36 @@ def test_pace_tells_the_rate_and_what_is_left(
     done: int, total: int | None, share: float | None, elapsed: float, shown: str
 ) -> None:
     """The remaining time is that of what is left, at the rate there was so far."""
-    assert pace(done, total, share, elapsed) == shown
+    assert pace(done, total, share, elapsed, "event") == shown
 
 
 @pytest.mark.parametrize(
-    ("totals", "share", "told"),
+    ("total", "share", "told"),
     [
-        (Totals(2, 40), None, [" 50%", "20/40 events, ", " left"]),
+        (40, None, [" 50%", "20/40 events, ", " left"]),
         (None, lambda: 0.25, [" 25%", "20 events, ", " left"]),
         (None, lambda: None, ["20 events, ", " events/s"]),
     ],
-    ids=["totals", "file", "neither"],
+    ids=["total", "file", "neither"],
 )
 def test_a_terminal_is_never_left_without_a_word(
     monkeypatch: pytest.MonkeyPatch,
-    totals: Totals | None,
+    total: int | None,
     share: Callable[[], float | None] | None,
     told: list[str],
 ) -> None:
-    """With totals, of a file or without either, it sees how far it is, in one line."""
+    """With a total, of a file or without either, it sees how far it is, in one line."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "80")
 
-    with progress("Importing", totals, share or (lambda: None)) as advance:
+    with progress("Importing", total, share or (lambda: None)) as advance:
         advance(20)
 
-    last = terminal.getvalue().split("\r")[-1]
-    assert len(re.sub(r"\x1b\[[?\w]*", "", last).rstrip("\n")) <= 80
-    assert "Importing  [" in last
+    shown = re.sub(r"\x1b\[[?\d;]*\w", "", terminal.getvalue())
+    last = shown.rstrip("\n").split("\r")[-1]
+    assert len(last) <= 80
+    assert re.match("Importing +━━━━", last)
     assert [each for each in told if each not in last] == []
     assert ("left" in last) == ("left" in told[-1])
 
@@ -70,7 +70,7 @@ def test_a_file_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
 
-    with progress("Importing", Totals(1, 1)) as advance:
+    with progress("Importing", 1) as advance:
         advance(1)
 
     assert written.getvalue() == ""

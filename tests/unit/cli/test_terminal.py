@@ -12,6 +12,7 @@ from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.text import Text
 
 from mongo_session_service import Change
 from mongo_session_service.cli.terminal import (
@@ -91,18 +92,20 @@ def test_durations_are_rough(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
 
 
+def row(*cells: str) -> dict[str, Text]:
+    return dict(zip("AB", map(styled, cells), strict=True))
+
+
 def test_tables_line_up() -> None:
     """Columns are as wide as their widest cell, in columns of the terminal."""
-    shown = table(
-        ("A", "B"), [[styled("日本"), styled("x")], [styled("abc"), styled("y")]]
-    )
+    shown = table([row("日本", "x"), row("abc", "y")])
 
     assert rendered(shown, None, is_coloured=False) == ["A     B", "日本  x", "abc   y"]
 
 
 def test_the_last_column_gives_way() -> None:
     """In a narrow terminal a row is one line; what is last and long is cut."""
-    shown = table(("A", "B"), [[styled("abc"), styled("x" * 99)]])
+    shown = table([row("abc", "x" * 99)])
 
     assert rendered(shown, 10, is_coloured=False) == ["A    B", "abc  xxxx…"]
 
@@ -120,7 +123,7 @@ def test_a_pipe_gets_all_of_a_line() -> None:
     text = "word " * 5000 + "end"
 
     assert rendered(styled(text), None, is_coloured=False) == [text]
-    shown = table(("A", "B"), [[styled(text), styled(text)]])
+    shown = table([row(text, text)])
     assert rendered(shown, None, is_coloured=False)[1] == f"{text}  {text}"
 
 
