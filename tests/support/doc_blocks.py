@@ -173,6 +173,10 @@ class Reader:
             self._serve(command)
         elif words[0] == "python" and words[1].endswith(".py"):
             self._run_program(words[1:])
+        elif words[0] == "mongo-session-service" and not {"|", ">"} & {*words}:
+            expanded = command.replace("$MONGODB_URI", self.uri)
+            program, *arguments = shlex.split(expanded, comments=True)
+            self._run_program([str(PROGRAMS / program), *arguments])
         else:
             done = subprocess.run(
                 ["bash", "-c", command],
@@ -218,6 +222,7 @@ class Reader:
         process.start()
         process.join(PATIENCE)
         process.kill()
+        process.join()
         self.printed += output.read_text()
         errors = (self.folder / "errors.txt").read_text()
         assert process.exitcode == 0, f"{self.printed}\n{errors}"
