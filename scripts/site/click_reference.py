@@ -15,7 +15,7 @@ from mongo_session_service.cli.app import main
 
 _MARK = "::: commands"
 _PROGRAM = "mongo-session-service"
-_EVERYWHERE = 0.5
+_EVERYWHERE = 0.75
 """An option that more commands than this share have is explained once, at the top."""
 
 _EXAMPLE = re.compile(r"^Example:\n((?: .*\n?|\n)+)", re.MULTILINE)
@@ -82,7 +82,10 @@ def _section(
 
 def _rows(command: click.Command) -> list[tuple[str, str]]:
     context = click.Context(command)
-    records = [each.get_help_record(context) for each in command.get_params(context)]
+    options = [
+        each for each in command.get_params(context) if isinstance(each, click.Option)
+    ]
+    records = [each.get_help_record(context) for each in options]
     return [row for row in records if row]
 
 
