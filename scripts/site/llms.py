@@ -1,0 +1,44 @@
+"""Writes site/llms.txt, an index of the site for language models, from the pages."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _settings() -> dict[str, Any]:
+    return tomllib.loads((_ROOT / "zensical.toml").read_text())["project"]
+
+
+def _index(settings: dict[str, Any]) -> Iterator[str]:
+    yield f"# {settings['site_name']}"
+    yield f"\n> {settings['site_description']}\n"
+    yield from _entries(settings["nav"], settings["site_url"])
+
+
+def _entries(nav: list[Any], base: str) -> Iterator[str]:
+    for entry in nav:
+        [(title, target)] = entry.items() if isinstance(entry, dict) else [("", entry)]
+        if isinstance(target, list):
+            yield f"\n## {title}\n"
+            yield from _entries(target, base)
+        else:
+            yield _line(target, base)
+
+
+def _line(page: str, base: str) -> str:
+    _, matter, text = (_ROOT / "docs" / page).read_text().split("---\n", 2)
+    heading = next(line for line in text.splitlines() if line.startswith("# "))
+    address = base + page.removesuffix(".md").removesuffix("index")
+    return f"- [{heading[2:]}]({address}): {yaml.safe_load(matter)['description']}"
+
+
+if __name__ == "__main__":
+    lines = "\n".join(_index(_settings()))
+    (_ROOT / "site" / "llms.txt").write_text(f"{lines}\n")
