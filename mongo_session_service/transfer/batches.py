@@ -29,13 +29,7 @@ from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import inferred
-from mongo_session_service.transfer.records import (
-    Item,
-    Problem,
-    SessionHeader,
-    SharedState,
-    named,
-)
+from mongo_session_service.transfer import records
 
 MAX_EVENTS: Final = 1000
 """Documents written together."""
@@ -131,7 +125,7 @@ class Incoming:
 class IncomingState:
     """The encoded state of an app or user."""
 
-    shared: SharedState
+    shared: records.SharedState
     state: Document
     size: int
 
@@ -156,7 +150,7 @@ class Batch:
     sessions: list[Incoming] = field(default_factory=list)
     events: int = 0
     size: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[records.Problem] = field(default_factory=list)
     keys: set[SessionKey] = field(default_factory=set)
 
     @property
@@ -182,20 +176,20 @@ class Gathering:
         self._current: Incoming | None = None
         self._ids: set[str] = set()
 
-    def add(self, item: Item) -> Iterable[Batch]:
+    def add(self, item: records.Item) -> Iterable[Batch]:
         """Add an item; return the batches that it completes."""
         match item:
-            case Problem():
+            case records.Problem():
                 self._batch.problems.append(item)
             case Event():
                 yield from self._add_event(item)
-            case SessionHeader():
+            case records.SessionHeader():
                 yield from self._end_session()
                 if item.key in self._batch.keys:
                     # Once the first is stored, the second is compared with it.
                     yield self._taken()
                 self._begin_session(item)
-            case SharedState():
+            case records.SharedState():
                 yield from self._end_session()
                 self._add_state(item)
         if self._batch.is_full:
@@ -210,7 +204,7 @@ class Gathering:
         batch, self._batch = self._batch, Batch()
         return batch
 
-    def _begin_session(self, header: SessionHeader) -> None:
+    def _begin_session(self, header: records.SessionHeader) -> None:
         self._ids.clear()
         try:
             key = session_key(*header.key)
@@ -221,7 +215,7 @@ class Gathering:
                 initial, more = encode_state(header.initial, owner, self._hooks)
                 size += more
         except (InvalidInputError, DocumentTooLargeError) as error:
-            self._refuse(named(header.key), error)
+            self._refuse(records.named(header.key), error)
             return
         self._current = Incoming(
             key,
@@ -250,10 +244,10 @@ class Gathering:
         current = self._current
         if current is None:
             return  # its session was refused
-        where = f"event {event.id!r} of {named(current.key)}"
+        where = f"event {event.id!r} of {records.named(current.key)}"
         if event.id in self._ids:
             self._batch.problems.append(
-                Problem(where, "the session already has an event with this id")
+                records.Problem(where, "the session already has an event with this id")
             )
             return
         try:
@@ -273,7 +267,7 @@ class Gathering:
         current.changed |= append.delta.session.keys()
         current.size += append.size
 
-    def _add_state(self, shared: SharedState) -> None:
+    def _add_state(self, shared: records.SharedState) -> None:
         try:
             check_id("app_name", shared.app_name)
             if shared.user_id is not None:
@@ -288,4 +282,4 @@ class Gathering:
             self._batch.size += size
 
     def _refuse(self, where: str, error: Exception) -> None:
-        self._batch.problems.append(Problem(where, str(error).rstrip(".")))
+        self._batch.problems.append(records.Problem(where, str(error).rstrip(".")))

@@ -17,15 +17,7 @@ from mongo_session_service.errors import (
     InvalidInputError,
     TransferError,
 )
-from mongo_session_service.transfer import jsonl
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    Source,
-)
+from mongo_session_service.transfer import jsonl, records
 
 STREAM: Final = "-"
 
@@ -42,11 +34,11 @@ class Exported:
 
 
 async def export(
-    source: Source,
+    source: records.Source,
     path: str | Path,
-    selection: Selection = EVERYTHING,
+    selection: records.Selection = records.EVERYTHING,
     *,
-    on_problem: Callable[[Problem], None] | None = None,
+    on_problem: Callable[[records.Problem], None] | None = None,
     on_progress: Callable[[Exported], None] = lambda _: None,
 ) -> Exported:
     """Write the selected sessions of an open source as JSON Lines, in its order.
@@ -67,12 +59,12 @@ async def export(
         file.write(jsonl.as_text(jsonl.HEADER).encode() + b"\n")
         async with aclosing(source.read(selection)) as items:
             async for item in items:
-                if not isinstance(item, Problem):
+                if not isinstance(item, records.Problem):
                     try:
                         line = jsonl.to_line(item)
                     except (InvalidInputError, DocumentTooLargeError) as error:
-                        item = Problem("an item", str(error))  # noqa: PLW2901
-                if isinstance(item, Problem):
+                        item = records.Problem("an item", str(error))  # noqa: PLW2901
+                if isinstance(item, records.Problem):
                     if on_problem is None:
                         message = f"Cannot be exported: {item}. Nothing was written."
                         raise TransferError(message)
@@ -83,10 +75,10 @@ async def export(
                 match item:
                     case Event():
                         exported.events += 1
-                    case SessionHeader():
+                    case records.SessionHeader():
                         exported.sessions += 1
                         on_progress(exported)
-                    case SharedState():
+                    case records.SharedState():
                         exported.states += 1
         end = jsonl.end_line(exported.sessions, exported.events)
         file.write(end.encode() + b"\n")

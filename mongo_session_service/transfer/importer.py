@@ -22,20 +22,9 @@ from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.batches import Batch, Gathering, Incoming
 from mongo_session_service.transfer.reconcile import Plan, Standing, plan
-from mongo_session_service.transfer.records import (
-    CAREFUL,
-    EVERYTHING,
-    Item,
-    Moved,
-    Policies,
-    Problem,
-    Selection,
-    SessionHeader,
-    Source,
-    named,
-)
 from mongo_session_service.transfer.target import ChangedError, StatePlan, Target
 
 _ATTEMPTS: Final = 5
@@ -43,14 +32,14 @@ _ATTEMPTS: Final = 5
 
 
 async def move(
-    source: Source,
+    source: records.Source,
     service: MongoSessionService,
-    selection: Selection = EVERYTHING,
-    policies: Policies = CAREFUL,
+    selection: records.Selection = records.EVERYTHING,
+    policies: records.Policies = records.CAREFUL,
     *,
-    on_problem: Callable[[Problem], None] = lambda _: None,
-    on_progress: Callable[[Moved], None] = lambda _: None,
-) -> Moved:
+    on_problem: Callable[[records.Problem], None] = lambda _: None,
+    on_progress: Callable[[records.Moved], None] = lambda _: None,
+) -> records.Moved:
     """Import the selected sessions of an open source; safe to interrupt and to repeat.
 
     Args:
@@ -88,10 +77,13 @@ class _Importer:
     """Writes batches one by one, and counts the results."""
 
     def __init__(
-        self, target: Target, policies: Policies, on_problem: Callable[[Problem], None]
+        self,
+        target: Target,
+        policies: records.Policies,
+        on_problem: Callable[[records.Problem], None],
     ) -> None:
         self.target = target
-        self.moved = Moved(started=time.time())
+        self.moved = records.Moved(started=time.time())
         self._policies = policies
         self._on_problem = on_problem
         self._large: _LargeSession | None = None
@@ -157,15 +149,15 @@ class _Importer:
         await self._large.take(part)
         if part.is_last:
             large, self._large = self._large, None
-            conflict = Problem(named(part.key), large.reason)
+            conflict = records.Problem(records.named(part.key), large.reason)
             self._count(conflict, large.standing, large.written)
 
-    def _is_written(self, planned: Plan | StatePlan, conflict: Problem) -> bool:
+    def _is_written(self, planned: Plan | StatePlan, conflict: records.Problem) -> bool:
         if planned.standing is Standing.CONFLICT:
             return self._is_to_replace(conflict)
         return planned.is_lacking
 
-    def _is_to_replace(self, conflict: Problem) -> bool:
+    def _is_to_replace(self, conflict: records.Problem) -> bool:
         if self._policies.on_conflict == "fail":
             message = (
                 f"The target holds something else: {conflict}. It was left as it is;"
@@ -174,7 +166,9 @@ class _Importer:
             raise ConflictError(message)
         return self._policies.on_conflict == "replace"
 
-    def _count(self, conflict: Problem, standing: Standing, written: int) -> None:
+    def _count(
+        self, conflict: records.Problem, standing: Standing, written: int
+    ) -> None:
         moved = self.moved
         match standing:
             case Standing.NEW:
@@ -212,7 +206,7 @@ class _LargeSession:
         target: Target,
         *,
         is_dry_run: bool,
-        is_to_replace: Callable[[Problem], bool],
+        is_to_replace: Callable[[records.Problem], bool],
     ) -> None:
         self.standing = Standing.NEW
         self.reason = ""
@@ -236,7 +230,7 @@ class _LargeSession:
         planned = plan(part, found, events.get(part.key, []), hooks)
         if planned.standing is Standing.CONFLICT:
             self.standing, self.reason = planned.standing, planned.reason
-            conflict = Problem(named(part.key), self.reason)
+            conflict = records.Problem(records.named(part.key), self.reason)
             if self._is_dry_run or not self._is_to_replace(conflict):
                 self._is_left_alone = True
                 return
@@ -248,7 +242,10 @@ class _LargeSession:
 
 
 async def _read_ahead(
-    source: Source, selection: Selection, hooks: Hooks, moved: Moved
+    source: records.Source,
+    selection: records.Selection,
+    hooks: Hooks,
+    moved: records.Moved,
 ) -> AsyncGenerator[Batch]:
     """The encoded batches of an open source; reads the next one while one is in use.
 
@@ -285,23 +282,23 @@ async def _read_ahead(
 
 
 async def _unexpired(
-    source: Source, selection: Selection, moved: Moved
-) -> AsyncGenerator[Item]:
+    source: records.Source, selection: records.Selection, moved: records.Moved
+) -> AsyncGenerator[records.Item]:
     """The items of a source without expired sessions; both are counted."""
     has_expired = False
     async with aclosing(source.read(selection)) as items:
         async for item in items:
             moved.read += isinstance(item, Event)
-            if isinstance(item, SessionHeader):
+            if isinstance(item, records.SessionHeader):
                 has_expired = item.has_expired(platform_time.get_time())
                 moved.expired += has_expired
-            if not (has_expired and isinstance(item, SessionHeader | Event)):
+            if not (has_expired and isinstance(item, records.SessionHeader | Event)):
                 yield item
 
 
-def _conflict(incoming: Incoming, planned: Plan) -> Problem:
-    return Problem(named(incoming.key), planned.reason)
+def _conflict(incoming: Incoming, planned: Plan) -> records.Problem:
+    return records.Problem(records.named(incoming.key), planned.reason)
 
 
-def _state_conflict(state: StatePlan) -> Problem:
-    return Problem(str(state.state.shared), "it was changed in the target")
+def _state_conflict(state: StatePlan) -> records.Problem:
+    return records.Problem(str(state.state.shared), "it was changed in the target")

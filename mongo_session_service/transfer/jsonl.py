@@ -35,13 +35,7 @@ from mongo_session_service.codec.bson_values import decode_value, json_form
 from mongo_session_service.codec.documents import INITIAL, encode_event_fields
 from mongo_session_service.codec.extended_json import tagged, untagged
 from mongo_session_service.errors import InvalidInputError, SourceError
-from mongo_session_service.model.metadata import (
-    DETAILS,
-    Details,
-    check_labels,
-    check_title,
-    check_ttl,
-)
+from mongo_session_service.model import metadata
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.transfer.records import Item, SessionHeader, SharedState
@@ -57,7 +51,7 @@ _FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
     "session": {
         *SessionKey._fields,
         *("create_time", "update_time", INITIAL, "state"),
-        *DETAILS,
+        *metadata.DETAILS,
     },
 }
 
@@ -204,13 +198,13 @@ def _initial(value: dict[str, Any]) -> dict[str, Any] | None:
     return initial
 
 
-def _details(value: dict[str, Any]) -> Details:
+def _details(value: dict[str, Any]) -> metadata.Details:
     title, labels, ttl = (value.get(name) for name in ("title", "labels", "ttl"))
     expire_time = value.get("expire_time")
-    return Details(
-        title=None if title is None else check_title(title),
-        labels={} if labels is None else check_labels(labels),
-        ttl=None if ttl is None else check_ttl(ttl),
+    return metadata.Details(
+        title=None if title is None else metadata.check_title(title),
+        labels={} if labels is None else metadata.check_labels(labels),
+        ttl=None if ttl is None else metadata.check_ttl(ttl),
         expire_time=None if expire_time is None else _time(expire_time),
     )
 

@@ -8,13 +8,8 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value
-from mongo_session_service.codec.documents import (
-    INITIAL,
-    decode_state,
-    is_same_event,
-    loaded_fields,
-)
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Append, Document
@@ -98,10 +93,11 @@ def matching(incoming: Incoming, stored: Sequence[Document], hooks: Hooks) -> in
 
 def _is_same_event(append: Append, event: Document, hooks: Hooks) -> bool:
     """Whether a stored event equals one to import, in any order of fields."""
-    if is_same_event(append, event, hooks):
+    if documents.is_same_event(append, event, hooks):
         return True
     one, other = (
-        loaded_fields(each, append.key, hooks) for each in (append.event, event)
+        documents.loaded_fields(each, append.key, hooks)
+        for each in (append.event, event)
     )
     return event_digest(one) == event_digest(other)
 
@@ -170,10 +166,10 @@ def _compared_beginnings(
     """Compare initial states; one that the target lacks is added there."""
     if incoming.initial is None:
         return Plan(Standing.SAME, matched)
-    if INITIAL not in session:
+    if documents.INITIAL not in session:
         return Plan(Standing.BEHIND, matched)
     owner = Owner.of_session(incoming.key)
-    if _is_same_state(incoming.initial, session[INITIAL], owner, hooks):
+    if _is_same_state(incoming.initial, session[documents.INITIAL], owner, hooks):
         return Plan(Standing.SAME, matched)
     return Plan(Standing.CONFLICT, matched, "its initial state is different")
 
@@ -202,5 +198,5 @@ def plan_state(
 
 
 def _is_same_state(one: Document, other: Document, owner: Owner, hooks: Hooks) -> bool:
-    here, there = (decode_state(each, owner, hooks) for each in (one, other))
+    here, there = (documents.decode_state(each, owner, hooks) for each in (one, other))
     return content_digest(here) == content_digest(there)

@@ -14,15 +14,7 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    Source,
-    named,
-)
+from mongo_session_service.transfer import records
 
 _SCRATCH: Final = "mongo-session-service-handover"
 
@@ -42,12 +34,12 @@ class HandedOver:
 
 
 async def hand_over(
-    source: Source,
+    source: records.Source,
     service: BaseSessionService,
-    selection: Selection = EVERYTHING,
+    selection: records.Selection = records.EVERYTHING,
     *,
     on_conflict: Literal["fail", "skip", "replace"] = "fail",
-    on_problem: Callable[[Problem], None] | None = None,
+    on_problem: Callable[[records.Problem], None] | None = None,
 ) -> HandedOver:
     """Copy the selected sessions of an open source into another session service.
 
@@ -70,13 +62,13 @@ async def hand_over(
     async with aclosing(source.read(selection)) as items:
         async for item in items:
             match item:
-                case Problem():
+                case records.Problem():
                     if on_problem is None:
                         raise TransferError(f"Cannot be handed over: {item}.")
                     on_problem(item)
-                case SharedState():
+                case records.SharedState():
                     taker.states.append(item)
-                case SessionHeader():
+                case records.SessionHeader():
                     await taker.begin(item)
                 case Event():
                     await taker.append(item)
@@ -87,7 +79,7 @@ async def hand_over(
 class _Taker:
     def __init__(self, service: BaseSessionService, on_conflict: str) -> None:
         self.given = HandedOver()
-        self.states: list[SharedState] = []
+        self.states: list[records.SharedState] = []
         self._service = service
         self._on_conflict = on_conflict
         self._session: Session | None = None
@@ -96,7 +88,7 @@ class _Taker:
         self._agreed = 0
         """How many of the known events equal the source's so far."""
 
-    async def begin(self, header: SessionHeader) -> None:
+    async def begin(self, header: records.SessionHeader) -> None:
         """Load a session, or create it with its final state."""
         self._state = dict(header.state)
         self._agreed = 0
@@ -131,7 +123,7 @@ class _Taker:
         """Recreate a session with the events that agree; None if it is skipped."""
         key = SessionKey(session.app_name, session.user_id, session.id)
         if self._on_conflict == "fail":
-            message = f"The service has other events of {named(key)}."
+            message = f"The service has other events of {records.named(key)}."
             raise ConflictError(message)
         if self._on_conflict == "skip":
             self._session = None

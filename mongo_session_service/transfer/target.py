@@ -29,14 +29,9 @@ from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import queries
+from mongo_session_service.sessions import placeholders, queries
 from mongo_session_service.sessions.deletion import STEP, remove_expired
 from mongo_session_service.sessions.history import recorded
-from mongo_session_service.sessions.placeholders import (
-    IMPORT,
-    Reservations,
-    is_placeholder,
-)
 from mongo_session_service.sessions.queries import initial_updates
 from mongo_session_service.transfer.batches import Incoming, IncomingState
 from mongo_session_service.transfer.reconcile import Plan, Standing, plan_state
@@ -85,7 +80,7 @@ class Target:
         self._at = connection
         self.hooks = connection.hooks
         self._is_read_only = is_read_only
-        self._reservations = Reservations(IMPORT, LIFETIME)
+        self._reservations = placeholders.Reservations(placeholders.IMPORT, LIFETIME)
 
     async def check(self) -> None:
         """Refuse collections that another service writes.
@@ -126,7 +121,7 @@ class Target:
         lacking = {
             key: each
             for key, each in found.items()
-            if not is_placeholder(each) and INITIAL not in each
+            if not placeholders.is_placeholder(each) and INITIAL not in each
         }
         if not lacking:
             return {}
@@ -248,7 +243,7 @@ class Target:
 
     def _check_holder(self, incoming: Incoming, found: Document | None) -> str | None:
         """The import that holds a session's place; None if it is free."""
-        holder: str | None = found.get(IMPORT) if found else None
+        holder: str | None = found.get(placeholders.IMPORT) if found else None
         if found is not None and holder is None:
             message = (
                 f"The target itself is forking or removing {named(incoming.key)}."

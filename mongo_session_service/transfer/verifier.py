@@ -18,17 +18,8 @@ from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.wording import counted
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.reconcile import content_digest, event_digest
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    Source,
-    named,
-)
 
 _ROUNDING: Final = 2e-6
 """Seconds: databases keep microseconds, and events a little more."""
@@ -39,13 +30,13 @@ class Readable(Protocol):
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
         """A session and its events; None if it is not stored."""
 
     async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
         """The state of an app, or of one of its users."""
 
-    def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+    def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
         """The keys of all selected sessions."""
 
 
@@ -73,12 +64,12 @@ class _Seen(NamedTuple):
 
 
 async def verify(
-    source: Source,
+    source: records.Source,
     target: Readable,
-    selection: Selection = EVERYTHING,
+    selection: records.Selection = records.EVERYTHING,
     *,
     is_exact: bool = False,
-    on_difference: Callable[[Problem], None] = lambda _: None,
+    on_difference: Callable[[records.Problem], None] = lambda _: None,
     on_progress: Callable[[Verified], None] = lambda _: None,
 ) -> Verified:
     """Compare the selected sessions of an open source with an open target.
@@ -100,7 +91,7 @@ async def verify(
     if is_exact:
         async for key in target.keys(selection):
             if hash(key) not in verifier.keys:
-                verifier.differ(named(key), "only the target has it")
+                verifier.differ(records.named(key), "only the target has it")
     return verifier.verified
 
 
@@ -108,7 +99,7 @@ class _Verifier:
     def __init__(
         self,
         target: Readable,
-        on_difference: Callable[[Problem], None],
+        on_difference: Callable[[records.Problem], None],
         on_progress: Callable[[Verified], None],
         *,
         is_exact: bool,
@@ -119,26 +110,26 @@ class _Verifier:
         self._on_difference = on_difference
         self._on_progress = on_progress
         self._is_exact = is_exact
-        self._header: SessionHeader | None = None
+        self._header: records.SessionHeader | None = None
         self._events: list[_Seen] = []
 
     def differ(self, where: str, reason: str) -> None:
         """Report a difference."""
         self.verified.differences += 1
-        self._on_difference(Problem(where, reason))
+        self._on_difference(records.Problem(where, reason))
 
-    async def take(self, item: Item) -> None:
+    async def take(self, item: records.Item) -> None:
         """Add an item of the source."""
         match item:
-            case Problem(where=where, reason=reason):
+            case records.Problem(where=where, reason=reason):
                 self.differ(where, f"the source cannot be read here: {reason}")
             case Event() if self._header is not None:
                 self._events.append(_seen(item))
-            case SessionHeader():
+            case records.SessionHeader():
                 await self.end()
                 if not item.has_expired(platform_time.get_time()):
                     self._header = item
-            case SharedState():
+            case records.SharedState():
                 await self.end()
                 # Some services store an empty row for each user.
                 self.verified.states += bool(item.state)
@@ -157,20 +148,20 @@ class _Verifier:
         try:
             key = session_key(*header.key)
         except InvalidInputError as error:
-            self.differ(named(header.key), str(error).rstrip("."))
+            self.differ(records.named(header.key), str(error).rstrip("."))
             return
         if self._is_exact:
             self.keys.add(hash(key))
         found = await self._target.find(key)
         if found is None:
-            self.differ(named(key), "the target does not have it")
+            self.differ(records.named(key), "the target does not have it")
         else:
             there = [_seen(item) async for item in found[1] if isinstance(item, Event)]
             for reason in [
                 *_header_differences(header, found[0]),
                 *_event_differences(events, there),
             ]:
-                self.differ(named(key), reason)
+                self.differ(records.named(key), reason)
         self._on_progress(self.verified)
 
 
@@ -181,7 +172,9 @@ def _seen(event: Event) -> _Seen:
         return _Seen(event.id, b"what cannot be stored")
 
 
-def _header_differences(here: SessionHeader, there: SessionHeader) -> list[str]:
+def _header_differences(
+    here: records.SessionHeader, there: records.SessionHeader
+) -> list[str]:
     reasons = _state_differences(here.state, there.state)
     if here.initial is not None and there.initial is not None:
         found = _state_differences(here.initial, there.initial)

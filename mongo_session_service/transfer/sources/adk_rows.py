@@ -17,16 +17,8 @@ from google.adk.events.event_actions import EventActions
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.wording import indefinite
-from mongo_session_service.transfer.records import (
-    Problem,
-    SessionHeader,
-    SharedState,
-    named,
-)
-from mongo_session_service.transfer.sources.adk_pickle import (
-    UnreadableActionsError,
-    load_actions,
-)
+from mongo_session_service.transfer import records
+from mongo_session_service.transfer.sources import adk_pickle
 
 Row = Mapping[str, Any]
 
@@ -57,20 +49,24 @@ def key_of(row: Row, name: str = "id") -> SessionKey:
     return SessionKey(row["app_name"], row["user_id"], row[name])
 
 
-def shared_state_of(row: Row) -> SharedState | Problem:
+def shared_state_of(row: Row) -> records.SharedState | records.Problem:
     """The state in a row of app_states or user_states."""
-    shared = SharedState(row["app_name"], row.get("user_id"), {})
+    shared = records.SharedState(row["app_name"], row.get("user_id"), {})
     try:
-        return SharedState(shared.app_name, shared.user_id, json_object(row["state"]))
+        return records.SharedState(
+            shared.app_name, shared.user_id, json_object(row["state"])
+        )
     except UnreadableError as error:
-        return Problem(str(shared), str(error))
+        return records.Problem(str(shared), str(error))
 
 
-def header_of(row: Row, zone: tzinfo | None = UTC) -> SessionHeader | Problem:
+def header_of(
+    row: Row, zone: tzinfo | None = UTC
+) -> records.SessionHeader | records.Problem:
     """The session in a row of sessions."""
     key = key_of(row)
     try:
-        return SessionHeader(
+        return records.SessionHeader(
             key,
             json_object(row["state"]),
             update_time=seconds(row["update_time"], zone),
@@ -79,10 +75,10 @@ def header_of(row: Row, zone: tzinfo | None = UTC) -> SessionHeader | Problem:
             else None,
         )
     except UnreadableError as error:
-        return Problem(named(key), str(error))
+        return records.Problem(records.named(key), str(error))
 
 
-def event_of(row: Row) -> Event | Problem:
+def event_of(row: Row) -> Event | records.Problem:
     """The event in a row of schema version 1, or of the SQLite service."""
     try:
         fields = json_object(row["event_data"])
@@ -94,15 +90,15 @@ def event_of(row: Row) -> Event | Problem:
         return _problem(row, error)
 
 
-def whole_event_of(where: str, value: Any) -> Event | Problem:
+def whole_event_of(where: str, value: Any) -> Event | records.Problem:
     """The event that a document of a MongoDB service holds as JSON, text or parsed."""
     try:
         return validated(json_object(value))
     except UnreadableError as error:
-        return Problem(where, str(error))
+        return records.Problem(where, str(error))
 
 
-def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | Problem:
+def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | records.Problem:
     """The event in a row of schema version 0, whose times are local to a zone."""
     try:
         fields = {
@@ -118,7 +114,7 @@ def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | Problem:
         return validated(
             {key: each for key, each in fields.items() if each is not None}
         )
-    except (UnreadableError, UnreadableActionsError) as error:
+    except (UnreadableError, adk_pickle.UnreadableActionsError) as error:
         return _problem(row, error)
 
 
@@ -187,13 +183,13 @@ def _flag(value: Any) -> bool | None:
 def _actions(value: Any) -> EventActions:
     if value is None:
         return EventActions()
-    return load_actions(bytes(value))
+    return adk_pickle.load_actions(bytes(value))
 
 
 def _kind(value: Any) -> str:
     return "nothing" if value is None else indefinite(type(value).__name__)
 
 
-def _problem(row: Row, error: ValueError) -> Problem:
-    where = named(key_of(row, "session_id"))
-    return Problem(f"event {row['id']!r} of {where}", str(error))
+def _problem(row: Row, error: ValueError) -> records.Problem:
+    where = records.named(key_of(row, "session_id"))
+    return records.Problem(f"event {row['id']!r} of {where}", str(error))

@@ -13,27 +13,8 @@ from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Selection,
-    SessionHeader,
-    Totals,
-)
-from mongo_session_service.transfer.sources.adk_rows import (
-    Row,
-    event_of,
-    header_of,
-    key_of,
-    pickled_event_of,
-    shared_state_of,
-    text_of,
-)
-from mongo_session_service.transfer.sources.base import (
-    REMEDY,
-    STATE_TOGETHER,
-    BaseSource,
-)
+from mongo_session_service.transfer import records
+from mongo_session_service.transfer.sources import adk_rows, base
 from mongo_session_service.transfer.sources.sqlite_rows import Gone, item_of, rows_apart
 
 _DRIVERS: Final = {
@@ -83,7 +64,7 @@ def _for_asyncpg(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_any_text(connection: Any, _: Any) -> None:
-    connection.driver_connection.text_factory = text_of
+    connection.driver_connection.text_factory = adk_rows.text_of
 
 
 @contextmanager
@@ -143,7 +124,7 @@ def failures() -> Iterator[None]:
         yield
     except (SQLAlchemyError, OSError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        message = f"The SQL database cannot be read: {_reason(cause)}. {REMEDY}"
+        message = f"The SQL database cannot be read: {_reason(cause)}. {base.REMEDY}"
         raise SourceError(message) from None
 
 
@@ -152,7 +133,7 @@ def _reason(error: BaseException | None) -> str:
     return said[0].rstrip(".") if said else type(error).__name__
 
 
-class SqlSource(BaseSource):
+class SqlSource(base.BaseSource):
     """The sessions of a SQL database, read a page of sessions at a time.
 
     Each page is a snapshot, and the old service can continue to write. Rows that it
@@ -252,7 +233,7 @@ class SqlSource(BaseSource):
         return self._sql.table(name, *columns)
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
+    async def totals(self, selection: records.Selection) -> records.Totals:
         counts = []
         with failures():
             async with self._engine.connect() as connection:
@@ -262,9 +243,9 @@ class SqlSource(BaseSource):
                         query.subquery()
                     )
                     counts.append((await connection.execute(counting)).scalar_one())
-        return Totals(*counts)
+        return records.Totals(*counts)
 
-    def _chosen(self, table: Any, name: str, selection: Selection) -> Any:
+    def _chosen(self, table: Any, name: str, selection: records.Selection) -> Any:
         query = self._sql.select(table)
         if selection.apps:
             query = query.where(table.c.app_name.in_(selection.apps))
@@ -272,7 +253,9 @@ class SqlSource(BaseSource):
             query = query.where(table.c.user_id.in_(selection.users))
         return query
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """Shared state first, then sessions by key, each with its events."""
         with failures():
             for name in ("app_states", "user_states"):
@@ -283,7 +266,7 @@ class SqlSource(BaseSource):
                         rows = await self._reading(connection, table, query)
                         async with aclosing(rows) as found:
                             async for row in found:
-                                yield item_of(row, shared_state_of)
+                                yield item_of(row, adk_rows.shared_state_of)
             after: tuple[str, ...] | None = ()
             while after is not None:
                 async with self._engine.connect() as connection:
@@ -304,14 +287,14 @@ class SqlSource(BaseSource):
 
     async def _reading(
         self, connection: Any, table: Any, query: Any
-    ) -> AsyncGenerator[Row | Gone]:
+    ) -> AsyncGenerator[adk_rows.Row | Gone]:
         if self._is_file:
             return await rows_apart(self._sql, connection, table, query)
         return self._rows(connection, query)
 
     async def _rows(
         self, connection: Any, query: Any, together: int = _ROWS_TOGETHER
-    ) -> AsyncGenerator[Row]:
+    ) -> AsyncGenerator[adk_rows.Row]:
         streaming = query.execution_options(yield_per=together)
         async with connection.stream(streaming) as result:
             names = list(result.keys())
@@ -320,32 +303,32 @@ class SqlSource(BaseSource):
                     yield dict(zip(names, row, strict=True))
 
     async def _page(
-        self, connection: Any, selection: Selection, after: tuple[str, ...]
-    ) -> list[Row]:
+        self, connection: Any, selection: records.Selection, after: tuple[str, ...]
+    ) -> list[adk_rows.Row]:
         table = self._table("sessions")
         key = [table.c[name] for name in _KEY]
         query = self._chosen(table, "sessions", selection)
         if after:
             query = query.where(self._sql.tuple_(*key) > after)
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
-        page: list[Row] = []
+        page: list[adk_rows.Row] = []
         size = 0
         async with aclosing(self._rows(connection, query, _STATES_TOGETHER)) as rows:
             async for row in rows:
                 page.append(row)
                 size += len(row["state"] or "")
-                if size > STATE_TOGETHER:
+                if size > base.STATE_TOGETHER:
                     break
         return page
 
     async def _sessions(
-        self, connection: Any, page: list[Row], selection: Selection
-    ) -> AsyncGenerator[Item]:
-        wanted: dict[SessionKey, SessionHeader] = {}
+        self, connection: Any, page: list[adk_rows.Row], selection: records.Selection
+    ) -> AsyncGenerator[records.Item]:
+        wanted: dict[SessionKey, records.SessionHeader] = {}
         problems = []
         for row in page:
-            header = header_of(row, self._session_zone)
-            if not isinstance(header, SessionHeader):
+            header = adk_rows.header_of(row, self._session_zone)
+            if not isinstance(header, records.SessionHeader):
                 problems.append(header)
             elif selection.takes(header.key, header.update_time):
                 wanted[header.key] = header
@@ -359,7 +342,7 @@ class SqlSource(BaseSource):
                     key = (
                         SessionKey(*each.owner)
                         if isinstance(each, Gone)
-                        else key_of(each, "session_id")
+                        else adk_rows.key_of(each, "session_id")
                     )
                     if key != current:
                         current = key
@@ -371,10 +354,10 @@ class SqlSource(BaseSource):
         for problem in problems:
             yield problem
 
-    def _event(self, row: Row) -> Item:
+    def _event(self, row: adk_rows.Row) -> records.Item:
         if "event_data" in row:
-            return event_of(row)
-        return pickled_event_of(row, self._zone)
+            return adk_rows.event_of(row)
+        return adk_rows.pickled_event_of(row, self._zone)
 
     def _events(self, table: Any, keys: list[SessionKey]) -> Any:
         key = [table.c[name] for name in _EVENT_KEY]

@@ -14,40 +14,14 @@ from urllib.parse import quote
 from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    Totals,
-)
-from mongo_session_service.transfer.sources.adk_rows import (
-    Row,
-    event_of,
-    header_of,
-    key_of,
-    shared_state_of,
-    text_of,
-)
-from mongo_session_service.transfer.sources.base import (
-    REMEDY,
-    STATE_TOGETHER,
-    BaseSource,
-    drawn,
-)
-from mongo_session_service.transfer.sources.sqlite_rows import (
-    KEYS,
-    Gone,
-    Places,
-    item_of,
-)
+from mongo_session_service.transfer import records
+from mongo_session_service.transfer.sources import adk_rows, base, sqlite_rows
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
 
 
-class SqliteSource(BaseSource):
+class SqliteSource(base.BaseSource):
     """The sessions of an SQLite file, which is opened read-only.
 
     Each page is a snapshot, and the old service can continue to write: no query is open
@@ -83,7 +57,7 @@ class SqliteSource(BaseSource):
                 isolation_level=None,
             )
             self._file.row_factory = sqlite3.Row
-            self._file.text_factory = text_of
+            self._file.text_factory = adk_rows.text_of
             self._check_layout()
 
     def _check_layout(self) -> None:
@@ -110,11 +84,11 @@ class SqliteSource(BaseSource):
         return self._file.execute(query, parameters)
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
+    async def totals(self, selection: records.Selection) -> records.Totals:
         with _failures():
             return await asyncio.to_thread(self._count, selection)
 
-    def _count(self, selection: Selection) -> Totals:
+    def _count(self, selection: records.Selection) -> records.Totals:
         where, values = _chosen(selection, with_user=True)
         count = f"SELECT count(*) FROM {{}}{where}"
         with self._at_work:
@@ -122,17 +96,19 @@ class SqliteSource(BaseSource):
                 self._query(count.format(table), *values).fetchone()[0]
                 for table in ("sessions", "events")
             ]
-        return Totals(*counts)
+        return records.Totals(*counts)
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """Shared state, then sessions sorted by key, each with its events."""
         with _failures():
             items = self._one_by_one(self._items(selection))
-            async with aclosing(drawn(items)) as drawing:
+            async with aclosing(base.drawn(items)) as drawing:
                 async for item in drawing:
                     yield item
 
-    def _one_by_one(self, items: Iterator[Item]) -> Iterator[Item]:
+    def _one_by_one(self, items: Iterator[records.Item]) -> Iterator[records.Item]:
         while True:
             with self._at_work:
                 item = next(items, None)
@@ -140,39 +116,44 @@ class SqliteSource(BaseSource):
                 return
             yield item
 
-    def _items(self, selection: Selection) -> Iterator[Item]:
+    def _items(self, selection: records.Selection) -> Iterator[records.Item]:
         for table in ("app_states", "user_states"):
             where, values = _chosen(selection, with_user=table == "user_states")
             for row in self._rows(table, self._places(table, where, *values)):
-                yield item_of(row, shared_state_of)
+                yield sqlite_rows.item_of(row, adk_rows.shared_state_of)
         after: tuple[str, ...] | None = ("", "", "")
         while after:
             page, after = self._page(selection, after)
             for header, events in page:
                 yield header
                 for row in self._rows("events", events):
-                    yield item_of(row, event_of)
+                    yield sqlite_rows.item_of(row, adk_rows.event_of)
 
     def _page(
-        self, selection: Selection, after: tuple[str, ...]
-    ) -> tuple[list[tuple[SessionHeader | Problem, Places]], tuple[str, ...] | None]:
+        self, selection: records.Selection, after: tuple[str, ...]
+    ) -> tuple[
+        list[tuple[records.SessionHeader | records.Problem, sqlite_rows.Places]],
+        tuple[str, ...] | None,
+    ]:
         """A page of sessions with the places of their events, and its last key."""
-        page: list[tuple[SessionHeader | Problem, Places]] = []
+        page: list[
+            tuple[records.SessionHeader | records.Problem, sqlite_rows.Places]
+        ] = []
         self._query("BEGIN")
         try:
             rows = self._sessions(selection, after)
             for row in rows:
-                header = header_of(row)
-                if not isinstance(header, SessionHeader):
-                    page.append((header, Places("events")))
+                header = adk_rows.header_of(row)
+                if not isinstance(header, records.SessionHeader):
+                    page.append((header, sqlite_rows.Places("events")))
                 elif selection.takes(header.key, header.update_time):
                     page.append((header, self._events(header)))
         finally:
             self._query("ROLLBACK")
-        return page, key_of(rows[-1]) if rows else None
+        return page, adk_rows.key_of(rows[-1]) if rows else None
 
     def _sessions(
-        self, selection: Selection, after: tuple[str, ...]
+        self, selection: records.Selection, after: tuple[str, ...]
     ) -> list[dict[str, Any]]:
         where, values = _chosen(selection, with_user=True)
         rows = self._query(
@@ -186,24 +167,26 @@ class SqliteSource(BaseSource):
         for row in rows:
             page.append(dict(row))
             size += len(row["state"])
-            if size > STATE_TOGETHER:
+            if size > base.STATE_TOGETHER:
                 break
         return page
 
-    def _events(self, header: SessionHeader) -> Places:
+    def _events(self, header: records.SessionHeader) -> sqlite_rows.Places:
         where = (
             " WHERE app_name = ? AND user_id = ? AND session_id = ?"
             " ORDER BY timestamp, rowid"
         )
         return self._places("events", where, *header.key)
 
-    def _places(self, table: str, where: str, *values: str) -> Places:
-        places = Places(table)
-        columns = ", ".join(("rowid", *KEYS[table]))
+    def _places(self, table: str, where: str, *values: str) -> sqlite_rows.Places:
+        places = sqlite_rows.Places(table)
+        columns = ", ".join(("rowid", *sqlite_rows.KEYS[table]))
         places.add(self._query(f"SELECT {columns} FROM {table}{where}", *values))
         return places
 
-    def _rows(self, table: str, places: Places) -> Iterator[Row | Gone]:
+    def _rows(
+        self, table: str, places: sqlite_rows.Places
+    ) -> Iterator[adk_rows.Row | sqlite_rows.Gone]:
         for some in places.parts(_ROWS_TOGETHER):
             rowids = some.rowids
             found = self._query(
@@ -225,7 +208,7 @@ class SqliteSource(BaseSource):
             file.close()
 
 
-def _chosen(selection: Selection, *, with_user: bool) -> tuple[str, list[str]]:
+def _chosen(selection: records.Selection, *, with_user: bool) -> tuple[str, list[str]]:
     where, values = " WHERE true", []
     chosen = [("app_name", selection.apps)]
     if with_user:
@@ -242,5 +225,5 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        message = f"The SQLite database cannot be read: {error}. {REMEDY}"
+        message = f"The SQLite database cannot be read: {error}. {base.REMEDY}"
         raise SourceError(message) from None

@@ -16,15 +16,8 @@ from google.adk.events.event import Event
 from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.jsonl import check_header, parse, to_item
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-)
 from mongo_session_service.transfer.sources.adk_rows import UnreadableError
 from mongo_session_service.transfer.sources.base import BaseSource, drawn, in_thread
 
@@ -80,26 +73,28 @@ class JsonLinesSource(BaseSource):
             return None
         return self._plain.tell() / max(status.st_size, 1)
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """The file's items, in order."""
         async with aclosing(drawn(self._items())) as items:
             is_wanted = False
             async for item in items:
                 match item:
-                    case SharedState(app_name=app_name, user_id=None):
+                    case records.SharedState(app_name=app_name, user_id=None):
                         if selection.takes_app(app_name):
                             yield item
                         continue
-                    case SharedState(app_name=app_name, user_id=str(user_id)):
+                    case records.SharedState(app_name=app_name, user_id=str(user_id)):
                         if selection.takes_user(app_name, user_id):
                             yield item
                         continue
-                    case SessionHeader():
+                    case records.SessionHeader():
                         is_wanted = selection.takes(item.key, item.update_time)
-                if is_wanted or isinstance(item, Problem):
+                if is_wanted or isinstance(item, records.Problem):
                     yield item
 
-    def _items(self) -> Iterator[Item]:
+    def _items(self) -> Iterator[records.Item]:
         numbered = self._numbered()
         _, first = next(numbered, (1, b""))
         check_header(first)
@@ -141,7 +136,7 @@ class _Parser:
         self._events = 0
         self._is_session_read = False
 
-    def items(self, numbered: Iterator[tuple[int, bytes]]) -> Iterator[Item]:
+    def items(self, numbered: Iterator[tuple[int, bytes]]) -> Iterator[records.Item]:
         """The items of the lines after the first."""
         number = 1
         for number, line in numbered:
@@ -151,15 +146,17 @@ class _Parser:
                 if kind == "end":
                     yield from self._ended(where, value)
                     if next(numbered, None):
-                        yield Problem(f"line {number + 1}", "the file had ended before")
+                        yield records.Problem(
+                            f"line {number + 1}", "the file had ended before"
+                        )
                     return
                 yield from self._counted(to_item(kind, value))
             except UnreadableError as error:
-                yield Problem(where, f"{error}{self._left_out(line)}")
+                yield records.Problem(where, f"{error}{self._left_out(line)}")
         reason = "the file ends here, without its last line; it seems truncated"
-        yield Problem(f"line {number}", reason)
+        yield records.Problem(f"line {number}", reason)
 
-    def _counted(self, item: Item) -> Iterator[Item]:
+    def _counted(self, item: records.Item) -> Iterator[records.Item]:
         if isinstance(item, Event):
             self._events += 1
             if self._sessions == 0:
@@ -167,7 +164,7 @@ class _Parser:
             if self._is_session_read:
                 yield item
             return
-        if isinstance(item, SessionHeader):
+        if isinstance(item, records.SessionHeader):
             self._sessions += 1
             self._is_session_read = True
         yield item
@@ -181,10 +178,12 @@ class _Parser:
             self._events += 1
         return ""
 
-    def _ended(self, where: str, value: object) -> Iterator[Problem]:
+    def _ended(self, where: str, value: object) -> Iterator[records.Problem]:
         found = {"sessions": self._sessions, "events": self._events}
         if value != found:
-            yield Problem(where, f"the file should hold {value!r}, but holds {found!r}")
+            yield records.Problem(
+                where, f"the file should hold {value!r}, but holds {found!r}"
+            )
 
 
 def _opened(path: str) -> BinaryIO:

@@ -20,16 +20,7 @@ from mongo_session_service.schema.version import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import Beginning, initial_state
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    Totals,
-    named,
-)
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.sources.base import BaseSource
 
 _SESSIONS_TOGETHER: Final = 20
@@ -62,26 +53,30 @@ class StoreSource(BaseSource):
             await check_version(self._at)
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
+    async def totals(self, selection: records.Selection) -> records.Totals:
         with translated():
             counting = queries.counting(_chosen(selection))
             found = await self._at.aggregate(self._at.sessions, counting)
         return (
-            Totals(found[0]["sessions"], found[0]["events"]) if found else Totals(0, 0)
+            records.Totals(found[0]["sessions"], found[0]["events"])
+            if found
+            else records.Totals(0, 0)
         )
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """Shared state, then sessions, each with its events; sorted by id."""
         with translated():
             async for document in self._at.app_states.find().sort("_id"):
                 if selection.takes_app(document["_id"]):
-                    yield SharedState(
+                    yield records.SharedState(
                         document["_id"], None, self._shared(document, document["_id"])
                     )
             async for document in self._at.user_states.find().sort("_id"):
                 owner = document["_id"]["app_name"], document["_id"]["user_id"]
                 if selection.takes_user(*owner):
-                    yield SharedState(*owner, self._shared(document, *owner))
+                    yield records.SharedState(*owner, self._shared(document, *owner))
             where = _chosen(selection)
             while page := await self._page(where):
                 where["_id"] = {"$gt": page[-1]["_id"]}
@@ -96,7 +91,9 @@ class StoreSource(BaseSource):
         page: list[Document] = await cursor.to_list(None)
         return page
 
-    async def events(self, key: SessionKey, revision: int) -> AsyncGenerator[Item]:
+    async def events(
+        self, key: SessionKey, revision: int
+    ) -> AsyncGenerator[records.Item]:
         """The events of a session up to a revision, in order."""
         found = 0
         if revision:
@@ -108,15 +105,17 @@ class StoreSource(BaseSource):
                 try:
                     yield decode_event(document, self._at.hooks)
                 except StorageError as error:
-                    yield Problem(f"event {found} of {named(key)}", str(error))
+                    yield records.Problem(
+                        f"event {found} of {records.named(key)}", str(error)
+                    )
         if found < revision:
             all_of_them = counted(revision, "event")
             reason = f"it has {found} of {all_of_them}; was it deleted just now?"
-            yield Problem(named(key), reason)
+            yield records.Problem(records.named(key), reason)
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
         """One session and its events; None if it is not stored."""
         with translated():
             document = await self._at.sessions.find_one(
@@ -127,7 +126,7 @@ class StoreSource(BaseSource):
             header = await self._header(document)
         return header, self.events(key, document["revision"])
 
-    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+    async def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
         """The keys of all selected sessions."""
         with translated():
             async for each in self._at.sessions.find(_chosen(selection), {"_id": 1}):
@@ -145,11 +144,11 @@ class StoreSource(BaseSource):
             )
         return self._shared(document, app_name, user_id) if document else {}
 
-    async def _header(self, document: Document) -> SessionHeader:
+    async def _header(self, document: Document) -> records.SessionHeader:
         key = SessionKey(**document["_id"])
         owner = Owner.of_session(key)
         initial = await self._initial(key, document)
-        return SessionHeader(
+        return records.SessionHeader(
             key,
             decode_state(document["state"], owner, self._at.hooks),
             update_time=document["update_time"],
@@ -173,7 +172,7 @@ class StoreSource(BaseSource):
         return decode_state(document["state"], owner, self._at.hooks)
 
 
-def _chosen(selection: Selection) -> Document:
+def _chosen(selection: records.Selection) -> Document:
     where = queries.visible(platform_time.get_time())
     if selection.since is not None:
         where["update_time"] = {"$gte": selection.since}
