@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from google.adk.events.event import Event
@@ -23,9 +24,14 @@ from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer import records
-from mongo_session_service.transfer.batches import Batch, Gathering, Incoming
-from mongo_session_service.transfer.reconcile import Plan, Standing, plan
-from mongo_session_service.transfer.target import ChangedError, StatePlan, Target
+from mongo_session_service.transfer.batches import Batch, Gathering
+from mongo_session_service.transfer.reconcile import Standing
+from mongo_session_service.transfer.target import (
+    ChangedError,
+    SessionPlan,
+    StatePlan,
+    Target,
+)
 
 _ATTEMPTS: Final = 5
 """How often a batch is planned again because the target has changed."""
@@ -73,172 +79,101 @@ async def move(
     return importer.moved
 
 
+@dataclass(slots=True)
 class _Importer:
     """Writes batches one by one, and counts the results."""
 
-    def __init__(
-        self,
-        target: Target,
-        policies: records.Policies,
-        on_problem: Callable[[records.Problem], None],
-    ) -> None:
-        self.target = target
-        self.moved = records.Moved(started=time.time())
-        self._policies = policies
-        self._on_problem = on_problem
-        self._large: _LargeSession | None = None
+    target: Target
+    policies: records.Policies
+    on_problem: Callable[[records.Problem], None]
+    moved: records.Moved = field(default_factory=lambda: records.Moved(time.time()))
+    conflict: records.Problem | None = None
+    """In an earlier part of the session whose parts are being imported."""
+    written: int = 0
+    """Events of its earlier parts that were written."""
 
     async def take(self, batch: Batch) -> None:
         """Store a batch in the target, as far as the target lacks it."""
         for problem in batch.problems:
-            if self._policies.on_error == "fail" and not self._policies.is_dry_run:
+            if self.policies.on_error == "fail" and not self.policies.is_dry_run:
                 message = (
                     f"Cannot be moved: {problem}. What was moved before stays. To"
                     " continue without it, choose to skip errors."
                 )
                 raise TransferError(message)
             self.moved.problems += 1
-            self._on_problem(problem)
-        is_part = any(not each.is_whole for each in batch.sessions)
-        take = self._take_part if is_part else self._take_whole
+            self.on_problem(problem)
         for _ in range(_ATTEMPTS):
             with suppress(ChangedError):
-                await take(batch)
+                await self._store(batch)
                 return
         message = "The target keeps changing what is being moved; stop its writers."
         raise ConflictError(message)
 
-    async def _take_whole(self, batch: Batch) -> None:
-        """Plan a batch of whole sessions, and write it."""
-        found = await self.target.sessions(each.key for each in batch.sessions)
-        events = await self.target.events(batch.sessions)
-        hooks = self.target.hooks
-        plans = [
-            (each, plan(each, found.get(each.key), events.get(each.key, []), hooks))
-            for each in batch.sessions
-        ]
+    async def _store(self, batch: Batch) -> None:
+        sessions = await self.target.sessions(batch.sessions)
         states = await self.target.states(batch.states.values())
-        if not self._policies.is_dry_run:
+        if not self.policies.is_dry_run:
             await self.target.write(
-                [
-                    (each, planned, found.get(each.key))
-                    for each, planned in plans
-                    if self._is_written(planned, _conflict(each, planned))
-                ],
-                [
-                    each
-                    for each in states
-                    if self._is_written(each, _state_conflict(each))
-                ],
+                [each for each in sessions if self._is_written(each)],
+                [each for each in states if self._is_written(each)],
             )
-        for each, planned in plans:
-            written = each.revision - planned.matched
-            self._count(_conflict(each, planned), planned.standing, written)
+        for session in sessions:
+            self._count(session)
         for state in states:
             self._count_state(state)
 
-    async def _take_part(self, batch: Batch) -> None:
-        """Store a part of a large session; parts come alone and in order."""
-        [part] = batch.sessions
-        if self._large is None or part.offset == 0:
-            self._large = _LargeSession(
-                self.target,
-                is_dry_run=self._policies.is_dry_run,
-                is_to_replace=self._is_to_replace,
-            )
-        await self._large.take(part)
-        if part.is_last:
-            large, self._large = self._large, None
-            conflict = records.Problem(records.named(part.key), large.reason)
-            self._count(conflict, large.standing, large.written)
+    @property
+    def _is_replacing(self) -> bool:
+        return self.policies.on_conflict == "replace"
 
-    def _is_written(self, planned: Plan | StatePlan, conflict: records.Problem) -> bool:
-        if planned.standing is Standing.CONFLICT:
-            return self._is_to_replace(conflict)
-        return planned.is_lacking
-
-    def _is_to_replace(self, conflict: records.Problem) -> bool:
-        if self._policies.on_conflict == "fail":
+    def _is_written(self, planned: SessionPlan | StatePlan) -> bool:
+        if planned.standing is not Standing.CONFLICT:
+            # After a conflict in one part, the other parts are left alone, too.
+            return planned.is_lacking and (self._is_replacing or not self.conflict)
+        if self.policies.on_conflict == "fail":
             message = (
-                f"The target holds something else: {conflict}. It was left as it is;"
-                " choose to skip or to replace what conflicts."
+                f"The target holds something else: {planned.conflict}. It was left as"
+                " it is; choose to skip or to replace what conflicts."
             )
             raise ConflictError(message)
-        return self._policies.on_conflict == "replace"
+        return self._is_replacing
 
-    def _count(
-        self, conflict: records.Problem, standing: Standing, written: int
-    ) -> None:
+    def _count(self, session: SessionPlan) -> None:
+        self.written += len(session.incoming.appends) - session.plan.matched
+        if session.standing is Standing.CONFLICT and not self.conflict:
+            self.conflict = session.conflict
+        if not session.incoming.is_last:
+            return
+        conflict, self.conflict = self.conflict, None
+        written, self.written = self.written, 0
         moved = self.moved
-        match standing:
+        match session.standing:
+            case _ if conflict and self._is_replacing:
+                moved.replaced += 1
+                moved.events += written
+            case _ if conflict:
+                moved.skipped += 1
+                self.on_problem(conflict)
+            case Standing.SAME:
+                moved.unchanged += 1
+            case Standing.AHEAD:
+                moved.ahead += 1
             case Standing.NEW:
                 moved.new += 1
                 moved.events += written
             case Standing.BEHIND:
                 moved.caught_up += 1
                 moved.events += written
-            case Standing.SAME:
-                moved.unchanged += 1
-            case Standing.AHEAD:
-                moved.ahead += 1
-            case Standing.CONFLICT if self._policies.on_conflict == "replace":
-                moved.replaced += 1
-                moved.events += written
-            case Standing.CONFLICT:
-                moved.skipped += 1
-                self._on_problem(conflict)
 
     def _count_state(self, state: StatePlan) -> None:
         if state.standing is not Standing.CONFLICT:
             self.moved.states += state.standing is not Standing.SAME
-        elif self._policies.on_conflict == "replace":
+        elif self._is_replacing:
             self.moved.states += 1
         else:
             self.moved.skipped_states += 1
-            self._on_problem(_state_conflict(state))
-
-
-class _LargeSession:
-    """The progress of one session that is imported in several parts."""
-
-    def __init__(
-        self,
-        target: Target,
-        *,
-        is_dry_run: bool,
-        is_to_replace: Callable[[records.Problem], bool],
-    ) -> None:
-        self.standing = Standing.NEW
-        self.reason = ""
-        self.written = 0
-        self._target = target
-        self._is_dry_run = is_dry_run
-        self._is_to_replace = is_to_replace
-        self._is_left_alone = False
-
-    async def take(self, part: Incoming) -> None:
-        """Store a part, unless it is stored; with the last part, the session.
-
-        Raises:
-            ChangedError: the target has changed since it was read; repeat the part.
-        """
-        if self._is_left_alone:
-            return
-        found = (await self._target.sessions([part.key])).get(part.key)
-        events = await self._target.events([part])
-        hooks = self._target.hooks
-        planned = plan(part, found, events.get(part.key, []), hooks)
-        if planned.standing is Standing.CONFLICT:
-            self.standing, self.reason = planned.standing, planned.reason
-            conflict = records.Problem(records.named(part.key), self.reason)
-            if self._is_dry_run or not self._is_to_replace(conflict):
-                self._is_left_alone = True
-                return
-        elif self.standing is not Standing.CONFLICT:
-            self.standing = planned.standing
-        if planned.is_lacking and not self._is_dry_run:
-            await self._target.write([(part, planned, found)], [])
-        self.written += len(part.appends) - planned.matched
+            self.on_problem(state.conflict)
 
 
 async def _read_ahead(
@@ -294,11 +229,3 @@ async def _unexpired(
                 moved.expired += has_expired
             if not (has_expired and isinstance(item, records.SessionHeader | Event)):
                 yield item
-
-
-def _conflict(incoming: Incoming, planned: Plan) -> records.Problem:
-    return records.Problem(records.named(incoming.key), planned.reason)
-
-
-def _state_conflict(state: StatePlan) -> records.Problem:
-    return records.Problem(str(state.state.shared), "it was changed in the target")

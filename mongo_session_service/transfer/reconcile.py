@@ -42,11 +42,6 @@ class Plan(NamedTuple):
     found: int = 0
     """Events that are stored under the part's revisions, correct or not."""
 
-    @property
-    def is_lacking(self) -> bool:
-        """Whether there is something to write."""
-        return self.standing not in {Standing.SAME, Standing.AHEAD}
-
 
 def content_digest(value: Mapping[str, Any]) -> bytes:
     """A hash of decoded fields: equal for the same content, in any order of keys.

@@ -34,8 +34,8 @@ from mongo_session_service.sessions.deletion import STEP, remove_expired
 from mongo_session_service.sessions.history import recorded
 from mongo_session_service.sessions.queries import initial_updates
 from mongo_session_service.transfer.batches import Incoming, IncomingState
-from mongo_session_service.transfer.reconcile import Plan, Standing, plan_state
-from mongo_session_service.transfer.records import named
+from mongo_session_service.transfer.reconcile import Plan, Standing, plan, plan_state
+from mongo_session_service.transfer.records import Problem, named
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,30 @@ class ChangedError(Exception):
     """The target has changed since the plan was made."""
 
 
+class SessionPlan(NamedTuple):
+    """A session coming in, or a part of one, and what the target has of it."""
+
+    incoming: Incoming
+    plan: Plan
+    found: Document | None
+    """The session's document in the target, or a reservation."""
+
+    @property
+    def standing(self) -> Standing:
+        """How they compare."""
+        return self.plan.standing
+
+    @property
+    def conflict(self) -> Problem:
+        """What is different."""
+        return Problem(named(self.incoming.key), self.plan.reason)
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether there is something to write."""
+        return self.standing not in {Standing.SAME, Standing.AHEAD}
+
+
 class StatePlan(NamedTuple):
     """State coming in, and what the target has of it."""
 
@@ -61,6 +85,11 @@ class StatePlan(NamedTuple):
     """The target's; None if it has none."""
     is_noted: bool
     """Whether an import has noted that it brought the target to that revision."""
+
+    @property
+    def conflict(self) -> Problem:
+        """What is different."""
+        return Problem(str(self.state.shared), "it was changed in the target")
 
     @property
     def lacks_note(self) -> bool:
@@ -98,7 +127,20 @@ class Target:
             )
             raise ConflictError(message)
 
-    async def sessions(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
+    async def sessions(self, wanted: Iterable[Incoming]) -> list[SessionPlan]:
+        """What each session, or part of one, that is wanted needs."""
+        sessions = list(wanted)
+        found = await self._found(each.key for each in sessions)
+        events = await self._events(sessions)
+        return [
+            SessionPlan(
+                each, plan(each, there, events.get(each.key, []), self.hooks), there
+            )
+            for each in sessions
+            for there in [found.get(each.key)]
+        ]
+
+    async def _found(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
         """The stored documents of sessions: the sessions themselves, or reservations.
 
         An initial state that is stored in a document of its own is added. Sessions that
@@ -135,7 +177,7 @@ class Target:
             if state is not None
         }
 
-    async def events(
+    async def _events(
         self, parts: Iterable[Incoming]
     ) -> dict[SessionKey, list[Document]]:
         """The events under these parts' revisions, and one more, in order."""
@@ -176,11 +218,7 @@ class Target:
             plans.append(StatePlan(each, standing, revision, is_noted))
         return plans
 
-    async def write(
-        self,
-        sessions: list[tuple[Incoming, Plan, Document | None]],
-        states: list[StatePlan],
-    ) -> None:
+    async def write(self, sessions: list[SessionPlan], states: list[StatePlan]) -> None:
         """Store sessions, or parts of them, and shared state, as planned.
 
         Raises:
@@ -190,35 +228,33 @@ class Target:
         with _duplicates_as_changes():
             await self._write_states(states)
             entering = []
-            for incoming, plan, found in sessions:
-                if found is None or plan.standing is Standing.NEW:
-                    entering.append((incoming, plan, found))
-                elif plan.standing is Standing.BEHIND:
-                    await self._catch_up(incoming, found, plan.matched)
+            for each in sessions:
+                if each.found is None or each.standing is Standing.NEW:
+                    entering.append(each)
+                elif each.standing is Standing.BEHIND:
+                    await self._catch_up(each.incoming, each.found, each.plan.matched)
                 else:
-                    reservation = await self._reserve_instead(found)
-                    entering.append((incoming, plan, reservation))
+                    reservation = await self._reserve_instead(each.found)
+                    entering.append(each._replace(found=reservation))
             await self._enter(entering)
 
-    async def _enter(
-        self, entering: list[tuple[Incoming, Plan, Document | None]]
-    ) -> None:
+    async def _enter(self, entering: list[SessionPlan]) -> None:
         """Store new sessions; events that an interrupted import has stored stay."""
-        await self._reserve([(each, found) for each, _, found in entering])
+        await self._reserve(entering)
         events: list[Document] = []
-        for incoming, plan, _ in entering:
-            after = incoming.offset + plan.matched
-            if plan.standing is Standing.CONFLICT or plan.matched < plan.found:
+        for incoming, planned, _ in entering:
+            after = incoming.offset + planned.matched
+            if planned.standing is Standing.CONFLICT or planned.matched < planned.found:
                 await self._remove_events(incoming.key, after)
             events += incoming.documents(after)
         if events:
             await self._at.events.insert_many(events, ordered=False)
-        whole = [(each, found) for each, _, found in entering if each.is_last]
+        whole = [each for each in entering if each.incoming.is_last]
         await self._store_initial_states(whole)
-        await self._store_sessions([each for each, _ in whole])
+        await self._store_sessions([each.incoming for each in whole])
 
-    async def _reserve(self, wanted: list[tuple[Incoming, Document | None]]) -> None:
-        """Reserve the places of sessions, each given with the document found there.
+    async def _reserve(self, wanted: list[SessionPlan]) -> None:
+        """Reserve the places of sessions.
 
         Raises:
             ChangedError: another document is there by now.
@@ -227,7 +263,7 @@ class Target:
         """
         writes: list[InsertOne[Document] | UpdateOne] = []
         renewed = 0
-        for incoming, found in wanted:
+        for incoming, _, found in wanted:
             holder = self._check_holder(incoming, found)
             id_ = incoming.key.id
             if holder is None:
@@ -299,12 +335,10 @@ class Target:
         while await self._transaction(key, step):
             pass
 
-    async def _store_initial_states(
-        self, whole: list[tuple[Incoming, Document | None]]
-    ) -> None:
+    async def _store_initial_states(self, whole: list[SessionPlan]) -> None:
         """Store large initial states; remove one that the document found has left."""
         writes: list[UpdateOne | DeleteOne] = []
-        for incoming, found in whole:
+        for incoming, _, found in whole:
             apart = initial_updates([incoming.created()])
             writes += [UpdateOne(*update, upsert=True) for update in apart]
             if found is not None and not apart:
