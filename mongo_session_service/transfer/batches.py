@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from google.adk.events.event import Event
@@ -106,19 +106,8 @@ class Incoming:
     def rest(self) -> Incoming:
         """The next part, still empty."""
         self.is_last = False
-        of_events = sum(append.size for append in self.appends)
-        return Incoming(
-            self.key,
-            self.state,
-            self.update_time,
-            self.create_time,
-            self.size - of_events,
-            self.details,
-            self.initial,
-            offset=self.revision,
-            began=self.began,
-            changed=self.changed,
-        )
+        size = self.size - sum(append.size for append in self.appends)
+        return replace(self, size=size, appends=[], offset=self.revision, is_last=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,9 @@ async def move(
             await importer.target.check()
             if not policies.is_dry_run:
                 await service.setup()
-            reading = _read_ahead(source, selection, target.hooks, importer.moved)
-            async with aclosing(reading) as batches:
-                async for batch in batches:
+            batches = _batches(source, selection, target.hooks, importer.moved)
+            async with aclosing(_read_ahead(batches)) as reading:
+                async for batch in reading:
                     await importer.take(batch)
                     on_progress(importer.moved)
     return importer.moved
@@ -176,50 +176,31 @@ class _Importer:
             self.on_problem(state.conflict)
 
 
-async def _read_ahead(
+async def _read_ahead(batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:
+    """The same batches; the next one is read while one is in use."""
+
+    async def following() -> Batch | None:
+        return await anext(batches, None)
+
+    reading = asyncio.create_task(following())
+    try:
+        while (batch := await reading) is not None:
+            reading = asyncio.create_task(following())
+            yield batch
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await batches.aclose()
+
+
+async def _batches(
     source: records.Source,
     selection: records.Selection,
     hooks: Hooks,
     moved: records.Moved,
 ) -> AsyncGenerator[Batch]:
-    """The encoded batches of an open source; reads the next one while one is in use.
-
-    It counts events read, and expired sessions, in ``moved``.
-    """
-    queue: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(maxsize=1)
-
-    async def read() -> None:
-        gathering = Gathering(hooks)
-        async with aclosing(_unexpired(source, selection, moved)) as items:
-            async for item in items:
-                for batch in gathering.add(item):
-                    await queue.put(batch)
-        for batch in gathering.end():
-            await queue.put(batch)
-
-    async def read_to_the_end() -> None:
-        try:
-            await read()
-        except Exception as error:  # noqa: BLE001  raised in the loop below
-            await queue.put(error)
-        else:
-            await queue.put(None)
-
-    reading = asyncio.create_task(read_to_the_end())
-    try:
-        while (batch := await queue.get()) is not None:
-            if isinstance(batch, Exception):
-                raise batch
-            yield batch
-    finally:
-        reading.cancel()
-        await asyncio.wait([reading])
-
-
-async def _unexpired(
-    source: records.Source, selection: records.Selection, moved: records.Moved
-) -> AsyncGenerator[records.Item]:
-    """The items of a source without expired sessions; both are counted."""
+    """The encoded batches of a source; counts events read and expired sessions."""
+    gathering = Gathering(hooks)
     has_expired = False
     async with aclosing(source.read(selection)) as items:
         async for item in items:
@@ -227,5 +208,9 @@ async def _unexpired(
             if isinstance(item, records.SessionHeader):
                 has_expired = item.has_expired(platform_time.get_time())
                 moved.expired += has_expired
-            if not (has_expired and isinstance(item, records.SessionHeader | Event)):
-                yield item
+            if has_expired and isinstance(item, records.SessionHeader | Event):
+                continue
+            for batch in gathering.add(item):
+                yield batch
+    for batch in gathering.end():
+        yield batch

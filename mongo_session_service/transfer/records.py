@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from google.adk.events.event import Event
@@ -123,12 +122,7 @@ class Source(Protocol):
             SourceError: it cannot be reached, or holds something else.
         """
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Close it."""
 
     async def totals(self, selection: Selection) -> Totals | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias
 
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
@@ -23,6 +23,9 @@ from mongo_session_service.transfer.reconcile import content_digest, event_diges
 
 _ROUNDING: Final = 2e-6
 """Seconds: databases keep microseconds, and events a little more."""
+
+_Seen: TypeAlias = tuple[str, bytes]
+"""An event's id and the hash of its content."""
 
 
 class Readable(Protocol):
@@ -56,13 +59,6 @@ class Verified:
         return self.differences == 0
 
 
-class _Seen(NamedTuple):
-    """What is compared of an event."""
-
-    id: str
-    digest: bytes
-
-
 async def verify(
     source: records.Source,
     target: Readable,
@@ -83,7 +79,7 @@ async def verify(
         on_difference: Called with each difference; it never quotes a value.
         on_progress: Called after each session.
     """
-    verifier = _Verifier(target, on_difference, on_progress, is_exact=is_exact)
+    verifier = _Verifier(target, is_exact, on_difference, on_progress)
     async with aclosing(source.read(selection)) as items:
         async for item in items:
             await verifier.take(item)
@@ -95,54 +91,48 @@ async def verify(
     return verifier.verified
 
 
+@dataclass(slots=True)
 class _Verifier:
-    def __init__(
-        self,
-        target: Readable,
-        on_difference: Callable[[records.Problem], None],
-        on_progress: Callable[[Verified], None],
-        *,
-        is_exact: bool,
-    ) -> None:
-        self.verified = Verified()
-        self.keys: set[int] = set()
-        self._target = target
-        self._on_difference = on_difference
-        self._on_progress = on_progress
-        self._is_exact = is_exact
-        self._header: records.SessionHeader | None = None
-        self._events: list[_Seen] = []
+    target: Readable
+    is_exact: bool
+    on_difference: Callable[[records.Problem], None]
+    on_progress: Callable[[Verified], None]
+    verified: Verified = field(default_factory=Verified)
+    keys: set[int] = field(default_factory=set)
+    """The hashed keys of the sessions compared."""
+    header: records.SessionHeader | None = None
+    events: list[_Seen] = field(default_factory=list)
 
     def differ(self, where: str, reason: str) -> None:
         """Report a difference."""
         self.verified.differences += 1
-        self._on_difference(records.Problem(where, reason))
+        self.on_difference(records.Problem(where, reason))
 
     async def take(self, item: records.Item) -> None:
         """Add an item of the source."""
         match item:
             case records.Problem(where=where, reason=reason):
                 self.differ(where, f"the source cannot be read here: {reason}")
-            case Event() if self._header is not None:
-                self._events.append(_seen(item))
+            case Event() if self.header is not None:
+                self.events.append(_seen(item))
             case records.SessionHeader():
                 await self.end()
                 if not item.has_expired(platform_time.get_time()):
-                    self._header = item
+                    self.header = item
             case records.SharedState():
                 await self.end()
                 # Some services store an empty row for each user.
                 self.verified.states += bool(item.state)
-                there = await self._target.find_shared(item.app_name, item.user_id)
+                there = await self.target.find_shared(item.app_name, item.user_id)
                 for reason in _state_differences(item.state, there):
                     self.differ(str(item), reason)
 
     async def end(self) -> None:
         """Compare the session that has been read."""
-        header, self._header = self._header, None
+        header, self.header = self.header, None
         if header is None:
             return
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         self.verified.sessions += 1
         self.verified.events += len(events)
         try:
@@ -150,9 +140,9 @@ class _Verifier:
         except InvalidInputError as error:
             self.differ(records.named(header.key), str(error).rstrip("."))
             return
-        if self._is_exact:
+        if self.is_exact:
             self.keys.add(hash(key))
-        found = await self._target.find(key)
+        found = await self.target.find(key)
         if found is None:
             self.differ(records.named(key), "the target does not have it")
         else:
@@ -162,14 +152,14 @@ class _Verifier:
                 *_event_differences(events, there),
             ]:
                 self.differ(records.named(key), reason)
-        self._on_progress(self.verified)
+        self.on_progress(self.verified)
 
 
 def _seen(event: Event) -> _Seen:
     try:
-        return _Seen(event.id, event_digest(encode_event_fields(event)))
+        return event.id, event_digest(encode_event_fields(event))
     except InvalidInputError:
-        return _Seen(event.id, b"what cannot be stored")
+        return event.id, b"what cannot be stored"
 
 
 def _header_differences(
@@ -220,7 +210,7 @@ def _event_differences(here: list[_Seen], there: list[_Seen]) -> list[str]:
         reasons.append(f"{counted(len(here), 'event')}, there {len(there)}")
     for number, (one, other) in enumerate(zip(here, there, strict=False), start=1):
         if one != other:
-            what = "another" if one.id != other.id else "other content"
-            reasons.append(f"event {number}, {one.id!r}: {what} in the target")
+            what = "another" if one[0] != other[0] else "other content"
+            reasons.append(f"event {number}, {one[0]!r}: {what} in the target")
             break
     return reasons

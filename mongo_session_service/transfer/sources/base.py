@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from mongo_session_service.transfer.records import Selection, Totals
@@ -37,12 +36,7 @@ class BaseSource:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._close()
 
     async def _open(self) -> None:

@@ -71,21 +71,16 @@ class ServiceSource(BaseSource):
         self, key: SessionKey
     ) -> tuple[Session | None, records.Problem | None]:
         try:
-            session = await self._service.get_session(
-                app_name=key.app_name, user_id=key.user_id, session_id=key.session_id
-            )
+            return await self._service.get_session(**key.id), None
         except Exception as error:  # noqa: BLE001  a foreign service may raise anything
             reason = f"its service raised {type(error).__name__}"
             return None, records.Problem(records.named(key), reason)
-        return session, None
 
     async def find(
         self, key: SessionKey
     ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
         """One session and its events; None if it is not stored."""
-        session = await self._service.get_session(
-            app_name=key.app_name, user_id=key.user_id, session_id=key.session_id
-        )
+        session = await self._service.get_session(**key.id)
         if session is None:
             return None
 
