@@ -206,15 +206,8 @@ class Gathering:
         except (InvalidInputError, DocumentTooLargeError) as error:
             self._refuse(records.named(header.key), error)
             return
-        self._current = Incoming(
-            key,
-            state,
-            header.update_time,
-            header.create_time,
-            size,
-            header.details,
-            initial,
-        )
+        times = header.update_time, header.create_time
+        self._current = Incoming(key, state, *times, size, header.details, initial)
 
     def _end_session(self) -> Iterable[Batch]:
         current, self._current = self._current, None

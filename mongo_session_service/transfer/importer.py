@@ -96,11 +96,10 @@ class _Importer:
         """Store a batch in the target, as far as the target lacks it."""
         for problem in batch.problems:
             if self.policies.on_error == "fail" and not self.policies.is_dry_run:
-                message = (
+                raise TransferError(
                     f"Cannot be moved: {problem}. What was moved before stays. To"
                     " continue without it, choose to skip errors."
                 )
-                raise TransferError(message)
             self.moved.problems += 1
             self.on_problem(problem)
         for _ in range(_ATTEMPTS):
@@ -132,11 +131,10 @@ class _Importer:
             # After a conflict in one part, the other parts are left alone, too.
             return planned.is_lacking and (self._is_replacing or not self.conflict)
         if self.policies.on_conflict == "fail":
-            message = (
+            raise ConflictError(
                 f"The target holds something else: {planned.conflict}. It was left as"
                 " it is; choose to skip or to replace what conflicts."
             )
-            raise ConflictError(message)
         return self._is_replacing
 
     def _count(self, session: SessionPlan) -> None:

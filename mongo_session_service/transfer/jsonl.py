@@ -39,7 +39,8 @@ from mongo_session_service.model import metadata
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.transfer.records import Item, SessionHeader, SharedState
-from mongo_session_service.transfer.sources.adk_rows import UnreadableError, validated
+from mongo_session_service.transfer.sources.adk_rows import validated
+from mongo_session_service.transfer.sources.base import UnreadableError
 
 FORMAT: Final = "mongo-session-service"
 VERSION: Final = 1
@@ -136,17 +137,15 @@ def check_header(line: bytes) -> None:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        message = (
+        raise SourceError(
             "Line 1: this is not a file of exported sessions; its first line would be"
             f" {json.dumps(HEADER)}."
         )
-        raise SourceError(message)
     if header.get("version") != VERSION:
-        message = (
+        raise SourceError(
             f"Line 1: the file has format version {header.get('version')!r};"
             f" this release reads {VERSION}. Upgrade mongo-session-service."
         )
-        raise SourceError(message)
 
 
 def to_item(kind: str, value: Any) -> Item:

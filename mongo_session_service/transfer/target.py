@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -120,12 +121,11 @@ class Target:
         other = await self._at.sessions.find_one()
         is_own = other is None or (isinstance(other["_id"], dict) and "id" not in other)
         if not is_own:
-            message = (
+            raise ConflictError(
                 f"Collection {self._at.sessions.name!r} of database"
                 f" {self._at.database.name!r} holds another service's sessions. Import"
                 " into another database, or give the collections a prefix."
             )
-            raise ConflictError(message)
 
     async def sessions(self, wanted: Iterable[Incoming]) -> list[SessionPlan]:
         """What each session, or part of one, that is wanted needs."""
@@ -155,27 +155,17 @@ class Target:
                 found[key] = each
             elif not self._is_read_only:
                 await remove_expired(self._at, key, now)
-        return found | await self._with_initial_states(found)
-
-    async def _with_initial_states(
-        self, found: dict[SessionKey, Document]
-    ) -> dict[SessionKey, Document]:
-        lacking = {
-            key: each
+        lacking = [
+            key.event_id(0)
             for key, each in found.items()
             if not placeholders.is_placeholder(each) and INITIAL not in each
-        }
-        if not lacking:
-            return {}
-        ids = [key.event_id(0) for key in lacking]
-        cursor = self._at.events.find({"_id": {"$in": ids}})
-        apart = {_key(each): each for each in await cursor.to_list(None)}
-        states = {key: recorded(each, apart.get(key)) for key, each in lacking.items()}
-        return {
-            key: {**lacking[key], INITIAL: state}
-            for key, state in states.items()
-            if state is not None
-        }
+        ]
+        if lacking:
+            async for apart in self._at.events.find({"_id": {"$in": lacking}}):
+                session = found[_key(apart)]
+                if (state := recorded(session, apart)) is not None:
+                    session[INITIAL] = state
+        return found
 
     async def _events(
         self, parts: Iterable[Incoming]
@@ -183,31 +173,22 @@ class Target:
         """The events under these parts' revisions, and one more, in order."""
         found: dict[SessionKey, list[Document]] = {}
         ranges = [
-            {
-                "_id": {
-                    "$gt": part.key.event_id(part.offset),
-                    "$lte": part.key.event_id(part.revision + 1),
-                }
-            }
+            queries.events_until(part.key, part.revision + 1, part.offset)
             for part in parts
         ]
         if ranges:
-            cursor = self._at.events.find({"$or": ranges}).sort("_id")
-            async for each in cursor:
+            async for each in self._at.events.find({"$or": ranges}).sort("_id"):
                 found.setdefault(_key(each), []).append(each)
         return found
 
     async def states(self, wanted: Iterable[IncomingState]) -> list[StatePlan]:
         """What each state that is wanted needs."""
         states = list(wanted)
+        ids = [id_ for each in states for id_ in (each.id, {"of": each.id})]
         stored: dict[str, Document] = {}
-        for collection, ids in (
-            (self._at.app_states, [each.id for each in states]),
-            (self._at.user_states, [each.id for each in states]),
-            (self._at.imports, [{"of": each.id} for each in states]),
-        ):
-            cursor = collection.find({"_id": {"$in": ids}})
-            stored |= {repr(each["_id"]): each for each in await cursor.to_list(None)}
+        for collection in (self._at.app_states, self._at.user_states, self._at.imports):
+            async for each in collection.find({"_id": {"$in": ids}}):
+                stored[repr(each["_id"])] = each
         plans = []
         for each in states:
             there = stored.get(repr(each.id))
@@ -281,17 +262,15 @@ class Target:
         """The import that holds a session's place; None if it is free."""
         holder: str | None = found.get(placeholders.IMPORT) if found else None
         if found is not None and holder is None:
-            message = (
+            raise ConflictError(
                 f"The target itself is forking or removing {named(incoming.key)}."
                 " Run the import again."
             )
-            raise ConflictError(message)
         if incoming.offset and holder != self._reservations.holder:
-            message = (
+            raise ConflictError(
                 f"The imported part of {named(incoming.key)} was removed meanwhile, or"
                 " another import has taken it over. Run the import again."
             )
-            raise ConflictError(message)
         return holder
 
     async def _reserve_instead(self, session: Document) -> Document:
@@ -431,7 +410,7 @@ class Target:
         return await uninterrupted(self._at.transaction(logged))
 
     async def _write_states(self, states: list[StatePlan]) -> None:
-        writes: dict[str, list[UpdateOne]] = {}
+        writes: dict[str, list[UpdateOne]] = defaultdict(list)
         notes = []
         for each in states:
             owner, before = each.state, each.revision
@@ -446,7 +425,7 @@ class Target:
             # Another revision than expected makes this insert, which then fails.
             where = {"_id": owner.id, "revision": before}
             write = UpdateOne(where, {"$set": change}, upsert=True)
-            writes.setdefault(collection.name, []).append(write)
+            writes[collection.name].append(write)
         for name, updates in writes.items():
             await self._at.database[name].bulk_write(updates, ordered=False)
         # Last: without its note, state counts as changed in the target.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing_extensions import override
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import records
-from mongo_session_service.transfer.sources import adk_rows, base
-from mongo_session_service.transfer.sources.sqlite_rows import Gone, item_of, rows_apart
+from mongo_session_service.transfer.sources import adk_rows, base, sqlite_rows
 
 _DRIVERS: Final = {
     "sqlite": "aiosqlite",
@@ -28,12 +27,14 @@ _BLOCKING: Final = ("", "pysqlite", "psycopg2", "pymysql", "mysqldb")
 
 _EXTRA: Final = "install the extra 'sql', as in pip install '.[sql]'"
 
-
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
 _STATES_TOGETHER: Final = 25
 _KEY: Final = ("app_name", "user_id", "id")
-_EVENT_KEY: Final = ("app_name", "user_id", "session_id")
+_TABLES: Final = frozenset(
+    ("sessions", "events", "app_states", "user_states", "adk_internal_metadata")
+)
+_VERSION: Final = "schema_version"
 
 
 def open_engine(url: str) -> tuple[Any, Any]:
@@ -50,17 +51,17 @@ def open_engine(url: str) -> tuple[Any, Any]:
         parsed = sqlalchemy.make_url(url)
         backend, _, driver = parsed.drivername.partition("+")
         if driver in _BLOCKING and backend in _DRIVERS:
-            parsed = parsed.set(drivername=f"{backend}+{_DRIVERS[backend]}")
-            parsed = parsed.set(query=_for_asyncpg(parsed.query))
+            # asyncpg has another name for its TLS option.
+            options = {
+                "ssl" if name == "sslmode" else name: value
+                for name, value in parsed.query.items()
+            }
+            driver = f"{backend}+{_DRIVERS[backend]}"
+            parsed = parsed.set(drivername=driver, query=options)
         engine = create_async_engine(parsed, hide_parameters=True)
         if engine.dialect.name == "sqlite":
             sqlalchemy.event.listen(engine.sync_engine, "connect", _read_any_text)
         return sqlalchemy, engine
-
-
-def _for_asyncpg(options: Mapping[str, Any]) -> dict[str, Any]:
-    """URL options for asyncpg, whose TLS option has another name."""
-    return {"ssl" if name == "sslmode" else name: options[name] for name in options}
 
 
 def _read_any_text(connection: Any, _: Any) -> None:
@@ -79,12 +80,11 @@ def _drivers(url: str) -> Iterator[None]:
         raise SourceError(message) from None
     except Exception as error:  # noqa: BLE001  any error may quote the password
         scheme = url.partition(":")[0]
-        message = (
+        raise SourceError(
             f"The database URL cannot be used ({type(error).__name__}, scheme"
             f" {scheme!r}). Expected postgresql://user@host/database or"
             " sqlite:///path/to/file.db, as for ADK's DatabaseSessionService."
-        )
-        raise SourceError(message) from None
+        ) from None
 
 
 async def connected(engine: Any) -> Any:
@@ -102,17 +102,15 @@ async def connected(engine: Any) -> Any:
             f"The SQL database cannot be opened: {_reason(error.orig)}. Check what its"
             " URL says: user, password, database."
         )
-        raise SourceError(message) from None
     except OSError as error:
         message = (
             f"The SQL database cannot be reached: {_reason(error)}. Is it running, and"
             " are host and port in the URL right?"
         )
-        raise SourceError(message) from None
     except (TypeError, ValueError):
         # The driver gets the URL's options as arguments.
         message = "The SQL driver does not know an option in the URL."
-        raise SourceError(message) from None
+    raise SourceError(message)
 
 
 @contextmanager
@@ -187,46 +185,38 @@ class SqlSource(base.BaseSource):
     def _inspected(self, connection: Any) -> dict[str, list[str]]:
         inspector = self._sql.inspect(connection)
         found = {}
-        for table in {"sessions", "events", "app_states", "user_states"}.intersection(
-            inspector.get_table_names()
-        ):
+        for table in _TABLES.intersection(inspector.get_table_names()):
             columns = inspector.get_columns(table)
             found[table] = [column["name"] for column in columns]
             if table == "sessions" and any(
                 isinstance(column["type"], self._sql.REAL) for column in columns
             ):
-                message = (
+                raise SourceError(
                     "This database was written by ADK's SqliteSessionService: use"
                     " `import sqlite` (SqliteSource) with its path."
                 )
-                raise SourceError(message)
-        if "adk_internal_metadata" in inspector.get_table_names():
-            found["adk_internal_metadata"] = ["key", "value"]
         return found
 
     async def _check_version(self, connection: Any) -> None:
         if missing := {"sessions", "events"} - self._columns.keys():
             tables = " and ".join(sorted(missing))
-            message = (
+            raise SourceError(
                 f"The database holds no ADK sessions: it has no table {tables}. Is it"
                 " the right database?"
             )
-            raise SourceError(message)
         if "adk_internal_metadata" in self._columns:
             table = self._table("adk_internal_metadata")
-            query = self._sql.select(table.c.value).where(
-                table.c.key == "schema_version"
-            )
-            version = (await connection.execute(query)).scalar()
+            query = self._sql.select(table.c.value)
+            found = await connection.execute(query.where(table.c.key == _VERSION))
+            version = found.scalar()
         else:
             version = "0" if "actions" in self._columns["events"] else None
         wanted = {"0": "actions", "1": "event_data"}.get(version or "")
         if wanted not in self._columns["events"]:
-            message = (
+            raise SourceError(
                 f"The database has ADK's schema version {version or 'unknown'}, which"
                 " this release cannot read; it reads 0 and 1."
             )
-            raise SourceError(message)
 
     def _table(self, name: str) -> Any:
         columns = [self._sql.column(each) for each in self._columns[name]]
@@ -263,10 +253,11 @@ class SqlSource(base.BaseSource):
                     table = self._table(name)
                     query = self._chosen(table, name, selection)
                     async with self._engine.connect() as connection:
-                        rows = await self._reading(connection, table, query)
-                        async with aclosing(rows) as found:
-                            async for row in found:
-                                yield item_of(row, adk_rows.shared_state_of)
+                        read = adk_rows.shared_state_of
+                        items = self._items(connection, table, query, read)
+                        async with aclosing(items) as found:
+                            async for _, item in found:
+                                yield item
             after: tuple[str, ...] | None = ()
             while after is not None:
                 async with self._engine.connect() as connection:
@@ -285,12 +276,22 @@ class SqlSource(base.BaseSource):
         else:
             await connection.execution_options(isolation_level="REPEATABLE READ")
 
-    async def _reading(
-        self, connection: Any, table: Any, query: Any
-    ) -> AsyncGenerator[adk_rows.Row | Gone]:
+    async def _items(
+        self,
+        connection: Any,
+        table: Any,
+        query: Any,
+        read: Callable[[adk_rows.Row], records.Item],
+    ) -> AsyncGenerator[sqlite_rows.Owned]:
         if self._is_file:
-            return await rows_apart(self._sql, connection, table, query)
-        return self._rows(connection, query)
+            items = sqlite_rows.read_apart(self._sql, connection, table, query, read)
+            async with aclosing(items) as found:
+                async for each in found:
+                    yield each
+            return
+        async with aclosing(self._rows(connection, query)) as rows:
+            async for row in rows:
+                yield sqlite_rows.owner_of(table.name, row), read(row)
 
     async def _rows(
         self, connection: Any, query: Any, together: int = _ROWS_TOGETHER
@@ -325,7 +326,7 @@ class SqlSource(base.BaseSource):
         self, connection: Any, page: list[adk_rows.Row], selection: records.Selection
     ) -> AsyncGenerator[records.Item]:
         wanted: dict[SessionKey, records.SessionHeader] = {}
-        problems = []
+        problems: list[records.Item] = []
         for row in page:
             header = adk_rows.header_of(row, self._session_zone)
             if not isinstance(header, records.SessionHeader):
@@ -336,23 +337,16 @@ class SqlSource(base.BaseSource):
         if wanted:
             table = self._table("events")
             query = self._events(table, list(wanted))
-            rows = await self._reading(connection, table, query)
-            async with aclosing(rows) as found:
-                async for each in found:
-                    key = (
-                        SessionKey(*each.owner)
-                        if isinstance(each, Gone)
-                        else adk_rows.key_of(each, "session_id")
-                    )
-                    if key != current:
-                        current = key
-                        yield wanted.pop(key)
-                    yield item_of(each, self._event)
+            items = self._items(connection, table, query, self._event)
+            async with aclosing(items) as found:
+                async for owner, item in found:
+                    if owner != current:
+                        current = SessionKey(*owner)
+                        yield wanted.pop(current)
+                    yield item
         await connection.rollback()
-        for left in wanted.values():
+        for left in [*wanted.values(), *problems]:
             yield left
-        for problem in problems:
-            yield problem
 
     def _event(self, row: adk_rows.Row) -> records.Item:
         if "event_data" in row:
@@ -360,7 +354,7 @@ class SqlSource(base.BaseSource):
         return adk_rows.pickled_event_of(row, self._zone)
 
     def _events(self, table: Any, keys: list[SessionKey]) -> Any:
-        key = [table.c[name] for name in _EVENT_KEY]
+        key = [table.c[name] for name in sqlite_rows.OWNER]
         return (
             self._sql.select(table)
             .where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,9 @@ from mongo_session_service.transfer.sources import adk_rows, base, sqlite_rows
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
+
+_Session = tuple[records.SessionHeader | records.Problem, sqlite_rows.Places]
+"""A session, and the places of its events."""
 
 
 class SqliteSource(base.BaseSource):
@@ -67,11 +70,10 @@ class SqliteSource(base.BaseSource):
             for each in self._query("SELECT name FROM sqlite_master WHERE type='table'")
         ]
         if "adk_internal_metadata" in tables or "actions" in columns:
-            message = (
+            raise SourceError(
                 "This database was written by ADK's DatabaseSessionService: use"
                 " `import sql` (SqlSource) with sqlite:///its/path."
             )
-            raise SourceError(message)
         if "sessions" not in tables or "event_data" not in columns:
             message = (
                 f"{str(self._path)!r} holds no sessions of ADK's SqliteSessionService."
@@ -119,57 +121,41 @@ class SqliteSource(base.BaseSource):
     def _items(self, selection: records.Selection) -> Iterator[records.Item]:
         for table in ("app_states", "user_states"):
             where, values = _chosen(selection, with_user=table == "user_states")
-            for row in self._rows(table, self._places(table, where, *values)):
-                yield sqlite_rows.item_of(row, adk_rows.shared_state_of)
+            places = self._places(table, where, *values)
+            yield from self._read(places, adk_rows.shared_state_of)
         after: tuple[str, ...] | None = ("", "", "")
         while after:
             page, after = self._page(selection, after)
             for header, events in page:
                 yield header
-                for row in self._rows("events", events):
-                    yield sqlite_rows.item_of(row, adk_rows.event_of)
+                yield from self._read(events, adk_rows.event_of)
 
     def _page(
         self, selection: records.Selection, after: tuple[str, ...]
-    ) -> tuple[
-        list[tuple[records.SessionHeader | records.Problem, sqlite_rows.Places]],
-        tuple[str, ...] | None,
-    ]:
-        """A page of sessions with the places of their events, and its last key."""
-        page: list[
-            tuple[records.SessionHeader | records.Problem, sqlite_rows.Places]
-        ] = []
+    ) -> tuple[list[_Session], tuple[str, ...] | None]:
+        """A page of sessions, and its last key."""
+        where, values = _chosen(selection, with_user=True)
+        page: list[_Session] = []
+        last, size = None, 0
         self._query("BEGIN")
         try:
-            rows = self._sessions(selection, after)
-            for row in rows:
-                header = adk_rows.header_of(row)
-                if not isinstance(header, records.SessionHeader):
+            rows = self._query(
+                f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
+                f" ORDER BY app_name, user_id, id LIMIT {_SESSIONS_TOGETHER}",
+                *values,
+                *after,
+            )
+            while size <= base.STATE_TOGETHER and (row := rows.fetchone()):
+                last, size = adk_rows.key_of(row), size + len(row["state"])
+                header = adk_rows.header_of(dict(row))
+                if isinstance(header, records.Problem):
                     page.append((header, sqlite_rows.Places("events")))
                 elif selection.takes(header.key, header.update_time):
                     page.append((header, self._events(header)))
+            rows.close()
         finally:
             self._query("ROLLBACK")
-        return page, adk_rows.key_of(rows[-1]) if rows else None
-
-    def _sessions(
-        self, selection: records.Selection, after: tuple[str, ...]
-    ) -> list[dict[str, Any]]:
-        where, values = _chosen(selection, with_user=True)
-        rows = self._query(
-            f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
-            f" ORDER BY app_name, user_id, id LIMIT {_SESSIONS_TOGETHER}",
-            *values,
-            *after,
-        )
-        page = []
-        size = 0
-        for row in rows:
-            page.append(dict(row))
-            size += len(row["state"])
-            if size > base.STATE_TOGETHER:
-                break
-        return page
+        return page, last
 
     def _events(self, header: records.SessionHeader) -> sqlite_rows.Places:
         where = (
@@ -184,17 +170,15 @@ class SqliteSource(base.BaseSource):
         places.add(self._query(f"SELECT {columns} FROM {table}{where}", *values))
         return places
 
-    def _rows(
-        self, table: str, places: sqlite_rows.Places
-    ) -> Iterator[adk_rows.Row | sqlite_rows.Gone]:
+    def _read(
+        self, places: sqlite_rows.Places, read: Callable[[adk_rows.Row], records.Item]
+    ) -> Iterator[records.Item]:
         for some in places.parts(_ROWS_TOGETHER):
-            rowids = some.rowids
-            found = self._query(
-                f"SELECT rowid AS place, * FROM {table}"
-                f" WHERE rowid IN ({', '.join('?' * len(rowids))})",
-                *rowids,
-            )
-            yield from some.still_in(map(dict, found))
+            marks = ", ".join("?" * len(some.rowids))
+            query = f"SELECT rowid AS place, * FROM {places.table} WHERE rowid IN"
+            found = self._query(f"{query} ({marks})", *some.rowids)
+            for _, item in some.still_in(map(dict, found), read):
+                yield item
 
     @override
     async def _close(self) -> None:

@@ -25,6 +25,10 @@ _TOGETHER: Final = 200
 """Elements read per thread call: enough to hide its cost, with little memory."""
 
 
+class UnreadableError(ValueError):
+    """A row or line does not hold what it should hold."""
+
+
 class BaseSource:
     """A source that opens and closes a resource."""
 

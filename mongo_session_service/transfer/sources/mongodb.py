@@ -85,11 +85,10 @@ class MongoDbSource(BaseSource):
         with translated():
             session = await self._collection("sessions").find_one()
         if session is not None and not self._is_of_layout(session):
-            message = (
+            raise SourceError(
                 f"Collection {self._prefix + 'sessions'!r} of database"
                 f" {self._database.name!r} does not hold {self.layout}."
             )
-            raise SourceError(message)
 
     def _is_of_layout(self, session: Document) -> bool:
         raise NotImplementedError
