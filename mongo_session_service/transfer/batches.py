@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -119,11 +120,6 @@ class IncomingState:
     size: int
 
     @property
-    def owner(self) -> tuple[str, str | None]:
-        """The app, and the user unless it is the app's state."""
-        return self.shared.app_name, self.shared.user_id
-
-    @property
     def id(self) -> Any:
         """The ``_id`` of its document."""
         if self.shared.user_id is None:
@@ -193,9 +189,18 @@ class Gathering:
         batch, self._batch = self._batch, Batch()
         return batch
 
+    @contextmanager
+    def _refusing(self, where: str) -> Iterator[None]:
+        """Make a problem of what cannot be stored."""
+        try:
+            yield
+        except (InvalidInputError, DocumentTooLargeError) as error:
+            problem = records.Problem(where, str(error).rstrip("."))
+            self._batch.problems.append(problem)
+
     def _begin_session(self, header: records.SessionHeader) -> None:
         self._ids.clear()
-        try:
+        with self._refusing(records.named(header.key)):
             key = session_key(*header.key)
             owner = Owner.of_session(key)
             state, size = encode_state(header.state, owner, self._hooks)
@@ -203,11 +208,8 @@ class Gathering:
             if header.initial is not None:
                 initial, more = encode_state(header.initial, owner, self._hooks)
                 size += more
-        except (InvalidInputError, DocumentTooLargeError) as error:
-            self._refuse(records.named(header.key), error)
-            return
-        times = header.update_time, header.create_time
-        self._current = Incoming(key, state, *times, size, header.details, initial)
+            times = header.update_time, header.create_time
+            self._current = Incoming(key, state, *times, size, header.details, initial)
 
     def _end_session(self) -> Iterable[Batch]:
         current, self._current = self._current, None
@@ -226,16 +228,13 @@ class Gathering:
         current = self._current
         if current is None:
             return  # its session was refused
-        where = f"event {event.id!r} of {records.named(current.key)}"
-        if event.id in self._ids:
-            self._batch.problems.append(
-                records.Problem(where, "the session already has an event with this id")
-            )
-            return
-        try:
+        append = None
+        with self._refusing(f"event {event.id!r} of {records.named(current.key)}"):
+            if event.id in self._ids:
+                message = "the session already has an event with this id"
+                raise InvalidInputError(message)
             append = encode_append(current.key, event, self._hooks)
-        except (InvalidInputError, DocumentTooLargeError) as error:
-            self._refuse(where, error)
+        if append is None:
             return
         self._ids.add(event.id)
         if current.began is None:
@@ -250,18 +249,12 @@ class Gathering:
         current.size += append.size
 
     def _add_state(self, shared: records.SharedState) -> None:
-        try:
+        with self._refusing(str(shared)):
             check_id("app_name", shared.app_name)
             if shared.user_id is not None:
                 check_id("user_id", shared.user_id)
             encoded, size = encode_state(shared.state, shared.owner, self._hooks)
-        except (InvalidInputError, DocumentTooLargeError) as error:
-            self._refuse(str(shared), error)
-            return
-        if encoded:
-            state = IncomingState(shared, encoded, size)
-            self._batch.states[state.owner] = state
-            self._batch.size += size
-
-    def _refuse(self, where: str, error: Exception) -> None:
-        self._batch.problems.append(records.Problem(where, str(error).rstrip(".")))
+            if encoded:
+                owner = shared.app_name, shared.user_id
+                self._batch.states[owner] = IncomingState(shared, encoded, size)
+                self._batch.size += size

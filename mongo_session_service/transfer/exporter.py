@@ -59,30 +59,32 @@ async def export(
         file.write(jsonl.as_text(jsonl.HEADER).encode() + b"\n")
         async with aclosing(source.read(selection)) as items:
             async for item in items:
-                if not isinstance(item, records.Problem):
-                    try:
-                        line = jsonl.to_line(item)
-                    except (InvalidInputError, DocumentTooLargeError) as error:
-                        item = records.Problem("an item", str(error))  # noqa: PLW2901
-                if isinstance(item, records.Problem):
+                line = _line(item)
+                if isinstance(line, records.Problem):
                     if on_problem is None:
-                        message = f"Cannot be exported: {item}. Nothing was written."
+                        message = f"Cannot be exported: {line}. Nothing was written."
                         raise TransferError(message)
                     exported.problems += 1
-                    on_problem(item)
+                    on_problem(line)
                     continue
-                file.write(line.encode() + b"\n")
-                match item:
-                    case Event():
-                        exported.events += 1
-                    case records.SessionHeader():
-                        exported.sessions += 1
-                        on_progress(exported)
-                    case records.SharedState():
-                        exported.states += 1
+                file.write(line)
+                exported.events += isinstance(item, Event)
+                exported.states += isinstance(item, records.SharedState)
+                if isinstance(item, records.SessionHeader):
+                    exported.sessions += 1
+                    on_progress(exported)
         end = jsonl.end_line(exported.sessions, exported.events)
         file.write(end.encode() + b"\n")
     return exported
+
+
+def _line(item: records.Item) -> bytes | records.Problem:
+    if isinstance(item, records.Problem):
+        return item
+    try:
+        return jsonl.to_line(item).encode() + b"\n"
+    except (InvalidInputError, DocumentTooLargeError) as error:
+        return records.Problem("an item", str(error))
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -179,32 +179,21 @@ def _item(
     ids = [check_id(f"its {name}", value.get(name)) for name in names]
     if kind != "session":
         return SharedState(ids[0], ids[1] if kind == "user_state" else None, state)
-    create_time = value.get("create_time")
+    create_time, initial = value.get("create_time"), value.get(INITIAL)
+    if initial is not None and not isinstance(initial, dict):
+        raise UnreadableError("its session's initial state is not an object")
+    known = {
+        name: check(value[name])
+        for name, check in _DETAILS.items()
+        if value.get(name) is not None
+    }
     return SessionHeader(
         SessionKey(*ids),
         state,
         update_time=_time(value.get("update_time")),
         create_time=None if create_time is None else _time(create_time),
-        details=_details(value),
-        initial=_initial(value),
-    )
-
-
-def _initial(value: dict[str, Any]) -> dict[str, Any] | None:
-    initial = value.get(INITIAL)
-    if initial is not None and not isinstance(initial, dict):
-        raise UnreadableError("its session's initial state is not an object")
-    return initial
-
-
-def _details(value: dict[str, Any]) -> metadata.Details:
-    title, labels, ttl = (value.get(name) for name in ("title", "labels", "ttl"))
-    expire_time = value.get("expire_time")
-    return metadata.Details(
-        title=None if title is None else metadata.check_title(title),
-        labels={} if labels is None else metadata.check_labels(labels),
-        ttl=None if ttl is None else metadata.check_ttl(ttl),
-        expire_time=None if expire_time is None else _time(expire_time),
+        details=metadata.Details(**known),
+        initial=initial,
     )
 
 
@@ -214,3 +203,11 @@ def _time(value: Any) -> float:
     if not math.isfinite(value):
         raise UnreadableError("one of its times is not finite")
     return float(value)
+
+
+_DETAILS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "title": metadata.check_title,
+    "labels": metadata.check_labels,
+    "ttl": metadata.check_ttl,
+    "expire_time": _time,
+}

@@ -144,29 +144,21 @@ def _compared(
     owner = Owner.of_session(incoming.key)
     if incoming.details not in (None, Details.of(session)):
         reason = "its title, labels or time to live are different"
-    elif _is_same_state(incoming.state, session["state"], owner, hooks):
-        if incoming.update_time == session["update_time"]:
-            return _compared_beginnings(incoming, session, matched, hooks)
-        reason = "its update time is different"
-    else:
+    elif not _is_same_state(incoming.state, session["state"], owner, hooks):
         reason = "its state is different"
+    elif incoming.update_time != session["update_time"]:
+        reason = "its update time is different"
+    elif incoming.initial is None:
+        return Plan(Standing.SAME, matched)
+    elif documents.INITIAL not in session:
+        return Plan(Standing.BEHIND, matched)
+    elif _is_same_state(incoming.initial, session[documents.INITIAL], owner, hooks):
+        return Plan(Standing.SAME, matched)
+    else:
+        return Plan(Standing.CONFLICT, matched, "its initial state is different")
     if incoming.update_time > session["update_time"]:
         return Plan(Standing.BEHIND, matched)
     return Plan(Standing.CONFLICT, matched, reason)
-
-
-def _compared_beginnings(
-    incoming: Incoming, session: Document, matched: int, hooks: Hooks
-) -> Plan:
-    """Compare initial states; one that the target lacks is added there."""
-    if incoming.initial is None:
-        return Plan(Standing.SAME, matched)
-    if documents.INITIAL not in session:
-        return Plan(Standing.BEHIND, matched)
-    owner = Owner.of_session(incoming.key)
-    if _is_same_state(incoming.initial, session[documents.INITIAL], owner, hooks):
-        return Plan(Standing.SAME, matched)
-    return Plan(Standing.CONFLICT, matched, "its initial state is different")
 
 
 def plan_state(

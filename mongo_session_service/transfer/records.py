@@ -35,9 +35,10 @@ class Selection:
         """Whether an app's own state is selected."""
         return not self.apps or app_name in self.apps
 
-    def takes_user(self, app_name: str, user_id: str) -> bool:
-        """Whether a user's state is selected."""
-        return self.takes_app(app_name) and (not self.users or user_id in self.users)
+    def takes_user(self, app_name: str, user_id: str | None) -> bool:
+        """Whether a user's state is selected, or without a user the app's."""
+        is_chosen = user_id is None or not self.users or user_id in self.users
+        return is_chosen and self.takes_app(app_name)
 
     def takes(self, key: SessionKey, update_time: float) -> bool:
         """Whether a session is selected."""

@@ -235,13 +235,7 @@ class Target:
         await self._store_sessions([each.incoming for each in whole])
 
     async def _reserve(self, wanted: list[SessionPlan]) -> None:
-        """Reserve the places of sessions.
-
-        Raises:
-            ChangedError: another document is there by now.
-            ConflictError: the document is not an import's reservation, or this import
-                lost its reservation between two parts of a session.
-        """
+        """Reserve the places of sessions."""
         writes: list[InsertOne[Document] | UpdateOne] = []
         renewed = 0
         for incoming, _, found in wanted:
@@ -274,11 +268,7 @@ class Target:
         return holder
 
     async def _reserve_instead(self, session: Document) -> Document:
-        """Replace a session with a reservation; its events stay for now.
-
-        Raises:
-            ChangedError: the session has changed.
-        """
+        """Replace a session with a reservation; its events stay for now."""
         reservation = self._reservations.new(session["_id"])
 
         async def work(txn: Txn) -> None:
@@ -291,11 +281,7 @@ class Target:
         return reservation
 
     async def _remove_events(self, key: SessionKey, after: int) -> None:
-        """Remove the events of a reserved session after a revision, step by step.
-
-        Raises:
-            ChangedError: the reservation was lost.
-        """
+        """Remove the events of a reserved session after a revision, step by step."""
 
         async def step(txn: Txn) -> bool:
             held = await self._at.sessions.update_one(
@@ -326,11 +312,7 @@ class Target:
             await self._at.events.bulk_write(writes, ordered=False)
 
     async def _store_sessions(self, whole: list[Incoming]) -> None:
-        """Replace reservations with their sessions, all of whose events are stored.
-
-        Raises:
-            ChangedError: a reservation was lost; the other sessions are stored.
-        """
+        """Replace reservations with their sessions, all of whose events are stored."""
         writes = [
             ReplaceOne(self._reservations.held(each.key), each.session_document())
             for each in whole
@@ -376,18 +358,14 @@ class Target:
             if updated.matched_count == 0:
                 raise ChangedError
             if apart is not None:
-                await self._replace_apart(incoming.key, apart, txn)
+                before = {"_id": incoming.key.event_id(0)}
+                await self._at.events.delete_one(before, session=txn)
+            for each in apart or ():
+                await self._at.events.update_one(*each, upsert=True, session=txn)
             if events:
                 await self._at.events.insert_many(events, session=txn)
 
         await self._transaction(incoming.key, work)
-
-    async def _replace_apart(
-        self, key: SessionKey, apart: list[queries.Update], txn: Txn
-    ) -> None:
-        await self._at.events.delete_one({"_id": key.event_id(0)}, session=txn)
-        for update in apart:
-            await self._at.events.update_one(*update, upsert=True, session=txn)
 
     async def _transaction(
         self, key: SessionKey, work: Callable[[Txn], Awaitable[Result]]

@@ -93,17 +93,12 @@ class JsonLinesSource(BaseSource):
         async with aclosing(drawn(self._items())) as items:
             is_wanted = False
             async for item in items:
-                match item:
-                    case records.SharedState(app_name=app_name, user_id=None):
-                        if selection.takes_app(app_name):
-                            yield item
-                        continue
-                    case records.SharedState(app_name=app_name, user_id=str(user_id)):
-                        if selection.takes_user(app_name, user_id):
-                            yield item
-                        continue
-                    case records.SessionHeader():
-                        is_wanted = selection.takes(item.key, item.update_time)
+                if isinstance(item, records.SharedState):
+                    if selection.takes_user(item.app_name, item.user_id):
+                        yield item
+                    continue
+                if isinstance(item, records.SessionHeader):
+                    is_wanted = selection.takes(item.key, item.update_time)
                 if is_wanted or isinstance(item, records.Problem):
                     yield item
 
@@ -175,11 +170,15 @@ def _opened(path: str) -> BinaryIO:
     return Path(path).open("rb")
 
 
+def _parsed(line: bytes) -> tuple[str, object]:
+    if len(line) > MAX_LINE_BYTES:
+        raise UnreadableError(f"it has over {MAX_LINE_BYTES:,} bytes")
+    return parse(line)
+
+
 def _item(where: str, line: bytes) -> records.Item | _End:
     try:
-        if len(line) > MAX_LINE_BYTES:
-            raise UnreadableError(f"it has over {MAX_LINE_BYTES:,} bytes")
-        kind, value = parse(line)
+        kind, value = _parsed(line)
         return _End(value) if kind == "end" else to_item(kind, value)
     except UnreadableError as error:
         is_session = line.startswith(_SESSION)

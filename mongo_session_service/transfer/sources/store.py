@@ -19,13 +19,12 @@ from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.version import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import read_page
 from mongo_session_service.sessions.history import Beginning, initial_state
 from mongo_session_service.transfer import records
 from mongo_session_service.transfer.sources.base import BaseSource
 
 _SESSIONS_TOGETHER: Final = 20
-_EVENTS_TOGETHER: Final = 500
-"""Without a limit, replies have 16 MB, which take much more as Python objects."""
 
 
 class StoreSource(BaseSource):
@@ -57,11 +56,8 @@ class StoreSource(BaseSource):
         with translated():
             counting = queries.counting(_chosen(selection))
             found = await self._at.aggregate(self._at.sessions, counting)
-        return (
-            records.Totals(found[0]["sessions"], found[0]["events"])
-            if found
-            else records.Totals(0, 0)
-        )
+        counts = found[0] if found else {"sessions": 0, "events": 0}
+        return records.Totals(counts["sessions"], counts["events"])
 
     async def read(
         self, selection: records.Selection = records.EVERYTHING
@@ -70,15 +66,13 @@ class StoreSource(BaseSource):
         with translated():
             async for document in self._at.app_states.find().sort("_id"):
                 if selection.takes_app(document["_id"]):
-                    yield records.SharedState(
-                        document["_id"], None, self._shared(document, document["_id"])
-                    )
+                    yield self._shared(document, document["_id"], None)
             async for document in self._at.user_states.find().sort("_id"):
                 owner = document["_id"]["app_name"], document["_id"]["user_id"]
                 if selection.takes_user(*owner):
-                    yield records.SharedState(*owner, self._shared(document, *owner))
+                    yield self._shared(document, *owner)
             where = _chosen(selection)
-            while page := await self._page(where):
+            while page := await self._sessions(where):
                 where["_id"] = {"$gt": page[-1]["_id"]}
                 for document in page:
                     header = await self._header(document)
@@ -86,7 +80,7 @@ class StoreSource(BaseSource):
                     async for item in self.events(header.key, document["revision"]):
                         yield item
 
-    async def _page(self, where: Document) -> list[Document]:
+    async def _sessions(self, where: Document) -> list[Document]:
         cursor = self._at.sessions.find(where).sort("_id").limit(_SESSIONS_TOGETHER)
         page: list[Document] = await cursor.to_list(None)
         return page
@@ -95,22 +89,21 @@ class StoreSource(BaseSource):
         self, key: SessionKey, revision: int
     ) -> AsyncGenerator[records.Item]:
         """The events of a session up to a revision, in order."""
-        found = 0
-        if revision:
-            where = queries.events_after(key, 0)
-            where["_id"]["$lt"] = key.event_id(revision + 1)
-            cursor = self._at.events.find(where).sort("_id")
-            async for document in cursor.batch_size(_EVENTS_TOGETHER):
+        found, last = 0, 0
+        while last < revision:
+            where = queries.events_until(key, revision, last)
+            page = await read_page(self._at, where)
+            for document in page.events:
                 found += 1
                 try:
                     yield decode_event(document, self._at.hooks)
                 except StorageError as error:
-                    yield records.Problem(
-                        f"event {found} of {records.named(key)}", str(error)
-                    )
+                    place = f"event {found} of {records.named(key)}"
+                    yield records.Problem(place, str(error))
+            last = revision if page.is_last else document["_id"]["revision"]
         if found < revision:
-            all_of_them = counted(revision, "event")
-            reason = f"it has {found} of {all_of_them}; was it deleted just now?"
+            events = f"{found} of {counted(revision, 'event')}"
+            reason = f"it has {events}; was it deleted just now?"
             yield records.Problem(records.named(key), reason)
 
     async def find(
@@ -142,7 +135,9 @@ class StoreSource(BaseSource):
                     {"_id": queries.user_state_id(app_name, user_id)}
                 )
             )
-        return self._shared(document, app_name, user_id) if document else {}
+        if document is None:
+            return {}
+        return dict(self._shared(document, app_name, user_id).state)
 
     async def _header(self, document: Document) -> records.SessionHeader:
         key = SessionKey(**document["_id"])
@@ -166,10 +161,11 @@ class StoreSource(BaseSource):
         return await initial_state(self._at, key, Beginning(document, apart), [])
 
     def _shared(
-        self, document: Document, app_name: str, user_id: str | None = None
-    ) -> Document:
+        self, document: Document, app_name: str, user_id: str | None
+    ) -> records.SharedState:
         owner = Owner.of_shared(app_name, user_id)
-        return decode_state(document["state"], owner, self._at.hooks)
+        state = decode_state(document["state"], owner, self._at.hooks)
+        return records.SharedState(app_name, user_id, state)
 
 
 def _chosen(selection: records.Selection) -> Document:
