@@ -87,22 +87,19 @@ class Incoming:
 
     def created(self) -> NewSession:
         """The session as it was created; a missing initial state is inferred."""
-        initial = self.initial
+        initial, create_time = self.initial, self.create_time
         if initial is None:
             initial = inferred(self.state, [self.changed])
+        if create_time is None:
+            # The time of the first event is the best guess.
+            create_time = self.update_time if self.began is None else self.began
         return NewSession(
             self.key,
-            self._create_time(),
+            create_time,
             ScopedState(session=initial),
             check_initial_state(initial),
             self.details or NO_DETAILS,
         )
-
-    def _create_time(self) -> float:
-        """If the source has none, the time of the first event is the best guess."""
-        if self.create_time is not None:
-            return self.create_time
-        return self.update_time if self.began is None else self.began
 
     def rest(self) -> Incoming:
         """The next part, still empty."""

@@ -12,11 +12,7 @@ from typing import BinaryIO, Final, cast
 
 from google.adk.events.event import Event
 
-from mongo_session_service.errors import (
-    DocumentTooLargeError,
-    InvalidInputError,
-    TransferError,
-)
+from mongo_session_service import errors
 from mongo_session_service.transfer import jsonl, records
 
 STREAM: Final = "-"
@@ -63,7 +59,7 @@ async def export(
                 if isinstance(line, records.Problem):
                     if on_problem is None:
                         message = f"Cannot be exported: {line}. Nothing was written."
-                        raise TransferError(message)
+                        raise errors.TransferError(message)
                     exported.problems += 1
                     on_problem(line)
                     continue
@@ -83,7 +79,7 @@ def _line(item: records.Item) -> bytes | records.Problem:
         return item
     try:
         return jsonl.to_line(item).encode() + b"\n"
-    except (InvalidInputError, DocumentTooLargeError) as error:
+    except (errors.InvalidInputError, errors.DocumentTooLargeError) as error:
         return records.Problem("an item", str(error))
 
 
@@ -114,7 +110,7 @@ def _written(path: str) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         message = f"{path!r} cannot be written: {error.strerror or error}."
-        raise TransferError(message) from None
+        raise errors.TransferError(message) from None
 
 
 @contextmanager

@@ -14,10 +14,7 @@ from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Append, Document
 from mongo_session_service.sessions.placeholders import is_placeholder
-from mongo_session_service.transfer.batches import (
-    Incoming,
-    IncomingState,
-)
+from mongo_session_service.transfer.batches import Incoming, IncomingState
 
 
 class Standing(Enum):

@@ -13,6 +13,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 
 from mongo_session_service.errors import ConflictError, TransferError
+from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import records
 
 _SCRATCH: Final = "mongo-session-service-handover"
@@ -139,11 +140,7 @@ class _Taker:
         """
         for shared in self.states:
             prefix = State.APP_PREFIX if shared.user_id is None else State.USER_PREFIX
-            owner = {
-                "app_name": shared.app_name,
-                "user_id": shared.user_id or _SCRATCH,
-                "session_id": _SCRATCH,
-            }
+            owner = SessionKey(shared.app_name, shared.user_id or _SCRATCH, _SCRATCH).id
             state = {prefix + key: value for key, value in shared.state.items()}
             await self.service.create_session(**owner, state=state)
             await self.service.delete_session(**owner)

@@ -141,11 +141,7 @@ class Target:
         ]
 
     async def _found(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
-        """The stored documents of sessions: the sessions themselves, or reservations.
-
-        An initial state that is stored in a document of its own is added. Sessions that
-        have expired, or are being removed, are removed first.
-        """
+        """The sessions, with initial states, and reservations; removes expired ones."""
         ids = [key.id for key in keys]
         now = platform_time.get_time()
         found: dict[SessionKey, Document] = {}

@@ -186,20 +186,19 @@ def _is_other(here: float | None, there: float | None) -> bool:
 
 
 def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    return [
-        f"state key {key!r} {difference}"
-        for key in sorted(here.keys() | there.keys())
-        if (difference := _difference(here, there, key))
-    ]
+    reasons = []
+    for key in sorted(here.keys() | there.keys()):
+        if key not in there:
+            reasons.append(f"state key {key!r} is missing in the target")
+        elif key not in here:
+            reasons.append(f"state key {key!r} is only in the target")
+        elif _digest(here[key]) != _digest(there[key]):
+            reasons.append(f"state key {key!r} has another value")
+    return reasons
 
 
-def _difference(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> str:
-    if key not in there:
-        return "is missing in the target"
-    if key not in here:
-        return "is only in the target"
-    one, other = ({"": json_form(each[key])} for each in (here, there))
-    return "" if content_digest(one) == content_digest(other) else "has another value"
+def _digest(value: Any) -> bytes:
+    return content_digest({"": json_form(value)})
 
 
 def _event_differences(here: list[_Seen], there: list[_Seen]) -> list[str]:

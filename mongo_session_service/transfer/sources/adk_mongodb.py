@@ -6,7 +6,7 @@ documents. Both layouts have fields for app, user and session, except in user st
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from typing_extensions import override
@@ -54,7 +54,9 @@ class AdkMongoDbSource(MongoDbSource):
         if not isinstance(id_, str):
             yield id_["app_name"], id_["user_id"]
             return
-        pairs = list(_pairs(id_))
+        parts = id_.split(_SLASH)
+        cuts = range(1, len(parts))
+        pairs = [(_SLASH.join(parts[:cut]), _SLASH.join(parts[cut:])) for cut in cuts]
         if len(pairs) == 1:
             yield pairs[0]
             return
@@ -77,10 +79,3 @@ def _shared(app_name: str, user_id: str | None, document: Document) -> records.I
     state = document.get("state") or {}
     row = {"app_name": app_name, "user_id": user_id, "state": state}
     return adk_rows.shared_state_of(row)
-
-
-def _pairs(id_: str) -> Iterator[tuple[str, str]]:
-    """The apps and users that an id of the earlier layout may stand for."""
-    parts = id_.split(_SLASH)
-    for cut in range(1, len(parts)):
-        yield _SLASH.join(parts[:cut]), _SLASH.join(parts[cut:])

@@ -62,7 +62,6 @@ _NAME: Final = re.compile(r"[A-Z][A-Za-z0-9_]{0,99}")
 _ALIASES: Final = {"type_": "type", "in_": "in"}
 """Fields of security schemes, which pydantic reads by their aliases only."""
 
-
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 _MOST: Final = 1_000_000

@@ -25,8 +25,6 @@ _DRIVERS: Final = {
 _BLOCKING: Final = ("", "pysqlite", "psycopg2", "pymysql", "mysqldb")
 """Blocking drivers, used with google-adk 1.x; an async one replaces them."""
 
-_EXTRA: Final = "install the extra 'sql', as in pip install '.[sql]'"
-
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
 _STATES_TOGETHER: Final = 25
@@ -75,7 +73,8 @@ def _drivers(url: str) -> Iterator[None]:
         yield
     except ImportError as error:
         is_ours = error.name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
-        remedy = _EXTRA if is_ours else f"pip install {error.name}"
+        ours = "install the extra 'sql', as in pip install '.[sql]'"
+        remedy = ours if is_ours else f"pip install {error.name}"
         message = f"This database needs the package {error.name!r}: {remedy}."
         raise SourceError(message) from None
     except Exception as error:  # noqa: BLE001  any error may quote the password
@@ -229,9 +228,8 @@ class SqlSource(base.BaseSource):
             async with self._engine.connect() as connection:
                 for name in ("sessions", "events"):
                     query = self._chosen(self._table(name), name, selection)
-                    counting = self._sql.select(self._sql.func.count()).select_from(
-                        query.subquery()
-                    )
+                    counting = self._sql.select(self._sql.func.count())
+                    counting = counting.select_from(query.subquery())
                     counts.append((await connection.execute(counting)).scalar_one())
         return records.Totals(*counts)
 
@@ -261,20 +259,18 @@ class SqlSource(base.BaseSource):
             after: tuple[str, ...] | None = ()
             while after is not None:
                 async with self._engine.connect() as connection:
-                    await self._begin(connection)
+                    # A snapshot, so that a session's header and events are consistent.
+                    if self._is_file:
+                        await connection.exec_driver_sql("BEGIN")
+                    else:
+                        level = "REPEATABLE READ"
+                        await connection.execution_options(isolation_level=level)
                     page = await self._page(connection, selection, after)
                     after = tuple(page[-1][name] for name in _KEY) if page else None
                     sessions = self._sessions(connection, page, selection)
                     async with aclosing(sessions) as found:
                         async for item in found:
                             yield item
-
-    async def _begin(self, connection: Any) -> None:
-        """Begin a snapshot, so that a session's header and events are consistent."""
-        if self._is_file:
-            await connection.exec_driver_sql("BEGIN")
-        else:
-            await connection.execution_options(isolation_level="REPEATABLE READ")
 
     async def _items(
         self,
@@ -289,19 +285,18 @@ class SqlSource(base.BaseSource):
                 async for each in found:
                     yield each
             return
+        names = sqlite_rows.KEYS[table.name][: len(sqlite_rows.OWNER)]
         async with aclosing(self._rows(connection, query)) as rows:
             async for row in rows:
-                yield sqlite_rows.owner_of(table.name, row), read(row)
+                yield tuple(row[name] for name in names), read(row)
 
     async def _rows(
         self, connection: Any, query: Any, together: int = _ROWS_TOGETHER
     ) -> AsyncGenerator[adk_rows.Row]:
         streaming = query.execution_options(yield_per=together)
         async with connection.stream(streaming) as result:
-            names = list(result.keys())
-            async for some in result.partitions():
-                for row in some:
-                    yield dict(zip(names, row, strict=True))
+            async for row in result.mappings():
+                yield dict(row)
 
     async def _page(
         self, connection: Any, selection: records.Selection, after: tuple[str, ...]
@@ -355,11 +350,8 @@ class SqlSource(base.BaseSource):
 
     def _events(self, table: Any, keys: list[SessionKey]) -> Any:
         key = [table.c[name] for name in sqlite_rows.OWNER]
-        return (
-            self._sql.select(table)
-            .where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))
-            .order_by(*key, table.c.timestamp, table.c.id)
-        )
+        query = self._sql.select(table).order_by(*key, table.c.timestamp, table.c.id)
+        return query.where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))
 
     @property
     def _session_zone(self) -> tzinfo | None:

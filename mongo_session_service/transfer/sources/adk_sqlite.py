@@ -19,6 +19,9 @@ from mongo_session_service.transfer.sources import adk_rows, base, sqlite_rows
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
+_OF_SESSION: Final = (
+    " WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY timestamp, rowid"
+)
 
 _Session = tuple[records.SessionHeader | records.Problem, sqlite_rows.Places]
 """A session, and the places of its events."""
@@ -151,18 +154,12 @@ class SqliteSource(base.BaseSource):
                 if isinstance(header, records.Problem):
                     page.append((header, sqlite_rows.Places("events")))
                 elif selection.takes(header.key, header.update_time):
-                    page.append((header, self._events(header)))
+                    places = self._places("events", _OF_SESSION, *header.key)
+                    page.append((header, places))
             rows.close()
         finally:
             self._query("ROLLBACK")
         return page, last
-
-    def _events(self, header: records.SessionHeader) -> sqlite_rows.Places:
-        where = (
-            " WHERE app_name = ? AND user_id = ? AND session_id = ?"
-            " ORDER BY timestamp, rowid"
-        )
-        return self._places("events", where, *header.key)
 
     def _places(self, table: str, where: str, *values: str) -> sqlite_rows.Places:
         places = sqlite_rows.Places(table)

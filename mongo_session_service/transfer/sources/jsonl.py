@@ -18,12 +18,7 @@ from typing_extensions import override
 from mongo_session_service.errors import SourceError
 from mongo_session_service.transfer import records
 from mongo_session_service.transfer.jsonl import check_header, parse, to_item
-from mongo_session_service.transfer.sources.base import (
-    BaseSource,
-    UnreadableError,
-    drawn,
-    in_thread,
-)
+from mongo_session_service.transfer.sources import base
 
 STREAM: Final = "-"
 MAX_LINE_BYTES: Final = 128_000_000
@@ -39,7 +34,7 @@ class _End(NamedTuple):
     counts: object
 
 
-class JsonLinesSource(BaseSource):
+class JsonLinesSource(base.BaseSource):
     """The sessions of a file; ``.gz`` is decompressed, and ``-`` is standard input."""
 
     def __init__(self, path: str | Path) -> None:
@@ -61,7 +56,7 @@ class JsonLinesSource(BaseSource):
             self._plain = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
         else:
             try:
-                self._plain = await in_thread(lambda: _opened(self._path))
+                self._plain = await base.in_thread(lambda: _opened(self._path))
             except OSError as error:
                 message = f"{self._path!r} cannot be read: {error.strerror}."
                 raise SourceError(message) from None
@@ -90,7 +85,7 @@ class JsonLinesSource(BaseSource):
         self, selection: records.Selection = records.EVERYTHING
     ) -> AsyncGenerator[records.Item]:
         """The file's items, in order."""
-        async with aclosing(drawn(self._items())) as items:
+        async with aclosing(base.drawn(self._items())) as items:
             is_wanted = False
             async for item in items:
                 if isinstance(item, records.SharedState):
@@ -172,7 +167,7 @@ def _opened(path: str) -> BinaryIO:
 
 def _parsed(line: bytes) -> tuple[str, object]:
     if len(line) > MAX_LINE_BYTES:
-        raise UnreadableError(f"it has over {MAX_LINE_BYTES:,} bytes")
+        raise base.UnreadableError(f"it has over {MAX_LINE_BYTES:,} bytes")
     return parse(line)
 
 
@@ -180,7 +175,7 @@ def _item(where: str, line: bytes) -> records.Item | _End:
     try:
         kind, value = _parsed(line)
         return _End(value) if kind == "end" else to_item(kind, value)
-    except UnreadableError as error:
+    except base.UnreadableError as error:
         is_session = line.startswith(_SESSION)
         rest = "; its events are left out, too" if is_session else ""
         return records.Problem(where, f"{error}{rest}")

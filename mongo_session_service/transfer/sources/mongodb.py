@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
-from pymongo import AsyncMongoClient
+from pymongo import ASCENDING, DESCENDING, AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
@@ -26,8 +26,6 @@ from mongo_session_service.transfer.records import (
 from mongo_session_service.transfer.sources.base import BaseSource
 
 _KEY: Final = ("app_name", "user_id", "id")
-_DOWN: Final = -1
-_UP: Final = 1
 _TOGETHER: Final = {"sessions": 50, "events": 500}
 """Documents per reply. The cursor of sessions waits while their events are read, and
 MongoDB closes cursors that are idle for ten minutes."""
@@ -182,11 +180,11 @@ class MongoDbSource(BaseSource):
     async def _sorted(
         self, name: str, where: Document, ids: tuple[str, ...]
     ) -> AsyncGenerator[Document | Problem]:
-        order: dict[str, Any] = dict.fromkeys(ids, _DOWN)
+        order: dict[str, Any] = dict.fromkeys(ids, DESCENDING)
         if name == "events":
-            order |= {"timestamp": _UP, self.tie_breaker: _UP}
+            order |= {"timestamp": ASCENDING, self.tie_breaker: ASCENDING}
         else:
-            order["_id"] = _UP
+            order["_id"] = ASCENDING
         cursor = await self._collection(name).aggregate(
             [{"$match": where}, {"$sort": order}],
             allowDiskUse=True,

@@ -44,9 +44,12 @@ class ServiceSource(BaseSource):
                 key = SessionKey(app_name, listed.user_id, listed.id)
                 if not selection.takes(key, listed.last_update_time):
                     continue
-                session, problem = await self._loaded(key)
-                if problem:
-                    yield problem
+                try:
+                    session = await self._service.get_session(**key.id)
+                except Exception as error:  # noqa: BLE001  foreign services raise any
+                    reason = f"its service raised {type(error).__name__}"
+                    yield records.Problem(records.named(key), reason)
+                    continue
                 if session is None:
                     continue
                 state = scopes.split(session.state)
@@ -66,15 +69,6 @@ class ServiceSource(BaseSource):
     async def _listed(self, app_name: str) -> list[Session]:
         response = await self._service.list_sessions(app_name=app_name)
         return sorted(response.sessions, key=lambda each: (each.user_id, each.id))
-
-    async def _loaded(
-        self, key: SessionKey
-    ) -> tuple[Session | None, records.Problem | None]:
-        try:
-            return await self._service.get_session(**key.id), None
-        except Exception as error:  # noqa: BLE001  a foreign service may raise anything
-            reason = f"its service raised {type(error).__name__}"
-            return None, records.Problem(records.named(key), reason)
 
     async def find(
         self, key: SessionKey

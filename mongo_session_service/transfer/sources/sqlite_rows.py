@@ -8,14 +8,7 @@ key.
 from __future__ import annotations
 
 from array import array
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -41,11 +34,6 @@ Owned: TypeAlias = tuple[Owner, Item]
 """An item, and the app, user or session that it belongs to."""
 
 
-def owner_of(table: str, row: Row) -> Owner:
-    """The app, user or session that a row belongs to."""
-    return tuple(row[name] for name in KEYS[table][: len(OWNER)])
-
-
 def _gone(owner: Owner) -> Problem:
     where = (
         named(SessionKey(*owner))
@@ -66,7 +54,7 @@ class Places:
     told: set[Owner] = field(default_factory=set)
     """The owners whose rows are known to be gone."""
 
-    def add(self, found: Iterable[Sequence[Any]]) -> None:
+    def add(self, found: Iterable[tuple[Any, ...]]) -> None:
         """Add rows: each a rowid, followed by its key."""
         for rowid, *key in found:
             owner = tuple(key[: len(OWNER)])

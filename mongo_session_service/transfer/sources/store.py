@@ -142,7 +142,10 @@ class StoreSource(BaseSource):
     async def _header(self, document: Document) -> records.SessionHeader:
         key = SessionKey(**document["_id"])
         owner = Owner.of_session(key)
-        initial = await self._initial(key, document)
+        apart = None
+        if INITIAL not in document:
+            apart = await self._at.events.find_one({"_id": key.event_id(0)})
+        initial = await initial_state(self._at, key, Beginning(document, apart), [])
         return records.SessionHeader(
             key,
             decode_state(document["state"], owner, self._at.hooks),
@@ -151,14 +154,6 @@ class StoreSource(BaseSource):
             details=Details.of(document),
             initial=decode_state(initial, owner, self._at.hooks),
         )
-
-    async def _initial(self, key: SessionKey, document: Document) -> Document:
-        """The initial state; inferred, if the session is older than its record."""
-        if INITIAL in document:
-            fields: Document = document[INITIAL]
-            return fields
-        apart = await self._at.events.find_one({"_id": key.event_id(0)})
-        return await initial_state(self._at, key, Beginning(document, apart), [])
 
     def _shared(
         self, document: Document, app_name: str, user_id: str | None
