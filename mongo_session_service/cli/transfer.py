@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mongo_session_service.cli import sources
 from mongo_session_service.cli.options import (
     Place,
     connection_options,
     selection,
     selection_options,
+    several,
     uri_argument,
     uri_option,
-)
-from mongo_session_service.cli.sources import (
-    KINDS,
-    Kind,
-    source_of,
-    with_source_password,
 )
 from mongo_session_service.cli.terminal import printable, progress, say
 from mongo_session_service.model.wording import counted, plural
@@ -82,44 +78,29 @@ def verify_() -> None:
     """Compares another store with its import here, and prints each difference."""
 
 
-def _import_of(kind: Kind) -> click.Command:
-    @click.command(
-        kind.name,
-        short_help=f"Imports from {kind.what}.",
-        help=_help(
-            f"Imports from {kind.what}.",
-            f"import {kind.example} mongodb://localhost/my_db",
-        ),
-    )
-    @kind.options
-    @uri_argument
-    @selection_options
-    @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-    @click.option(
+_choices: Final = several(
+    click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+    click.option(
         "--on-conflict",
         type=click.Choice(["fail", "skip", "replace"]),
         default="fail",
         show_default=True,
         help="If the target holds something else under the same id.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--on-error",
         type=click.Choice(["fail", "skip"]),
         default="fail",
         show_default=True,
         help="If something cannot be read or stored.",
-    )
-    @connection_options
-    @click.pass_context
-    def command(context: click.Context, /, **options: Any) -> bool:
-        with _interruptible(_AGAIN):
-            place = Place.of(context)
-            return asyncio.run(_import(place, kind, with_source_password(options)))
-
-    return command
+    ),
+)
+_exact: Final = click.option(
+    "--exact", is_flag=True, help="Report sessions that only the target has."
+)
 
 
-async def _import(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
+async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> bool:
     async with place.service() as service:
         from mongo_session_service.transfer import Policies, move
 
@@ -127,7 +108,7 @@ async def _import(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
         policies = Policies(
             options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
         )
-        async with source_of(kind, options) as source:
+        async with sources.source_of(kind, options) as source:
             totals = None if chosen.since else await source.totals(chosen)
             length = totals and totals.events
             with progress("Importing", length, source.share_read) as advance:
@@ -173,37 +154,15 @@ def _report(moved: Moved, source: Source, *, is_dry_run: bool) -> None:
         click.echo(f"To catch up later, add --since {since:%Y-%m-%dT%H:%M:%SZ}")
 
 
-def _verify_of(kind: Kind) -> click.Command:
-    @click.command(
-        kind.name,
-        short_help=f"Verifies against {kind.what}.",
-        help=_help(
-            f"Verifies against {kind.what}.",
-            f"verify {kind.example} mongodb://localhost/my_db",
-        ),
-    )
-    @kind.options
-    @uri_argument
-    @selection_options
-    @click.option(
-        "--exact", is_flag=True, help="Report sessions that only the target has."
-    )
-    @connection_options
-    @click.pass_context
-    def command(context: click.Context, /, **options: Any) -> bool:
-        with _interruptible(_HARMLESS):
-            place = Place.of(context)
-            return asyncio.run(_verify(place, kind, with_source_password(options)))
-
-    return command
-
-
-async def _verify(place: Place, kind: Kind, options: dict[str, Any]) -> bool:
+async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> bool:
     async with place.service() as service:
         from mongo_session_service.transfer import StoreSource, verify
 
         chosen, is_exact = selection(options), options.pop("exact")
-        async with source_of(kind, options) as source, StoreSource(service) as target:
+        async with (
+            sources.source_of(kind, options) as source,
+            StoreSource(service) as target,
+        ):
             totals = None if chosen.since else await source.totals(chosen)
             length = totals and totals.events
             with progress("Verifying", length, source.share_read) as advance:
@@ -303,8 +262,41 @@ async def _migrate(place: Place, *, is_plan: bool) -> None:
             click.echo(f"Nothing is pending; the schema version is {status.version}.")
 
 
-for _kind in KINDS:
-    import_.add_command(_import_of(_kind))
-    verify_.add_command(_verify_of(_kind))
+def _add(
+    group: click.Group,
+    kind: sources.Kind,
+    doing: str,
+    *,
+    run: Callable[[Place, sources.Kind, dict[str, Any]], Coroutine[Any, Any, bool]],
+    options: Callable[[Any], Any],
+    advice: str,
+) -> None:
+    """Add the command for one kind of source to ``import`` or ``verify``."""
+    example = f"{group.name} {kind.example} mongodb://localhost/my_db"
+    sentence = f"{doing} {kind.what}."
+
+    @group.command(kind.name, short_help=sentence, help=_help(sentence, example))
+    @kind.options
+    @uri_argument
+    @selection_options
+    @options
+    @connection_options
+    @click.pass_context
+    def command(context: click.Context, /, **options: Any) -> bool:
+        with _interruptible(advice):
+            place = Place.of(context)
+            return asyncio.run(run(place, kind, sources.with_source_password(options)))
+
+
+for _kind in sources.KINDS:
+    _add(import_, _kind, "Imports from", run=_import, options=_choices, advice=_AGAIN)
+    _add(
+        verify_,
+        _kind,
+        "Verifies against",
+        run=_verify,
+        options=_exact,
+        advice=_HARMLESS,
+    )
 
 COMMANDS: Final = (import_, export_, verify_, migrate_)

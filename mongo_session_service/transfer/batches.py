@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from google.adk.events.event import Event
@@ -29,13 +30,7 @@ from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import inferred
-from mongo_session_service.transfer.records import (
-    Item,
-    Problem,
-    SessionHeader,
-    SharedState,
-    named,
-)
+from mongo_session_service.transfer import records
 
 MAX_EVENTS: Final = 1000
 """Documents written together."""
@@ -92,53 +87,34 @@ class Incoming:
 
     def created(self) -> NewSession:
         """The session as it was created; a missing initial state is inferred."""
-        initial = self.initial
+        initial, create_time = self.initial, self.create_time
         if initial is None:
             initial = inferred(self.state, [self.changed])
+        if create_time is None:
+            # The time of the first event is the best guess.
+            create_time = self.update_time if self.began is None else self.began
         return NewSession(
             self.key,
-            self._create_time(),
+            create_time,
             ScopedState(session=initial),
             check_initial_state(initial),
             self.details or NO_DETAILS,
         )
 
-    def _create_time(self) -> float:
-        """If the source has none, the time of the first event is the best guess."""
-        if self.create_time is not None:
-            return self.create_time
-        return self.update_time if self.began is None else self.began
-
     def rest(self) -> Incoming:
         """The next part, still empty."""
         self.is_last = False
-        of_events = sum(append.size for append in self.appends)
-        return Incoming(
-            self.key,
-            self.state,
-            self.update_time,
-            self.create_time,
-            self.size - of_events,
-            self.details,
-            self.initial,
-            offset=self.revision,
-            began=self.began,
-            changed=self.changed,
-        )
+        size = self.size - sum(append.size for append in self.appends)
+        return replace(self, size=size, appends=[], offset=self.revision, is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingState:
     """The encoded state of an app or user."""
 
-    shared: SharedState
+    shared: records.SharedState
     state: Document
     size: int
-
-    @property
-    def owner(self) -> tuple[str, str | None]:
-        """The app, and the user unless it is the app's state."""
-        return self.shared.app_name, self.shared.user_id
 
     @property
     def id(self) -> Any:
@@ -156,7 +132,7 @@ class Batch:
     sessions: list[Incoming] = field(default_factory=list)
     events: int = 0
     size: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[records.Problem] = field(default_factory=list)
     keys: set[SessionKey] = field(default_factory=set)
 
     @property
@@ -182,20 +158,20 @@ class Gathering:
         self._current: Incoming | None = None
         self._ids: set[str] = set()
 
-    def add(self, item: Item) -> Iterable[Batch]:
+    def add(self, item: records.Item) -> Iterable[Batch]:
         """Add an item; return the batches that it completes."""
         match item:
-            case Problem():
+            case records.Problem():
                 self._batch.problems.append(item)
             case Event():
                 yield from self._add_event(item)
-            case SessionHeader():
+            case records.SessionHeader():
                 yield from self._end_session()
                 if item.key in self._batch.keys:
                     # Once the first is stored, the second is compared with it.
                     yield self._taken()
                 self._begin_session(item)
-            case SharedState():
+            case records.SharedState():
                 yield from self._end_session()
                 self._add_state(item)
         if self._batch.is_full:
@@ -210,9 +186,18 @@ class Gathering:
         batch, self._batch = self._batch, Batch()
         return batch
 
-    def _begin_session(self, header: SessionHeader) -> None:
-        self._ids.clear()
+    @contextmanager
+    def _refusing(self, where: str) -> Iterator[None]:
+        """Make a problem of what cannot be stored."""
         try:
+            yield
+        except (InvalidInputError, DocumentTooLargeError) as error:
+            problem = records.Problem(where, str(error).rstrip("."))
+            self._batch.problems.append(problem)
+
+    def _begin_session(self, header: records.SessionHeader) -> None:
+        self._ids.clear()
+        with self._refusing(records.named(header.key)):
             key = session_key(*header.key)
             owner = Owner.of_session(key)
             state, size = encode_state(header.state, owner, self._hooks)
@@ -220,18 +205,8 @@ class Gathering:
             if header.initial is not None:
                 initial, more = encode_state(header.initial, owner, self._hooks)
                 size += more
-        except (InvalidInputError, DocumentTooLargeError) as error:
-            self._refuse(named(header.key), error)
-            return
-        self._current = Incoming(
-            key,
-            state,
-            header.update_time,
-            header.create_time,
-            size,
-            header.details,
-            initial,
-        )
+            times = header.update_time, header.create_time
+            self._current = Incoming(key, state, *times, size, header.details, initial)
 
     def _end_session(self) -> Iterable[Batch]:
         current, self._current = self._current, None
@@ -250,16 +225,13 @@ class Gathering:
         current = self._current
         if current is None:
             return  # its session was refused
-        where = f"event {event.id!r} of {named(current.key)}"
-        if event.id in self._ids:
-            self._batch.problems.append(
-                Problem(where, "the session already has an event with this id")
-            )
-            return
-        try:
+        append = None
+        with self._refusing(f"event {event.id!r} of {records.named(current.key)}"):
+            if event.id in self._ids:
+                message = "the session already has an event with this id"
+                raise InvalidInputError(message)
             append = encode_append(current.key, event, self._hooks)
-        except (InvalidInputError, DocumentTooLargeError) as error:
-            self._refuse(where, error)
+        if append is None:
             return
         self._ids.add(event.id)
         if current.began is None:
@@ -273,19 +245,13 @@ class Gathering:
         current.changed |= append.delta.session.keys()
         current.size += append.size
 
-    def _add_state(self, shared: SharedState) -> None:
-        try:
+    def _add_state(self, shared: records.SharedState) -> None:
+        with self._refusing(str(shared)):
             check_id("app_name", shared.app_name)
             if shared.user_id is not None:
                 check_id("user_id", shared.user_id)
             encoded, size = encode_state(shared.state, shared.owner, self._hooks)
-        except (InvalidInputError, DocumentTooLargeError) as error:
-            self._refuse(str(shared), error)
-            return
-        if encoded:
-            state = IncomingState(shared, encoded, size)
-            self._batch.states[state.owner] = state
-            self._batch.size += size
-
-    def _refuse(self, where: str, error: Exception) -> None:
-        self._batch.problems.append(Problem(where, str(error).rstrip(".")))
+            if encoded:
+                owner = shared.app_name, shared.user_id
+                self._batch.states[owner] = IncomingState(shared, encoded, size)
+                self._batch.size += size

@@ -12,20 +12,8 @@ from typing import BinaryIO, Final, cast
 
 from google.adk.events.event import Event
 
-from mongo_session_service.errors import (
-    DocumentTooLargeError,
-    InvalidInputError,
-    TransferError,
-)
-from mongo_session_service.transfer import jsonl
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    Source,
-)
+from mongo_session_service import errors
+from mongo_session_service.transfer import jsonl, records
 
 STREAM: Final = "-"
 
@@ -42,11 +30,11 @@ class Exported:
 
 
 async def export(
-    source: Source,
+    source: records.Source,
     path: str | Path,
-    selection: Selection = EVERYTHING,
+    selection: records.Selection = records.EVERYTHING,
     *,
-    on_problem: Callable[[Problem], None] | None = None,
+    on_problem: Callable[[records.Problem], None] | None = None,
     on_progress: Callable[[Exported], None] = lambda _: None,
 ) -> Exported:
     """Write the selected sessions of an open source as JSON Lines, in its order.
@@ -67,30 +55,32 @@ async def export(
         file.write(jsonl.as_text(jsonl.HEADER).encode() + b"\n")
         async with aclosing(source.read(selection)) as items:
             async for item in items:
-                if not isinstance(item, Problem):
-                    try:
-                        line = jsonl.to_line(item)
-                    except (InvalidInputError, DocumentTooLargeError) as error:
-                        item = Problem("an item", str(error))  # noqa: PLW2901
-                if isinstance(item, Problem):
+                line = _line(item)
+                if isinstance(line, records.Problem):
                     if on_problem is None:
-                        message = f"Cannot be exported: {item}. Nothing was written."
-                        raise TransferError(message)
+                        message = f"Cannot be exported: {line}. Nothing was written."
+                        raise errors.TransferError(message)
                     exported.problems += 1
-                    on_problem(item)
+                    on_problem(line)
                     continue
-                file.write(line.encode() + b"\n")
-                match item:
-                    case Event():
-                        exported.events += 1
-                    case SessionHeader():
-                        exported.sessions += 1
-                        on_progress(exported)
-                    case SharedState():
-                        exported.states += 1
+                file.write(line)
+                exported.events += isinstance(item, Event)
+                exported.states += isinstance(item, records.SharedState)
+                if isinstance(item, records.SessionHeader):
+                    exported.sessions += 1
+                    on_progress(exported)
         end = jsonl.end_line(exported.sessions, exported.events)
         file.write(end.encode() + b"\n")
     return exported
+
+
+def _line(item: records.Item) -> bytes | records.Problem:
+    if isinstance(item, records.Problem):
+        return item
+    try:
+        return jsonl.to_line(item).encode() + b"\n"
+    except (errors.InvalidInputError, errors.DocumentTooLargeError) as error:
+        return records.Problem("an item", str(error))
 
 
 @contextmanager
@@ -120,7 +110,7 @@ def _written(path: str) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         message = f"{path!r} cannot be written: {error.strerror or error}."
-        raise TransferError(message) from None
+        raise errors.TransferError(message) from None
 
 
 @contextmanager

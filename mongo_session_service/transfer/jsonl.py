@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -35,17 +35,12 @@ from mongo_session_service.codec.bson_values import decode_value, json_form
 from mongo_session_service.codec.documents import INITIAL, encode_event_fields
 from mongo_session_service.codec.extended_json import tagged, untagged
 from mongo_session_service.errors import InvalidInputError, SourceError
-from mongo_session_service.model.metadata import (
-    DETAILS,
-    Details,
-    check_labels,
-    check_title,
-    check_ttl,
-)
+from mongo_session_service.model import metadata
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.transfer.records import Item, SessionHeader, SharedState
-from mongo_session_service.transfer.sources.adk_rows import UnreadableError, validated
+from mongo_session_service.transfer.sources.adk_rows import validated
+from mongo_session_service.transfer.sources.base import UnreadableError
 
 FORMAT: Final = "mongo-session-service"
 VERSION: Final = 1
@@ -57,7 +52,7 @@ _FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
     "session": {
         *SessionKey._fields,
         *("create_time", "update_time", INITIAL, "state"),
-        *DETAILS,
+        *metadata.DETAILS,
     },
 }
 
@@ -142,17 +137,15 @@ def check_header(line: bytes) -> None:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        message = (
+        raise SourceError(
             "Line 1: this is not a file of exported sessions; its first line would be"
             f" {json.dumps(HEADER)}."
         )
-        raise SourceError(message)
     if header.get("version") != VERSION:
-        message = (
+        raise SourceError(
             f"Line 1: the file has format version {header.get('version')!r};"
             f" this release reads {VERSION}. Upgrade mongo-session-service."
         )
-        raise SourceError(message)
 
 
 def to_item(kind: str, value: Any) -> Item:
@@ -186,32 +179,21 @@ def _item(
     ids = [check_id(f"its {name}", value.get(name)) for name in names]
     if kind != "session":
         return SharedState(ids[0], ids[1] if kind == "user_state" else None, state)
-    create_time = value.get("create_time")
+    create_time, initial = value.get("create_time"), value.get(INITIAL)
+    if initial is not None and not isinstance(initial, dict):
+        raise UnreadableError("its session's initial state is not an object")
+    known = {
+        name: check(value[name])
+        for name, check in _DETAILS.items()
+        if value.get(name) is not None
+    }
     return SessionHeader(
         SessionKey(*ids),
         state,
         update_time=_time(value.get("update_time")),
         create_time=None if create_time is None else _time(create_time),
-        details=_details(value),
-        initial=_initial(value),
-    )
-
-
-def _initial(value: dict[str, Any]) -> dict[str, Any] | None:
-    initial = value.get(INITIAL)
-    if initial is not None and not isinstance(initial, dict):
-        raise UnreadableError("its session's initial state is not an object")
-    return initial
-
-
-def _details(value: dict[str, Any]) -> Details:
-    title, labels, ttl = (value.get(name) for name in ("title", "labels", "ttl"))
-    expire_time = value.get("expire_time")
-    return Details(
-        title=None if title is None else check_title(title),
-        labels={} if labels is None else check_labels(labels),
-        ttl=None if ttl is None else check_ttl(ttl),
-        expire_time=None if expire_time is None else _time(expire_time),
+        details=metadata.Details(**known),
+        initial=initial,
     )
 
 
@@ -221,3 +203,11 @@ def _time(value: Any) -> float:
     if not math.isfinite(value):
         raise UnreadableError("one of its times is not finite")
     return float(value)
+
+
+_DETAILS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "title": metadata.check_title,
+    "labels": metadata.check_labels,
+    "ttl": metadata.check_ttl,
+    "expire_time": _time,
+}

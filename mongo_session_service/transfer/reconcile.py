@@ -8,21 +8,13 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_value
-from mongo_session_service.codec.documents import (
-    INITIAL,
-    decode_state,
-    is_same_event,
-    loaded_fields,
-)
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Append, Document
 from mongo_session_service.sessions.placeholders import is_placeholder
-from mongo_session_service.transfer.batches import (
-    Incoming,
-    IncomingState,
-)
+from mongo_session_service.transfer.batches import Incoming, IncomingState
 
 
 class Standing(Enum):
@@ -46,11 +38,6 @@ class Plan(NamedTuple):
     reason: str = ""
     found: int = 0
     """Events that are stored under the part's revisions, correct or not."""
-
-    @property
-    def is_lacking(self) -> bool:
-        """Whether there is something to write."""
-        return self.standing not in {Standing.SAME, Standing.AHEAD}
 
 
 def content_digest(value: Mapping[str, Any]) -> bytes:
@@ -98,10 +85,11 @@ def matching(incoming: Incoming, stored: Sequence[Document], hooks: Hooks) -> in
 
 def _is_same_event(append: Append, event: Document, hooks: Hooks) -> bool:
     """Whether a stored event equals one to import, in any order of fields."""
-    if is_same_event(append, event, hooks):
+    if documents.is_same_event(append, event, hooks):
         return True
     one, other = (
-        loaded_fields(each, append.key, hooks) for each in (append.event, event)
+        documents.loaded_fields(each, append.key, hooks)
+        for each in (append.event, event)
     )
     return event_digest(one) == event_digest(other)
 
@@ -153,29 +141,21 @@ def _compared(
     owner = Owner.of_session(incoming.key)
     if incoming.details not in (None, Details.of(session)):
         reason = "its title, labels or time to live are different"
-    elif _is_same_state(incoming.state, session["state"], owner, hooks):
-        if incoming.update_time == session["update_time"]:
-            return _compared_beginnings(incoming, session, matched, hooks)
-        reason = "its update time is different"
-    else:
+    elif not _is_same_state(incoming.state, session["state"], owner, hooks):
         reason = "its state is different"
+    elif incoming.update_time != session["update_time"]:
+        reason = "its update time is different"
+    elif incoming.initial is None:
+        return Plan(Standing.SAME, matched)
+    elif documents.INITIAL not in session:
+        return Plan(Standing.BEHIND, matched)
+    elif _is_same_state(incoming.initial, session[documents.INITIAL], owner, hooks):
+        return Plan(Standing.SAME, matched)
+    else:
+        return Plan(Standing.CONFLICT, matched, "its initial state is different")
     if incoming.update_time > session["update_time"]:
         return Plan(Standing.BEHIND, matched)
     return Plan(Standing.CONFLICT, matched, reason)
-
-
-def _compared_beginnings(
-    incoming: Incoming, session: Document, matched: int, hooks: Hooks
-) -> Plan:
-    """Compare initial states; one that the target lacks is added there."""
-    if incoming.initial is None:
-        return Plan(Standing.SAME, matched)
-    if INITIAL not in session:
-        return Plan(Standing.BEHIND, matched)
-    owner = Owner.of_session(incoming.key)
-    if _is_same_state(incoming.initial, session[INITIAL], owner, hooks):
-        return Plan(Standing.SAME, matched)
-    return Plan(Standing.CONFLICT, matched, "its initial state is different")
 
 
 def plan_state(
@@ -202,5 +182,5 @@ def plan_state(
 
 
 def _is_same_state(one: Document, other: Document, owner: Owner, hooks: Hooks) -> bool:
-    here, there = (decode_state(each, owner, hooks) for each in (one, other))
+    here, there = (documents.decode_state(each, owner, hooks) for each in (one, other))
     return content_digest(here) == content_digest(there)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from google.adk.events.event import Event
@@ -36,9 +35,10 @@ class Selection:
         """Whether an app's own state is selected."""
         return not self.apps or app_name in self.apps
 
-    def takes_user(self, app_name: str, user_id: str) -> bool:
-        """Whether a user's state is selected."""
-        return self.takes_app(app_name) and (not self.users or user_id in self.users)
+    def takes_user(self, app_name: str, user_id: str | None) -> bool:
+        """Whether a user's state is selected, or without a user the app's."""
+        is_chosen = user_id is None or not self.users or user_id in self.users
+        return is_chosen and self.takes_app(app_name)
 
     def takes(self, key: SessionKey, update_time: float) -> bool:
         """Whether a session is selected."""
@@ -123,12 +123,7 @@ class Source(Protocol):
             SourceError: it cannot be reached, or holds something else.
         """
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Close it."""
 
     async def totals(self, selection: Selection) -> Totals | None:

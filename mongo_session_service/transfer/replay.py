@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import BaseSessionService
@@ -14,15 +14,7 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    Source,
-    named,
-)
+from mongo_session_service.transfer import records
 
 _SCRATCH: Final = "mongo-session-service-handover"
 
@@ -42,12 +34,12 @@ class HandedOver:
 
 
 async def hand_over(
-    source: Source,
+    source: records.Source,
     service: BaseSessionService,
-    selection: Selection = EVERYTHING,
+    selection: records.Selection = records.EVERYTHING,
     *,
     on_conflict: Literal["fail", "skip", "replace"] = "fail",
-    on_problem: Callable[[Problem], None] | None = None,
+    on_problem: Callable[[records.Problem], None] | None = None,
 ) -> HandedOver:
     """Copy the selected sessions of an open source into another session service.
 
@@ -70,13 +62,13 @@ async def hand_over(
     async with aclosing(source.read(selection)) as items:
         async for item in items:
             match item:
-                case Problem():
+                case records.Problem():
                     if on_problem is None:
                         raise TransferError(f"Cannot be handed over: {item}.")
                     on_problem(item)
-                case SharedState():
+                case records.SharedState():
                     taker.states.append(item)
-                case SessionHeader():
+                case records.SessionHeader():
                     await taker.begin(item)
                 case Event():
                     await taker.append(item)
@@ -84,66 +76,61 @@ async def hand_over(
     return taker.given
 
 
+@dataclass(slots=True)
 class _Taker:
-    def __init__(self, service: BaseSessionService, on_conflict: str) -> None:
-        self.given = HandedOver()
-        self.states: list[SharedState] = []
-        self._service = service
-        self._on_conflict = on_conflict
-        self._session: Session | None = None
-        self._state: dict[str, Any] = {}
-        self._known: list[Event] = []
-        self._agreed = 0
-        """How many of the known events equal the source's so far."""
+    service: BaseSessionService
+    on_conflict: str
+    given: HandedOver = field(default_factory=HandedOver)
+    states: list[records.SharedState] = field(default_factory=list)
+    header: records.SessionHeader = field(init=False)
+    session: Session | None = None
+    """The session that is being copied; None if it is skipped."""
+    known: list[Event] = field(default_factory=list)
+    """The events that it had."""
+    agreed: int = 0
+    """How many of them equal the source's so far."""
 
-    async def begin(self, header: SessionHeader) -> None:
+    async def begin(self, header: records.SessionHeader) -> None:
         """Load a session, or create it with its final state."""
-        self._state = dict(header.state)
-        self._agreed = 0
-        self._session = await self._service.get_session(**header.key.id)
-        if self._session is None:
-            self._known = []
-            self._session = await self._create(header.key)
+        self.header, self.known, self.agreed = header, [], 0
+        self.session = await self.service.get_session(**header.key.id)
+        if self.session is None:
+            self.session = await self._create(header)
             self.given.sessions += 1
         else:
-            self._known = list(self._session.events)
+            self.known = list(self.session.events)
             self.given.known += 1
 
-    async def _create(self, key: SessionKey) -> Session:
-        return await self._service.create_session(**key.id, state=dict(self._state))
+    async def _create(self, header: records.SessionHeader) -> Session:
+        state = dict(header.state)
+        return await self.service.create_session(**header.key.id, state=state)
 
     async def append(self, event: Event) -> None:
         """Append an event, unless the session has it."""
-        session = self._session
-        if session is None:
-            return
-        if self._agreed < len(self._known):
-            if self._known[self._agreed].id == event.id:
-                self._agreed += 1
+        if self.session and self.agreed < len(self.known):
+            if self.known[self.agreed].id == event.id:
+                self.agreed += 1
                 return
-            session = await self._replaced(session)
-            if session is None:
-                return
-        await self._service.append_event(session, event)
-        self.given.events += 1
+            await self._replace()
+        if self.session:
+            await self.service.append_event(self.session, event)
+            self.given.events += 1
 
-    async def _replaced(self, session: Session) -> Session | None:
-        """Recreate a session with the events that agree; None if it is skipped."""
-        key = SessionKey(session.app_name, session.user_id, session.id)
-        if self._on_conflict == "fail":
-            message = f"The service has other events of {named(key)}."
-            raise ConflictError(message)
-        if self._on_conflict == "skip":
-            self._session = None
+    async def _replace(self) -> None:
+        """Recreate the session with the events that agree, or skip it."""
+        if self.on_conflict == "fail":
+            where = records.named(self.header.key)
+            raise ConflictError(f"The service has other events of {where}.")
+        if self.on_conflict == "skip":
+            self.session = None
             self.given.skipped += 1
-            return None
-        agreed, self._known = self._known[: self._agreed], []
-        await self._service.delete_session(**key.id)
-        self._session = recreated = await self._create(key)
+            return
+        agreed, self.known = self.known[: self.agreed], []
+        await self.service.delete_session(**self.header.key.id)
+        self.session = await self._create(self.header)
         for event in agreed:
-            await self._service.append_event(recreated, event)
+            await self.service.append_event(self.session, event)
         self.given.replaced += 1
-        return recreated
 
     async def give_states(self) -> None:
         """Set shared state, at the end: replayed events set it in another order.
@@ -153,11 +140,7 @@ class _Taker:
         """
         for shared in self.states:
             prefix = State.APP_PREFIX if shared.user_id is None else State.USER_PREFIX
-            owner = {
-                "app_name": shared.app_name,
-                "user_id": shared.user_id or _SCRATCH,
-                "session_id": _SCRATCH,
-            }
+            owner = SessionKey(shared.app_name, shared.user_id or _SCRATCH, _SCRATCH).id
             state = {prefix + key: value for key, value in shared.state.items()}
-            await self._service.create_session(**owner, state=state)
-            await self._service.delete_session(**owner)
+            await self.service.create_session(**owner, state=state)
+            await self.service.delete_session(**owner)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,18 +30,13 @@ from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import queries
+from mongo_session_service.sessions import placeholders, queries
 from mongo_session_service.sessions.deletion import STEP, remove_expired
 from mongo_session_service.sessions.history import recorded
-from mongo_session_service.sessions.placeholders import (
-    IMPORT,
-    Reservations,
-    is_placeholder,
-)
 from mongo_session_service.sessions.queries import initial_updates
 from mongo_session_service.transfer.batches import Incoming, IncomingState
-from mongo_session_service.transfer.reconcile import Plan, Standing, plan_state
-from mongo_session_service.transfer.records import named
+from mongo_session_service.transfer.reconcile import Plan, Standing, plan, plan_state
+from mongo_session_service.transfer.records import Problem, named
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +53,30 @@ class ChangedError(Exception):
     """The target has changed since the plan was made."""
 
 
+class SessionPlan(NamedTuple):
+    """A session coming in, or a part of one, and what the target has of it."""
+
+    incoming: Incoming
+    plan: Plan
+    found: Document | None
+    """The session's document in the target, or a reservation."""
+
+    @property
+    def standing(self) -> Standing:
+        """How they compare."""
+        return self.plan.standing
+
+    @property
+    def conflict(self) -> Problem:
+        """What is different."""
+        return Problem(named(self.incoming.key), self.plan.reason)
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether there is something to write."""
+        return self.standing not in {Standing.SAME, Standing.AHEAD}
+
+
 class StatePlan(NamedTuple):
     """State coming in, and what the target has of it."""
 
@@ -66,6 +86,11 @@ class StatePlan(NamedTuple):
     """The target's; None if it has none."""
     is_noted: bool
     """Whether an import has noted that it brought the target to that revision."""
+
+    @property
+    def conflict(self) -> Problem:
+        """What is different."""
+        return Problem(str(self.state.shared), "it was changed in the target")
 
     @property
     def lacks_note(self) -> bool:
@@ -85,7 +110,7 @@ class Target:
         self._at = connection
         self.hooks = connection.hooks
         self._is_read_only = is_read_only
-        self._reservations = Reservations(IMPORT, LIFETIME)
+        self._reservations = placeholders.Reservations(placeholders.IMPORT, LIFETIME)
 
     async def check(self) -> None:
         """Refuse collections that another service writes.
@@ -96,19 +121,27 @@ class Target:
         other = await self._at.sessions.find_one()
         is_own = other is None or (isinstance(other["_id"], dict) and "id" not in other)
         if not is_own:
-            message = (
+            raise ConflictError(
                 f"Collection {self._at.sessions.name!r} of database"
                 f" {self._at.database.name!r} holds another service's sessions. Import"
                 " into another database, or give the collections a prefix."
             )
-            raise ConflictError(message)
 
-    async def sessions(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
-        """The stored documents of sessions: the sessions themselves, or reservations.
+    async def sessions(self, wanted: Iterable[Incoming]) -> list[SessionPlan]:
+        """What each session, or part of one, that is wanted needs."""
+        sessions = list(wanted)
+        found = await self._found(each.key for each in sessions)
+        events = await self._events(sessions)
+        return [
+            SessionPlan(
+                each, plan(each, there, events.get(each.key, []), self.hooks), there
+            )
+            for each in sessions
+            for there in [found.get(each.key)]
+        ]
 
-        An initial state that is stored in a document of its own is added. Sessions that
-        have expired, or are being removed, are removed first.
-        """
+    async def _found(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
+        """The sessions, with initial states, and reservations; removes expired ones."""
         ids = [key.id for key in keys]
         now = platform_time.get_time()
         found: dict[SessionKey, Document] = {}
@@ -118,59 +151,40 @@ class Target:
                 found[key] = each
             elif not self._is_read_only:
                 await remove_expired(self._at, key, now)
-        return found | await self._with_initial_states(found)
-
-    async def _with_initial_states(
-        self, found: dict[SessionKey, Document]
-    ) -> dict[SessionKey, Document]:
-        lacking = {
-            key: each
+        lacking = [
+            key.event_id(0)
             for key, each in found.items()
-            if not is_placeholder(each) and INITIAL not in each
-        }
-        if not lacking:
-            return {}
-        ids = [key.event_id(0) for key in lacking]
-        cursor = self._at.events.find({"_id": {"$in": ids}})
-        apart = {_key(each): each for each in await cursor.to_list(None)}
-        states = {key: recorded(each, apart.get(key)) for key, each in lacking.items()}
-        return {
-            key: {**lacking[key], INITIAL: state}
-            for key, state in states.items()
-            if state is not None
-        }
+            if not placeholders.is_placeholder(each) and INITIAL not in each
+        ]
+        if lacking:
+            async for apart in self._at.events.find({"_id": {"$in": lacking}}):
+                session = found[_key(apart)]
+                if (state := recorded(session, apart)) is not None:
+                    session[INITIAL] = state
+        return found
 
-    async def events(
+    async def _events(
         self, parts: Iterable[Incoming]
     ) -> dict[SessionKey, list[Document]]:
         """The events under these parts' revisions, and one more, in order."""
         found: dict[SessionKey, list[Document]] = {}
         ranges = [
-            {
-                "_id": {
-                    "$gt": part.key.event_id(part.offset),
-                    "$lte": part.key.event_id(part.revision + 1),
-                }
-            }
+            queries.events_until(part.key, part.revision + 1, part.offset)
             for part in parts
         ]
         if ranges:
-            cursor = self._at.events.find({"$or": ranges}).sort("_id")
-            async for each in cursor:
+            async for each in self._at.events.find({"$or": ranges}).sort("_id"):
                 found.setdefault(_key(each), []).append(each)
         return found
 
     async def states(self, wanted: Iterable[IncomingState]) -> list[StatePlan]:
         """What each state that is wanted needs."""
         states = list(wanted)
+        ids = [id_ for each in states for id_ in (each.id, {"of": each.id})]
         stored: dict[str, Document] = {}
-        for collection, ids in (
-            (self._at.app_states, [each.id for each in states]),
-            (self._at.user_states, [each.id for each in states]),
-            (self._at.imports, [{"of": each.id} for each in states]),
-        ):
-            cursor = collection.find({"_id": {"$in": ids}})
-            stored |= {repr(each["_id"]): each for each in await cursor.to_list(None)}
+        for collection in (self._at.app_states, self._at.user_states, self._at.imports):
+            async for each in collection.find({"_id": {"$in": ids}}):
+                stored[repr(each["_id"])] = each
         plans = []
         for each in states:
             there = stored.get(repr(each.id))
@@ -181,11 +195,7 @@ class Target:
             plans.append(StatePlan(each, standing, revision, is_noted))
         return plans
 
-    async def write(
-        self,
-        sessions: list[tuple[Incoming, Plan, Document | None]],
-        states: list[StatePlan],
-    ) -> None:
+    async def write(self, sessions: list[SessionPlan], states: list[StatePlan]) -> None:
         """Store sessions, or parts of them, and shared state, as planned.
 
         Raises:
@@ -195,44 +205,36 @@ class Target:
         with _duplicates_as_changes():
             await self._write_states(states)
             entering = []
-            for incoming, plan, found in sessions:
-                if found is None or plan.standing is Standing.NEW:
-                    entering.append((incoming, plan, found))
-                elif plan.standing is Standing.BEHIND:
-                    await self._catch_up(incoming, found, plan.matched)
+            for each in sessions:
+                if each.found is None or each.standing is Standing.NEW:
+                    entering.append(each)
+                elif each.standing is Standing.BEHIND:
+                    await self._catch_up(each.incoming, each.found, each.plan.matched)
                 else:
-                    reservation = await self._reserve_instead(found)
-                    entering.append((incoming, plan, reservation))
+                    reservation = await self._reserve_instead(each.found)
+                    entering.append(each._replace(found=reservation))
             await self._enter(entering)
 
-    async def _enter(
-        self, entering: list[tuple[Incoming, Plan, Document | None]]
-    ) -> None:
+    async def _enter(self, entering: list[SessionPlan]) -> None:
         """Store new sessions; events that an interrupted import has stored stay."""
-        await self._reserve([(each, found) for each, _, found in entering])
+        await self._reserve(entering)
         events: list[Document] = []
-        for incoming, plan, _ in entering:
-            after = incoming.offset + plan.matched
-            if plan.standing is Standing.CONFLICT or plan.matched < plan.found:
+        for incoming, planned, _ in entering:
+            after = incoming.offset + planned.matched
+            if planned.standing is Standing.CONFLICT or planned.matched < planned.found:
                 await self._remove_events(incoming.key, after)
             events += incoming.documents(after)
         if events:
             await self._at.events.insert_many(events, ordered=False)
-        whole = [(each, found) for each, _, found in entering if each.is_last]
+        whole = [each for each in entering if each.incoming.is_last]
         await self._store_initial_states(whole)
-        await self._store_sessions([each for each, _ in whole])
+        await self._store_sessions([each.incoming for each in whole])
 
-    async def _reserve(self, wanted: list[tuple[Incoming, Document | None]]) -> None:
-        """Reserve the places of sessions, each given with the document found there.
-
-        Raises:
-            ChangedError: another document is there by now.
-            ConflictError: the document is not an import's reservation, or this import
-                lost its reservation between two parts of a session.
-        """
+    async def _reserve(self, wanted: list[SessionPlan]) -> None:
+        """Reserve the places of sessions."""
         writes: list[InsertOne[Document] | UpdateOne] = []
         renewed = 0
-        for incoming, found in wanted:
+        for incoming, _, found in wanted:
             holder = self._check_holder(incoming, found)
             id_ = incoming.key.id
             if holder is None:
@@ -248,27 +250,21 @@ class Target:
 
     def _check_holder(self, incoming: Incoming, found: Document | None) -> str | None:
         """The import that holds a session's place; None if it is free."""
-        holder: str | None = found.get(IMPORT) if found else None
+        holder: str | None = found.get(placeholders.IMPORT) if found else None
         if found is not None and holder is None:
-            message = (
+            raise ConflictError(
                 f"The target itself is forking or removing {named(incoming.key)}."
                 " Run the import again."
             )
-            raise ConflictError(message)
         if incoming.offset and holder != self._reservations.holder:
-            message = (
+            raise ConflictError(
                 f"The imported part of {named(incoming.key)} was removed meanwhile, or"
                 " another import has taken it over. Run the import again."
             )
-            raise ConflictError(message)
         return holder
 
     async def _reserve_instead(self, session: Document) -> Document:
-        """Replace a session with a reservation; its events stay for now.
-
-        Raises:
-            ChangedError: the session has changed.
-        """
+        """Replace a session with a reservation; its events stay for now."""
         reservation = self._reservations.new(session["_id"])
 
         async def work(txn: Txn) -> None:
@@ -281,11 +277,7 @@ class Target:
         return reservation
 
     async def _remove_events(self, key: SessionKey, after: int) -> None:
-        """Remove the events of a reserved session after a revision, step by step.
-
-        Raises:
-            ChangedError: the reservation was lost.
-        """
+        """Remove the events of a reserved session after a revision, step by step."""
 
         async def step(txn: Txn) -> bool:
             held = await self._at.sessions.update_one(
@@ -304,12 +296,10 @@ class Target:
         while await self._transaction(key, step):
             pass
 
-    async def _store_initial_states(
-        self, whole: list[tuple[Incoming, Document | None]]
-    ) -> None:
+    async def _store_initial_states(self, whole: list[SessionPlan]) -> None:
         """Store large initial states; remove one that the document found has left."""
         writes: list[UpdateOne | DeleteOne] = []
-        for incoming, found in whole:
+        for incoming, _, found in whole:
             apart = initial_updates([incoming.created()])
             writes += [UpdateOne(*update, upsert=True) for update in apart]
             if found is not None and not apart:
@@ -318,11 +308,7 @@ class Target:
             await self._at.events.bulk_write(writes, ordered=False)
 
     async def _store_sessions(self, whole: list[Incoming]) -> None:
-        """Replace reservations with their sessions, all of whose events are stored.
-
-        Raises:
-            ChangedError: a reservation was lost; the other sessions are stored.
-        """
+        """Replace reservations with their sessions, all of whose events are stored."""
         writes = [
             ReplaceOne(self._reservations.held(each.key), each.session_document())
             for each in whole
@@ -368,18 +354,14 @@ class Target:
             if updated.matched_count == 0:
                 raise ChangedError
             if apart is not None:
-                await self._replace_apart(incoming.key, apart, txn)
+                before = {"_id": incoming.key.event_id(0)}
+                await self._at.events.delete_one(before, session=txn)
+            for each in apart or ():
+                await self._at.events.update_one(*each, upsert=True, session=txn)
             if events:
                 await self._at.events.insert_many(events, session=txn)
 
         await self._transaction(incoming.key, work)
-
-    async def _replace_apart(
-        self, key: SessionKey, apart: list[queries.Update], txn: Txn
-    ) -> None:
-        await self._at.events.delete_one({"_id": key.event_id(0)}, session=txn)
-        for update in apart:
-            await self._at.events.update_one(*update, upsert=True, session=txn)
 
     async def _transaction(
         self, key: SessionKey, work: Callable[[Txn], Awaitable[Result]]
@@ -402,7 +384,7 @@ class Target:
         return await uninterrupted(self._at.transaction(logged))
 
     async def _write_states(self, states: list[StatePlan]) -> None:
-        writes: dict[str, list[UpdateOne]] = {}
+        writes: dict[str, list[UpdateOne]] = defaultdict(list)
         notes = []
         for each in states:
             owner, before = each.state, each.revision
@@ -417,7 +399,7 @@ class Target:
             # Another revision than expected makes this insert, which then fails.
             where = {"_id": owner.id, "revision": before}
             write = UpdateOne(where, {"$set": change}, upsert=True)
-            writes.setdefault(collection.name, []).append(write)
+            writes[collection.name].append(write)
         for name, updates in writes.items():
             await self._at.database[name].bulk_write(updates, ordered=False)
         # Last: without its note, state counts as changed in the target.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias
 
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
@@ -18,20 +18,14 @@ from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.wording import counted
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.reconcile import content_digest, event_digest
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    Source,
-    named,
-)
 
 _ROUNDING: Final = 2e-6
 """Seconds: databases keep microseconds, and events a little more."""
+
+_Seen: TypeAlias = tuple[str, bytes]
+"""An event's id and the hash of its content."""
 
 
 class Readable(Protocol):
@@ -39,13 +33,13 @@ class Readable(Protocol):
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
         """A session and its events; None if it is not stored."""
 
     async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
         """The state of an app, or of one of its users."""
 
-    def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+    def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
         """The keys of all selected sessions."""
 
 
@@ -65,20 +59,13 @@ class Verified:
         return self.differences == 0
 
 
-class _Seen(NamedTuple):
-    """What is compared of an event."""
-
-    id: str
-    digest: bytes
-
-
 async def verify(
-    source: Source,
+    source: records.Source,
     target: Readable,
-    selection: Selection = EVERYTHING,
+    selection: records.Selection = records.EVERYTHING,
     *,
     is_exact: bool = False,
-    on_difference: Callable[[Problem], None] = lambda _: None,
+    on_difference: Callable[[records.Problem], None] = lambda _: None,
     on_progress: Callable[[Verified], None] = lambda _: None,
 ) -> Verified:
     """Compare the selected sessions of an open source with an open target.
@@ -92,7 +79,7 @@ async def verify(
         on_difference: Called with each difference; it never quotes a value.
         on_progress: Called after each session.
     """
-    verifier = _Verifier(target, on_difference, on_progress, is_exact=is_exact)
+    verifier = _Verifier(target, is_exact, on_difference, on_progress)
     async with aclosing(source.read(selection)) as items:
         async for item in items:
             await verifier.take(item)
@@ -100,88 +87,84 @@ async def verify(
     if is_exact:
         async for key in target.keys(selection):
             if hash(key) not in verifier.keys:
-                verifier.differ(named(key), "only the target has it")
+                verifier.differ(records.named(key), "only the target has it")
     return verifier.verified
 
 
+@dataclass(slots=True)
 class _Verifier:
-    def __init__(
-        self,
-        target: Readable,
-        on_difference: Callable[[Problem], None],
-        on_progress: Callable[[Verified], None],
-        *,
-        is_exact: bool,
-    ) -> None:
-        self.verified = Verified()
-        self.keys: set[int] = set()
-        self._target = target
-        self._on_difference = on_difference
-        self._on_progress = on_progress
-        self._is_exact = is_exact
-        self._header: SessionHeader | None = None
-        self._events: list[_Seen] = []
+    target: Readable
+    is_exact: bool
+    on_difference: Callable[[records.Problem], None]
+    on_progress: Callable[[Verified], None]
+    verified: Verified = field(default_factory=Verified)
+    keys: set[int] = field(default_factory=set)
+    """The hashed keys of the sessions compared."""
+    header: records.SessionHeader | None = None
+    events: list[_Seen] = field(default_factory=list)
 
     def differ(self, where: str, reason: str) -> None:
         """Report a difference."""
         self.verified.differences += 1
-        self._on_difference(Problem(where, reason))
+        self.on_difference(records.Problem(where, reason))
 
-    async def take(self, item: Item) -> None:
+    async def take(self, item: records.Item) -> None:
         """Add an item of the source."""
         match item:
-            case Problem(where=where, reason=reason):
+            case records.Problem(where=where, reason=reason):
                 self.differ(where, f"the source cannot be read here: {reason}")
-            case Event() if self._header is not None:
-                self._events.append(_seen(item))
-            case SessionHeader():
+            case Event() if self.header is not None:
+                self.events.append(_seen(item))
+            case records.SessionHeader():
                 await self.end()
                 if not item.has_expired(platform_time.get_time()):
-                    self._header = item
-            case SharedState():
+                    self.header = item
+            case records.SharedState():
                 await self.end()
                 # Some services store an empty row for each user.
                 self.verified.states += bool(item.state)
-                there = await self._target.find_shared(item.app_name, item.user_id)
+                there = await self.target.find_shared(item.app_name, item.user_id)
                 for reason in _state_differences(item.state, there):
                     self.differ(str(item), reason)
 
     async def end(self) -> None:
         """Compare the session that has been read."""
-        header, self._header = self._header, None
+        header, self.header = self.header, None
         if header is None:
             return
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         self.verified.sessions += 1
         self.verified.events += len(events)
         try:
             key = session_key(*header.key)
         except InvalidInputError as error:
-            self.differ(named(header.key), str(error).rstrip("."))
+            self.differ(records.named(header.key), str(error).rstrip("."))
             return
-        if self._is_exact:
+        if self.is_exact:
             self.keys.add(hash(key))
-        found = await self._target.find(key)
+        found = await self.target.find(key)
         if found is None:
-            self.differ(named(key), "the target does not have it")
+            self.differ(records.named(key), "the target does not have it")
         else:
             there = [_seen(item) async for item in found[1] if isinstance(item, Event)]
             for reason in [
                 *_header_differences(header, found[0]),
                 *_event_differences(events, there),
             ]:
-                self.differ(named(key), reason)
-        self._on_progress(self.verified)
+                self.differ(records.named(key), reason)
+        self.on_progress(self.verified)
 
 
 def _seen(event: Event) -> _Seen:
     try:
-        return _Seen(event.id, event_digest(encode_event_fields(event)))
+        return event.id, event_digest(encode_event_fields(event))
     except InvalidInputError:
-        return _Seen(event.id, b"what cannot be stored")
+        return event.id, b"what cannot be stored"
 
 
-def _header_differences(here: SessionHeader, there: SessionHeader) -> list[str]:
+def _header_differences(
+    here: records.SessionHeader, there: records.SessionHeader
+) -> list[str]:
     reasons = _state_differences(here.state, there.state)
     if here.initial is not None and there.initial is not None:
         found = _state_differences(here.initial, there.initial)
@@ -203,20 +186,19 @@ def _is_other(here: float | None, there: float | None) -> bool:
 
 
 def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    return [
-        f"state key {key!r} {difference}"
-        for key in sorted(here.keys() | there.keys())
-        if (difference := _difference(here, there, key))
-    ]
+    reasons = []
+    for key in sorted(here.keys() | there.keys()):
+        if key not in there:
+            reasons.append(f"state key {key!r} is missing in the target")
+        elif key not in here:
+            reasons.append(f"state key {key!r} is only in the target")
+        elif _digest(here[key]) != _digest(there[key]):
+            reasons.append(f"state key {key!r} has another value")
+    return reasons
 
 
-def _difference(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> str:
-    if key not in there:
-        return "is missing in the target"
-    if key not in here:
-        return "is only in the target"
-    one, other = ({"": json_form(each[key])} for each in (here, there))
-    return "" if content_digest(one) == content_digest(other) else "has another value"
+def _digest(value: Any) -> bytes:
+    return content_digest({"": json_form(value)})
 
 
 def _event_differences(here: list[_Seen], there: list[_Seen]) -> list[str]:
@@ -227,7 +209,7 @@ def _event_differences(here: list[_Seen], there: list[_Seen]) -> list[str]:
         reasons.append(f"{counted(len(here), 'event')}, there {len(there)}")
     for number, (one, other) in enumerate(zip(here, there, strict=False), start=1):
         if one != other:
-            what = "another" if one.id != other.id else "other content"
-            reasons.append(f"event {number}, {one.id!r}: {what} in the target")
+            what = "another" if one[0] != other[0] else "other content"
+            reasons.append(f"event {number}, {one[0]!r}: {what} in the target")
             break
     return reasons

@@ -6,27 +6,14 @@ documents. Both layouts have fields for app, user and session, except in user st
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from typing_extensions import override
 
-from mongo_session_service.driver.errors import translated
 from mongo_session_service.model.records import Document
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-)
-from mongo_session_service.transfer.sources.adk_rows import (
-    header_of,
-    shared_state_of,
-    whole_event_of,
-)
+from mongo_session_service.transfer import records
+from mongo_session_service.transfer.sources import adk_rows
 from mongo_session_service.transfer.sources.mongodb import MongoDbSource
 
 _SLASH: Final = "/"
@@ -46,19 +33,17 @@ class AdkMongoDbSource(MongoDbSource):
             self.tie_breaker = "_id"
         return "id" in session and "revision" in session
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Shared state first, then sessions, each with its events."""
-        with translated():
-            async for document in self._collection("app_states").find():
-                if selection.takes_app(document["_id"]):
-                    yield _shared(SharedState(document["_id"], None, {}), document)
-            async for document in self._collection("user_states").find():
-                async for app_name, user_id in self._owners(document["_id"]):
-                    if selection.takes_user(app_name, user_id):
-                        yield _shared(SharedState(app_name, user_id, {}), document)
-        async with aclosing(self._sessions(selection)) as sessions:
-            async for item in sessions:
-                yield item
+    @override
+    async def _shared_states(
+        self, selection: records.Selection
+    ) -> AsyncGenerator[records.Item]:
+        async for document in self._collection("app_states").find():
+            if selection.takes_app(document["_id"]):
+                yield _shared(document["_id"], None, document)
+        async for document in self._collection("user_states").find():
+            async for app_name, user_id in self._owners(document["_id"]):
+                if selection.takes_user(app_name, user_id):
+                    yield _shared(app_name, user_id, document)
 
     async def _owners(self, id_: str | Document) -> AsyncGenerator[tuple[str, str]]:
         """The apps and users whose state a document holds.
@@ -69,7 +54,9 @@ class AdkMongoDbSource(MongoDbSource):
         if not isinstance(id_, str):
             yield id_["app_name"], id_["user_id"]
             return
-        pairs = list(_pairs(id_))
+        parts = id_.split(_SLASH)
+        cuts = range(1, len(parts))
+        pairs = [(_SLASH.join(parts[:cut]), _SLASH.join(parts[cut:])) for cut in cuts]
         if len(pairs) == 1:
             yield pairs[0]
             return
@@ -79,22 +66,16 @@ class AdkMongoDbSource(MongoDbSource):
                 yield app_name, user_id
 
     @override
-    def _header(self, document: Document) -> SessionHeader | Problem:
-        return header_of(document)
+    def _header(self, document: Document) -> records.SessionHeader | records.Problem:
+        return adk_rows.header_of(document)
 
     @override
-    def _event(self, document: Document) -> Item:
+    def _event(self, document: Document) -> records.Item:
         where = f"event {document['_id']!r}"
-        return whole_event_of(where, document.get("event_data"))
+        return adk_rows.whole_event_of(where, document.get("event_data"))
 
 
-def _shared(shared: SharedState, document: Document) -> Item:
-    owner = {"app_name": shared.app_name, "user_id": shared.user_id}
-    return shared_state_of({**owner, "state": document.get("state") or {}})
-
-
-def _pairs(id_: str) -> Iterator[tuple[str, str]]:
-    """The apps and users that an id of the earlier layout may stand for."""
-    parts = id_.split(_SLASH)
-    for cut in range(1, len(parts)):
-        yield _SLASH.join(parts[:cut]), _SLASH.join(parts[cut:])
+def _shared(app_name: str, user_id: str | None, document: Document) -> records.Item:
+    state = document.get("state") or {}
+    row = {"app_name": app_name, "user_id": user_id, "state": state}
+    return adk_rows.shared_state_of(row)

@@ -21,9 +21,7 @@ from typing import Any, Final, Self
 
 from google.adk.events.event_actions import EventActions
 
-
-class UnreadableActionsError(ValueError):
-    """A pickle holds something that event actions cannot have."""
+from mongo_session_service.transfer.sources.base import UnreadableError
 
 
 class _Bytearray:
@@ -38,7 +36,7 @@ class _Bytearray:
         return bytearray(memoryview(content))
 
     def __setstate__(self, _: Any) -> None:
-        raise UnreadableActionsError("its actions change what they name")
+        raise UnreadableError("its actions change what they name")
 
 
 _PLAIN: Final[Mapping[str, Any]] = {
@@ -63,7 +61,6 @@ _NAME: Final = re.compile(r"[A-Z][A-Za-z0-9_]{0,99}")
 
 _ALIASES: Final = {"type_": "type", "in_": "in"}
 """Fields of security schemes, which pydantic reads by their aliases only."""
-
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
@@ -90,7 +87,7 @@ class _Record:
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, dict):
-            raise UnreadableActionsError("a model in it has no fields")
+            raise UnreadableError("a model in it has no fields")
         self.fields = {
             **(state.get("__pydantic_extra__") or {}),
             **state.get("__dict__", {}),
@@ -111,32 +108,32 @@ class _Unpickler(pickle.Unpickler):
             return found
         if module.startswith(_MODELS) and _NAME.fullmatch(name):
             return _stand_in(name)
-        raise UnreadableActionsError(f"its actions hold {full!r}, which is no data")
+        raise UnreadableError(f"its actions hold {full!r}, which is no data")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise UnreadableActionsError(f"its actions refer to {type(pid).__name__}")
+        raise UnreadableError(f"its actions refer to {type(pid).__name__}")
 
 
 def load_actions(pickled: bytes) -> EventActions:
     """The actions in a pickle.
 
     Raises:
-        UnreadableActionsError: it is not a pickle of actions, or holds more than data.
+        UnreadableError: it is not a pickle of actions, or holds more than data.
     """
     try:
         loaded = _Unpickler(io.BytesIO(pickled)).load()
         fields = _Plain().form(loaded)
-    except UnreadableActionsError:
+    except UnreadableError:
         raise
     except Exception:  # noqa: BLE001  a broken pickle may raise anything
-        raise UnreadableActionsError("its actions are no readable pickle") from None
+        raise UnreadableError("its actions are no readable pickle") from None
     is_other = isinstance(loaded, _Record) and type(loaded).__name__ != "EventActions"
     if is_other or not isinstance(fields, dict):
-        raise UnreadableActionsError("its pickle holds no actions")
+        raise UnreadableError("its pickle holds no actions")
     known = EventActions.model_fields.keys()
     if lost := {name for name, value in fields.items() if value} - known:
         names = ", ".join(sorted(map(repr, lost)))
-        raise UnreadableActionsError(f"this ADK has no actions {names}")
+        raise UnreadableError(f"this ADK has no actions {names}")
     configs = fields.get("requested_auth_configs")
     if configs:
         fields["requested_auth_configs"] = _with_aliases(configs)
@@ -145,7 +142,7 @@ def load_actions(pickled: bytes) -> EventActions:
             {name: fields[name] for name in fields.keys() & known}
         )
     except ValueError:
-        raise UnreadableActionsError("this ADK cannot read its actions") from None
+        raise UnreadableError("this ADK cannot read its actions") from None
 
 
 class _Plain:
@@ -158,7 +155,7 @@ class _Plain:
         """A value in its plain form.
 
         Raises:
-            UnreadableActionsError: it consists of too many values.
+            UnreadableError: it consists of too many values.
         """
         if isinstance(value, _Record):
             if value.args:
@@ -182,7 +179,7 @@ class _Plain:
     def _take(self, some: Collection[Any]) -> None:
         self._left -= len(some) + sum(map(sys.getsizeof, some)) // _LARGE
         if self._left < 0:
-            raise UnreadableActionsError("its actions are too large")
+            raise UnreadableError("its actions are too large")
 
 
 def _with_aliases(value: Any) -> Any:

@@ -7,12 +7,12 @@ parsed, or a number of seconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.model.records import SessionKey
@@ -23,12 +23,11 @@ from mongo_session_service.transfer.records import (
     SharedState,
     named,
 )
-from mongo_session_service.transfer.sources.adk_pickle import (
-    UnreadableActionsError,
-    load_actions,
-)
+from mongo_session_service.transfer.sources.adk_pickle import load_actions
+from mongo_session_service.transfer.sources.base import UnreadableError
 
 Row = Mapping[str, Any]
+Result = TypeVar("Result")
 
 _JSON_COLUMNS: Final = (
     "content",
@@ -39,12 +38,10 @@ _JSON_COLUMNS: Final = (
     "input_transcription",
     "output_transcription",
 )
-_PLAIN_COLUMNS: Final = ("author", "branch", "error_code", "error_message")
-_FLAGS: Final = ("partial", "turn_complete", "interrupted")
-
-
-class UnreadableError(ValueError):
-    """A row does not hold what its table should hold."""
+_PLAIN_COLUMNS: Final = (
+    *("id", "invocation_id", "author", "branch", "error_code", "error_message"),
+    *("partial", "turn_complete", "interrupted"),
+)
 
 
 def text_of(stored: bytes) -> str:
@@ -57,19 +54,25 @@ def key_of(row: Row, name: str = "id") -> SessionKey:
     return SessionKey(row["app_name"], row["user_id"], row[name])
 
 
+def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
+    """What a function builds, or the problem that it finds."""
+    try:
+        return build()
+    except UnreadableError as error:
+        return Problem(where, str(error))
+
+
 def shared_state_of(row: Row) -> SharedState | Problem:
     """The state in a row of app_states or user_states."""
-    shared = SharedState(row["app_name"], row.get("user_id"), {})
-    try:
-        return SharedState(shared.app_name, shared.user_id, json_object(row["state"]))
-    except UnreadableError as error:
-        return Problem(str(shared), str(error))
+    empty = SharedState(row["app_name"], row.get("user_id"), {})
+    return _read(str(empty), lambda: replace(empty, state=json_object(row["state"])))
 
 
 def header_of(row: Row, zone: tzinfo | None = UTC) -> SessionHeader | Problem:
     """The session in a row of sessions."""
     key = key_of(row)
-    try:
+
+    def header() -> SessionHeader:
         return SessionHeader(
             key,
             json_object(row["state"]),
@@ -78,48 +81,45 @@ def header_of(row: Row, zone: tzinfo | None = UTC) -> SessionHeader | Problem:
             if "create_time" in row
             else None,
         )
-    except UnreadableError as error:
-        return Problem(named(key), str(error))
+
+    return _read(named(key), header)
 
 
 def event_of(row: Row) -> Event | Problem:
     """The event in a row of schema version 1, or of the SQLite service."""
-    try:
+
+    def event() -> Event:
         fields = json_object(row["event_data"])
         fields |= {"id": row["id"], "invocation_id": row["invocation_id"]}
         if "timestamp" not in fields:
             fields["timestamp"] = seconds(row["timestamp"])
         return validated(fields)
-    except UnreadableError as error:
-        return _problem(row, error)
+
+    return _read(_place(row), event)
 
 
 def whole_event_of(where: str, value: Any) -> Event | Problem:
     """The event that a document of a MongoDB service holds as JSON, text or parsed."""
-    try:
-        return validated(json_object(value))
-    except UnreadableError as error:
-        return Problem(where, str(error))
+    return _read(where, lambda: validated(json_object(value)))
 
 
 def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | Problem:
     """The event in a row of schema version 0, whose times are local to a zone."""
-    try:
+
+    def event() -> Event:
+        tools, actions = row.get("long_running_tool_ids_json"), row["actions"]
         fields = {
             **{name: row.get(name) for name in _PLAIN_COLUMNS},
-            **{name: _flag(row.get(name)) for name in _FLAGS},
             **{name: _json(row.get(name)) for name in _JSON_COLUMNS},
-            "id": row["id"],
-            "invocation_id": row["invocation_id"],
             "timestamp": seconds(row["timestamp"], zone),
-            "long_running_tool_ids": _json(row.get("long_running_tool_ids_json")),
-            "actions": _actions(row["actions"]),
+            "long_running_tool_ids": _json(tools),
+            "actions": None if actions is None else load_actions(bytes(actions)),
         }
         return validated(
             {key: each for key, each in fields.items() if each is not None}
         )
-    except (UnreadableError, UnreadableActionsError) as error:
-        return _problem(row, error)
+
+    return _read(_place(row), event)
 
 
 def validated(fields: dict[str, Any]) -> Event:
@@ -180,20 +180,9 @@ def _json(value: Any) -> Any:
         raise UnreadableError("it holds broken JSON") from None
 
 
-def _flag(value: Any) -> bool | None:
-    return None if value is None else bool(value)
-
-
-def _actions(value: Any) -> EventActions:
-    if value is None:
-        return EventActions()
-    return load_actions(bytes(value))
-
-
 def _kind(value: Any) -> str:
     return "nothing" if value is None else indefinite(type(value).__name__)
 
 
-def _problem(row: Row, error: ValueError) -> Problem:
-    where = named(key_of(row, "session_id"))
-    return Problem(f"event {row['id']!r} of {where}", str(error))
+def _place(row: Row) -> str:
+    return f"event {row['id']!r} of {named(key_of(row, 'session_id'))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -13,28 +13,8 @@ from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Selection,
-    SessionHeader,
-    Totals,
-)
-from mongo_session_service.transfer.sources.adk_rows import (
-    Row,
-    event_of,
-    header_of,
-    key_of,
-    pickled_event_of,
-    shared_state_of,
-    text_of,
-)
-from mongo_session_service.transfer.sources.base import (
-    REMEDY,
-    STATE_TOGETHER,
-    BaseSource,
-)
-from mongo_session_service.transfer.sources.sqlite_rows import Gone, item_of, rows_apart
+from mongo_session_service.transfer import records
+from mongo_session_service.transfer.sources import adk_rows, base, sqlite_rows
 
 _DRIVERS: Final = {
     "sqlite": "aiosqlite",
@@ -45,14 +25,14 @@ _DRIVERS: Final = {
 _BLOCKING: Final = ("", "pysqlite", "psycopg2", "pymysql", "mysqldb")
 """Blocking drivers, used with google-adk 1.x; an async one replaces them."""
 
-_EXTRA: Final = "install the extra 'sql', as in pip install '.[sql]'"
-
-
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
 _STATES_TOGETHER: Final = 25
 _KEY: Final = ("app_name", "user_id", "id")
-_EVENT_KEY: Final = ("app_name", "user_id", "session_id")
+_TABLES: Final = frozenset(
+    ("sessions", "events", "app_states", "user_states", "adk_internal_metadata")
+)
+_VERSION: Final = "schema_version"
 
 
 def open_engine(url: str) -> tuple[Any, Any]:
@@ -69,21 +49,21 @@ def open_engine(url: str) -> tuple[Any, Any]:
         parsed = sqlalchemy.make_url(url)
         backend, _, driver = parsed.drivername.partition("+")
         if driver in _BLOCKING and backend in _DRIVERS:
-            parsed = parsed.set(drivername=f"{backend}+{_DRIVERS[backend]}")
-            parsed = parsed.set(query=_for_asyncpg(parsed.query))
+            # asyncpg has another name for its TLS option.
+            options = {
+                "ssl" if name == "sslmode" else name: value
+                for name, value in parsed.query.items()
+            }
+            driver = f"{backend}+{_DRIVERS[backend]}"
+            parsed = parsed.set(drivername=driver, query=options)
         engine = create_async_engine(parsed, hide_parameters=True)
         if engine.dialect.name == "sqlite":
             sqlalchemy.event.listen(engine.sync_engine, "connect", _read_any_text)
         return sqlalchemy, engine
 
 
-def _for_asyncpg(options: Mapping[str, Any]) -> dict[str, Any]:
-    """URL options for asyncpg, whose TLS option has another name."""
-    return {"ssl" if name == "sslmode" else name: options[name] for name in options}
-
-
 def _read_any_text(connection: Any, _: Any) -> None:
-    connection.driver_connection.text_factory = text_of
+    connection.driver_connection.text_factory = adk_rows.text_of
 
 
 @contextmanager
@@ -93,17 +73,17 @@ def _drivers(url: str) -> Iterator[None]:
         yield
     except ImportError as error:
         is_ours = error.name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
-        remedy = _EXTRA if is_ours else f"pip install {error.name}"
+        ours = "install the extra 'sql', as in pip install '.[sql]'"
+        remedy = ours if is_ours else f"pip install {error.name}"
         message = f"This database needs the package {error.name!r}: {remedy}."
         raise SourceError(message) from None
     except Exception as error:  # noqa: BLE001  any error may quote the password
         scheme = url.partition(":")[0]
-        message = (
+        raise SourceError(
             f"The database URL cannot be used ({type(error).__name__}, scheme"
             f" {scheme!r}). Expected postgresql://user@host/database or"
             " sqlite:///path/to/file.db, as for ADK's DatabaseSessionService."
-        )
-        raise SourceError(message) from None
+        ) from None
 
 
 async def connected(engine: Any) -> Any:
@@ -121,17 +101,15 @@ async def connected(engine: Any) -> Any:
             f"The SQL database cannot be opened: {_reason(error.orig)}. Check what its"
             " URL says: user, password, database."
         )
-        raise SourceError(message) from None
     except OSError as error:
         message = (
             f"The SQL database cannot be reached: {_reason(error)}. Is it running, and"
             " are host and port in the URL right?"
         )
-        raise SourceError(message) from None
     except (TypeError, ValueError):
         # The driver gets the URL's options as arguments.
         message = "The SQL driver does not know an option in the URL."
-        raise SourceError(message) from None
+    raise SourceError(message)
 
 
 @contextmanager
@@ -143,7 +121,7 @@ def failures() -> Iterator[None]:
         yield
     except (SQLAlchemyError, OSError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        message = f"The SQL database cannot be read: {_reason(cause)}. {REMEDY}"
+        message = f"The SQL database cannot be read: {_reason(cause)}. {base.REMEDY}"
         raise SourceError(message) from None
 
 
@@ -152,7 +130,7 @@ def _reason(error: BaseException | None) -> str:
     return said[0].rstrip(".") if said else type(error).__name__
 
 
-class SqlSource(BaseSource):
+class SqlSource(base.BaseSource):
     """The sessions of a SQL database, read a page of sessions at a time.
 
     Each page is a snapshot, and the old service can continue to write. Rows that it
@@ -206,65 +184,56 @@ class SqlSource(BaseSource):
     def _inspected(self, connection: Any) -> dict[str, list[str]]:
         inspector = self._sql.inspect(connection)
         found = {}
-        for table in {"sessions", "events", "app_states", "user_states"}.intersection(
-            inspector.get_table_names()
-        ):
+        for table in _TABLES.intersection(inspector.get_table_names()):
             columns = inspector.get_columns(table)
             found[table] = [column["name"] for column in columns]
             if table == "sessions" and any(
                 isinstance(column["type"], self._sql.REAL) for column in columns
             ):
-                message = (
+                raise SourceError(
                     "This database was written by ADK's SqliteSessionService: use"
                     " `import sqlite` (SqliteSource) with its path."
                 )
-                raise SourceError(message)
-        if "adk_internal_metadata" in inspector.get_table_names():
-            found["adk_internal_metadata"] = ["key", "value"]
         return found
 
     async def _check_version(self, connection: Any) -> None:
         if missing := {"sessions", "events"} - self._columns.keys():
             tables = " and ".join(sorted(missing))
-            message = (
+            raise SourceError(
                 f"The database holds no ADK sessions: it has no table {tables}. Is it"
                 " the right database?"
             )
-            raise SourceError(message)
         if "adk_internal_metadata" in self._columns:
             table = self._table("adk_internal_metadata")
-            query = self._sql.select(table.c.value).where(
-                table.c.key == "schema_version"
-            )
-            version = (await connection.execute(query)).scalar()
+            query = self._sql.select(table.c.value)
+            found = await connection.execute(query.where(table.c.key == _VERSION))
+            version = found.scalar()
         else:
             version = "0" if "actions" in self._columns["events"] else None
         wanted = {"0": "actions", "1": "event_data"}.get(version or "")
         if wanted not in self._columns["events"]:
-            message = (
+            raise SourceError(
                 f"The database has ADK's schema version {version or 'unknown'}, which"
                 " this release cannot read; it reads 0 and 1."
             )
-            raise SourceError(message)
 
     def _table(self, name: str) -> Any:
         columns = [self._sql.column(each) for each in self._columns[name]]
         return self._sql.table(name, *columns)
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
+    async def totals(self, selection: records.Selection) -> records.Totals:
         counts = []
         with failures():
             async with self._engine.connect() as connection:
                 for name in ("sessions", "events"):
                     query = self._chosen(self._table(name), name, selection)
-                    counting = self._sql.select(self._sql.func.count()).select_from(
-                        query.subquery()
-                    )
+                    counting = self._sql.select(self._sql.func.count())
+                    counting = counting.select_from(query.subquery())
                     counts.append((await connection.execute(counting)).scalar_one())
-        return Totals(*counts)
+        return records.Totals(*counts)
 
-    def _chosen(self, table: Any, name: str, selection: Selection) -> Any:
+    def _chosen(self, table: Any, name: str, selection: records.Selection) -> Any:
         query = self._sql.select(table)
         if selection.apps:
             query = query.where(table.c.app_name.in_(selection.apps))
@@ -272,7 +241,9 @@ class SqlSource(BaseSource):
             query = query.where(table.c.user_id.in_(selection.users))
         return query
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """Shared state first, then sessions by key, each with its events."""
         with failures():
             for name in ("app_states", "user_states"):
@@ -280,14 +251,20 @@ class SqlSource(BaseSource):
                     table = self._table(name)
                     query = self._chosen(table, name, selection)
                     async with self._engine.connect() as connection:
-                        rows = await self._reading(connection, table, query)
-                        async with aclosing(rows) as found:
-                            async for row in found:
-                                yield item_of(row, shared_state_of)
+                        read = adk_rows.shared_state_of
+                        items = self._items(connection, table, query, read)
+                        async with aclosing(items) as found:
+                            async for _, item in found:
+                                yield item
             after: tuple[str, ...] | None = ()
             while after is not None:
                 async with self._engine.connect() as connection:
-                    await self._begin(connection)
+                    # A snapshot, so that a session's header and events are consistent.
+                    if self._is_file:
+                        await connection.exec_driver_sql("BEGIN")
+                    else:
+                        level = "REPEATABLE READ"
+                        await connection.execution_options(isolation_level=level)
                     page = await self._page(connection, selection, after)
                     after = tuple(page[-1][name] for name in _KEY) if page else None
                     sessions = self._sessions(connection, page, selection)
@@ -295,57 +272,59 @@ class SqlSource(BaseSource):
                         async for item in found:
                             yield item
 
-    async def _begin(self, connection: Any) -> None:
-        """Begin a snapshot, so that a session's header and events are consistent."""
+    async def _items(
+        self,
+        connection: Any,
+        table: Any,
+        query: Any,
+        read: Callable[[adk_rows.Row], records.Item],
+    ) -> AsyncGenerator[sqlite_rows.Owned]:
         if self._is_file:
-            await connection.exec_driver_sql("BEGIN")
-        else:
-            await connection.execution_options(isolation_level="REPEATABLE READ")
-
-    async def _reading(
-        self, connection: Any, table: Any, query: Any
-    ) -> AsyncGenerator[Row | Gone]:
-        if self._is_file:
-            return await rows_apart(self._sql, connection, table, query)
-        return self._rows(connection, query)
+            items = sqlite_rows.read_apart(self._sql, connection, table, query, read)
+            async with aclosing(items) as found:
+                async for each in found:
+                    yield each
+            return
+        names = sqlite_rows.KEYS[table.name][: len(sqlite_rows.OWNER)]
+        async with aclosing(self._rows(connection, query)) as rows:
+            async for row in rows:
+                yield tuple(row[name] for name in names), read(row)
 
     async def _rows(
         self, connection: Any, query: Any, together: int = _ROWS_TOGETHER
-    ) -> AsyncGenerator[Row]:
+    ) -> AsyncGenerator[adk_rows.Row]:
         streaming = query.execution_options(yield_per=together)
         async with connection.stream(streaming) as result:
-            names = list(result.keys())
-            async for some in result.partitions():
-                for row in some:
-                    yield dict(zip(names, row, strict=True))
+            async for row in result.mappings():
+                yield dict(row)
 
     async def _page(
-        self, connection: Any, selection: Selection, after: tuple[str, ...]
-    ) -> list[Row]:
+        self, connection: Any, selection: records.Selection, after: tuple[str, ...]
+    ) -> list[adk_rows.Row]:
         table = self._table("sessions")
         key = [table.c[name] for name in _KEY]
         query = self._chosen(table, "sessions", selection)
         if after:
             query = query.where(self._sql.tuple_(*key) > after)
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
-        page: list[Row] = []
+        page: list[adk_rows.Row] = []
         size = 0
         async with aclosing(self._rows(connection, query, _STATES_TOGETHER)) as rows:
             async for row in rows:
                 page.append(row)
                 size += len(row["state"] or "")
-                if size > STATE_TOGETHER:
+                if size > base.STATE_TOGETHER:
                     break
         return page
 
     async def _sessions(
-        self, connection: Any, page: list[Row], selection: Selection
-    ) -> AsyncGenerator[Item]:
-        wanted: dict[SessionKey, SessionHeader] = {}
-        problems = []
+        self, connection: Any, page: list[adk_rows.Row], selection: records.Selection
+    ) -> AsyncGenerator[records.Item]:
+        wanted: dict[SessionKey, records.SessionHeader] = {}
+        problems: list[records.Item] = []
         for row in page:
-            header = header_of(row, self._session_zone)
-            if not isinstance(header, SessionHeader):
+            header = adk_rows.header_of(row, self._session_zone)
+            if not isinstance(header, records.SessionHeader):
                 problems.append(header)
             elif selection.takes(header.key, header.update_time):
                 wanted[header.key] = header
@@ -353,36 +332,26 @@ class SqlSource(BaseSource):
         if wanted:
             table = self._table("events")
             query = self._events(table, list(wanted))
-            rows = await self._reading(connection, table, query)
-            async with aclosing(rows) as found:
-                async for each in found:
-                    key = (
-                        SessionKey(*each.owner)
-                        if isinstance(each, Gone)
-                        else key_of(each, "session_id")
-                    )
-                    if key != current:
-                        current = key
-                        yield wanted.pop(key)
-                    yield item_of(each, self._event)
+            items = self._items(connection, table, query, self._event)
+            async with aclosing(items) as found:
+                async for owner, item in found:
+                    if owner != current:
+                        current = SessionKey(*owner)
+                        yield wanted.pop(current)
+                    yield item
         await connection.rollback()
-        for left in wanted.values():
+        for left in [*wanted.values(), *problems]:
             yield left
-        for problem in problems:
-            yield problem
 
-    def _event(self, row: Row) -> Item:
+    def _event(self, row: adk_rows.Row) -> records.Item:
         if "event_data" in row:
-            return event_of(row)
-        return pickled_event_of(row, self._zone)
+            return adk_rows.event_of(row)
+        return adk_rows.pickled_event_of(row, self._zone)
 
     def _events(self, table: Any, keys: list[SessionKey]) -> Any:
-        key = [table.c[name] for name in _EVENT_KEY]
-        return (
-            self._sql.select(table)
-            .where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))
-            .order_by(*key, table.c.timestamp, table.c.id)
-        )
+        key = [table.c[name] for name in sqlite_rows.OWNER]
+        query = self._sql.select(table).order_by(*key, table.c.timestamp, table.c.id)
+        return query.where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))
 
     @property
     def _session_zone(self) -> tzinfo | None:

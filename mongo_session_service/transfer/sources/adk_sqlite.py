@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -14,40 +14,20 @@ from urllib.parse import quote
 from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    Totals,
-)
-from mongo_session_service.transfer.sources.adk_rows import (
-    Row,
-    event_of,
-    header_of,
-    key_of,
-    shared_state_of,
-    text_of,
-)
-from mongo_session_service.transfer.sources.base import (
-    REMEDY,
-    STATE_TOGETHER,
-    BaseSource,
-    drawn,
-)
-from mongo_session_service.transfer.sources.sqlite_rows import (
-    KEYS,
-    Gone,
-    Places,
-    item_of,
-)
+from mongo_session_service.transfer import records
+from mongo_session_service.transfer.sources import adk_rows, base, sqlite_rows
 
 _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
+_OF_SESSION: Final = (
+    " WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY timestamp, rowid"
+)
+
+_Session = tuple[records.SessionHeader | records.Problem, sqlite_rows.Places]
+"""A session, and the places of its events."""
 
 
-class SqliteSource(BaseSource):
+class SqliteSource(base.BaseSource):
     """The sessions of an SQLite file, which is opened read-only.
 
     Each page is a snapshot, and the old service can continue to write: no query is open
@@ -83,7 +63,7 @@ class SqliteSource(BaseSource):
                 isolation_level=None,
             )
             self._file.row_factory = sqlite3.Row
-            self._file.text_factory = text_of
+            self._file.text_factory = adk_rows.text_of
             self._check_layout()
 
     def _check_layout(self) -> None:
@@ -93,11 +73,10 @@ class SqliteSource(BaseSource):
             for each in self._query("SELECT name FROM sqlite_master WHERE type='table'")
         ]
         if "adk_internal_metadata" in tables or "actions" in columns:
-            message = (
+            raise SourceError(
                 "This database was written by ADK's DatabaseSessionService: use"
                 " `import sql` (SqlSource) with sqlite:///its/path."
             )
-            raise SourceError(message)
         if "sessions" not in tables or "event_data" not in columns:
             message = (
                 f"{str(self._path)!r} holds no sessions of ADK's SqliteSessionService."
@@ -110,11 +89,11 @@ class SqliteSource(BaseSource):
         return self._file.execute(query, parameters)
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
+    async def totals(self, selection: records.Selection) -> records.Totals:
         with _failures():
             return await asyncio.to_thread(self._count, selection)
 
-    def _count(self, selection: Selection) -> Totals:
+    def _count(self, selection: records.Selection) -> records.Totals:
         where, values = _chosen(selection, with_user=True)
         count = f"SELECT count(*) FROM {{}}{where}"
         with self._at_work:
@@ -122,17 +101,19 @@ class SqliteSource(BaseSource):
                 self._query(count.format(table), *values).fetchone()[0]
                 for table in ("sessions", "events")
             ]
-        return Totals(*counts)
+        return records.Totals(*counts)
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """Shared state, then sessions sorted by key, each with its events."""
         with _failures():
             items = self._one_by_one(self._items(selection))
-            async with aclosing(drawn(items)) as drawing:
+            async with aclosing(base.drawn(items)) as drawing:
                 async for item in drawing:
                     yield item
 
-    def _one_by_one(self, items: Iterator[Item]) -> Iterator[Item]:
+    def _one_by_one(self, items: Iterator[records.Item]) -> Iterator[records.Item]:
         while True:
             with self._at_work:
                 item = next(items, None)
@@ -140,78 +121,61 @@ class SqliteSource(BaseSource):
                 return
             yield item
 
-    def _items(self, selection: Selection) -> Iterator[Item]:
+    def _items(self, selection: records.Selection) -> Iterator[records.Item]:
         for table in ("app_states", "user_states"):
             where, values = _chosen(selection, with_user=table == "user_states")
-            for row in self._rows(table, self._places(table, where, *values)):
-                yield item_of(row, shared_state_of)
+            places = self._places(table, where, *values)
+            yield from self._read(places, adk_rows.shared_state_of)
         after: tuple[str, ...] | None = ("", "", "")
         while after:
             page, after = self._page(selection, after)
             for header, events in page:
                 yield header
-                for row in self._rows("events", events):
-                    yield item_of(row, event_of)
+                yield from self._read(events, adk_rows.event_of)
 
     def _page(
-        self, selection: Selection, after: tuple[str, ...]
-    ) -> tuple[list[tuple[SessionHeader | Problem, Places]], tuple[str, ...] | None]:
-        """A page of sessions with the places of their events, and its last key."""
-        page: list[tuple[SessionHeader | Problem, Places]] = []
+        self, selection: records.Selection, after: tuple[str, ...]
+    ) -> tuple[list[_Session], tuple[str, ...] | None]:
+        """A page of sessions, and its last key."""
+        where, values = _chosen(selection, with_user=True)
+        page: list[_Session] = []
+        last, size = None, 0
         self._query("BEGIN")
         try:
-            rows = self._sessions(selection, after)
-            for row in rows:
-                header = header_of(row)
-                if not isinstance(header, SessionHeader):
-                    page.append((header, Places("events")))
+            rows = self._query(
+                f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
+                f" ORDER BY app_name, user_id, id LIMIT {_SESSIONS_TOGETHER}",
+                *values,
+                *after,
+            )
+            while size <= base.STATE_TOGETHER and (row := rows.fetchone()):
+                last, size = adk_rows.key_of(row), size + len(row["state"])
+                header = adk_rows.header_of(dict(row))
+                if isinstance(header, records.Problem):
+                    page.append((header, sqlite_rows.Places("events")))
                 elif selection.takes(header.key, header.update_time):
-                    page.append((header, self._events(header)))
+                    places = self._places("events", _OF_SESSION, *header.key)
+                    page.append((header, places))
+            rows.close()
         finally:
             self._query("ROLLBACK")
-        return page, key_of(rows[-1]) if rows else None
+        return page, last
 
-    def _sessions(
-        self, selection: Selection, after: tuple[str, ...]
-    ) -> list[dict[str, Any]]:
-        where, values = _chosen(selection, with_user=True)
-        rows = self._query(
-            f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
-            f" ORDER BY app_name, user_id, id LIMIT {_SESSIONS_TOGETHER}",
-            *values,
-            *after,
-        )
-        page = []
-        size = 0
-        for row in rows:
-            page.append(dict(row))
-            size += len(row["state"])
-            if size > STATE_TOGETHER:
-                break
-        return page
-
-    def _events(self, header: SessionHeader) -> Places:
-        where = (
-            " WHERE app_name = ? AND user_id = ? AND session_id = ?"
-            " ORDER BY timestamp, rowid"
-        )
-        return self._places("events", where, *header.key)
-
-    def _places(self, table: str, where: str, *values: str) -> Places:
-        places = Places(table)
-        columns = ", ".join(("rowid", *KEYS[table]))
+    def _places(self, table: str, where: str, *values: str) -> sqlite_rows.Places:
+        places = sqlite_rows.Places(table)
+        columns = ", ".join(("rowid", *sqlite_rows.KEYS[table]))
         places.add(self._query(f"SELECT {columns} FROM {table}{where}", *values))
         return places
 
-    def _rows(self, table: str, places: Places) -> Iterator[Row | Gone]:
+    def _read(
+        self, places: sqlite_rows.Places, read: Callable[[adk_rows.Row], records.Item]
+    ) -> Iterator[records.Item]:
         for some in places.parts(_ROWS_TOGETHER):
-            rowids = some.rowids
-            found = self._query(
-                f"SELECT rowid AS place, * FROM {table}"
-                f" WHERE rowid IN ({', '.join('?' * len(rowids))})",
-                *rowids,
-            )
-            yield from some.still_in(map(dict, found))
+            marks = ", ".join("?" * len(some.rowids))
+            query = f"SELECT rowid AS place, * FROM {places.table} WHERE rowid IN"
+            found = self._query(f"{query} ({marks})", *some.rowids)
+            for _, item in some.still_in(map(dict, found), read):
+                yield item
 
     @override
     async def _close(self) -> None:
@@ -225,7 +189,7 @@ class SqliteSource(BaseSource):
             file.close()
 
 
-def _chosen(selection: Selection, *, with_user: bool) -> tuple[str, list[str]]:
+def _chosen(selection: records.Selection, *, with_user: bool) -> tuple[str, list[str]]:
     where, values = " WHERE true", []
     chosen = [("app_name", selection.apps)]
     if with_user:
@@ -242,5 +206,5 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        message = f"The SQLite database cannot be read: {error}. {REMEDY}"
+        message = f"The SQLite database cannot be read: {error}. {base.REMEDY}"
         raise SourceError(message) from None

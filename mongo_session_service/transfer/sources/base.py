@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from mongo_session_service.transfer.records import Selection, Totals
@@ -26,6 +25,10 @@ _TOGETHER: Final = 200
 """Elements read per thread call: enough to hide its cost, with little memory."""
 
 
+class UnreadableError(ValueError):
+    """A row or line does not hold what it should hold."""
+
+
 class BaseSource:
     """A source that opens and closes a resource."""
 
@@ -37,12 +40,7 @@ class BaseSource:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._close()
 
     async def _open(self) -> None:

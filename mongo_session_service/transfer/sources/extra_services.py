@@ -10,28 +10,16 @@ user, as ADK intends; the session that was updated last wins.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from google.adk.sessions.state import State
 from typing_extensions import override
 
-from mongo_session_service.driver.errors import translated
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Document
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    named,
-)
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.sources.adk_rows import header_of, whole_event_of
 from mongo_session_service.transfer.sources.mongodb import MongoDbSource, chosen
-
-_OWNED = (State.APP_PREFIX, State.USER_PREFIX, State.TEMP_PREFIX)
 
 
 class ExtraServicesSource(MongoDbSource):
@@ -45,26 +33,24 @@ class ExtraServicesSource(MongoDbSource):
     def _is_of_layout(self, session: Document) -> bool:
         return "last_update_time" in session and "revision" not in session
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
-        """Shared state first, then sessions, each with its events."""
-        with translated():
-            async for app_name in self._apps(selection):
-                for shared in await self._shared_states(app_name, selection):
-                    yield shared
-        async with aclosing(self._sessions(selection)) as sessions:
-            async for item in sessions:
-                yield item
-
-    async def _apps(self, selection: Selection) -> AsyncGenerator[str]:
+    @override
+    async def _shared_states(
+        self, selection: records.Selection
+    ) -> AsyncGenerator[records.Item]:
         where = chosen(selection, with_user=False)
         names = set(await self._collection("sessions").distinct("app_name", where))
         names.update(await self._collection("app_states").distinct("app_name", where))
-        for name in sorted(names):
-            yield name
+        for app_name in sorted(names):
+            app, users = await self._states_of(app_name)
+            if app:
+                yield records.SharedState(app_name, None, app)
+            for user_id, state in sorted(users.items()):
+                if selection.takes_user(app_name, user_id):
+                    yield records.SharedState(app_name, user_id, state)
 
-    async def _shared_states(
-        self, app_name: str, selection: Selection
-    ) -> list[SharedState]:
+    async def _states_of(
+        self, app_name: str
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """The state of an app and its users: from sessions, then from events."""
         app: dict[str, Any] = {}
         users: dict[str, dict[str, Any]] = {}
@@ -82,27 +68,18 @@ class ExtraServicesSource(MongoDbSource):
             app[each["key"]] = each["value"]
         async for each in self._collection("user_states").find({"app_name": app_name}):
             users.setdefault(each["user_id"], {})[each["key"]] = each["value"]
-        shared = [SharedState(app_name, None, app)] if app else []
-        return shared + [
-            SharedState(app_name, user_id, state)
-            for user_id, state in sorted(users.items())
-            if selection.takes_user(app_name, user_id)
-        ]
+        return app, users
 
     @override
-    def _header(self, document: Document) -> SessionHeader | Problem:
+    def _header(self, document: Document) -> records.SessionHeader | records.Problem:
         row = document | {"update_time": document.get("last_update_time", 0.0)}
         header = header_of(row | {"state": document.get("state") or {}})
-        if isinstance(header, Problem):
+        if isinstance(header, records.Problem):
             return header
-        state = {
-            key: value
-            for key, value in header.state.items()
-            if not key.startswith(_OWNED)
-        }
-        return SessionHeader(header.key, state, header.update_time)
+        return replace(header, state=scopes.split(header.state).session)
 
     @override
-    def _event(self, document: Document) -> Item:
-        where = f"event document {document['_id']} of {named(self._key_of(document))}"
+    def _event(self, document: Document) -> records.Item:
+        session = records.named(self._key_of(document))
+        where = f"event document {document['_id']} of {session}"
         return whole_event_of(where, document.get("raw"))

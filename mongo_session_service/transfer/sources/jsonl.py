@@ -9,31 +9,32 @@ import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final, NamedTuple, cast
 from zlib import error as ZlibError  # noqa: N812  the module names it so
 
 from google.adk.events.event import Event
 from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.jsonl import check_header, parse, to_item
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-)
-from mongo_session_service.transfer.sources.adk_rows import UnreadableError
-from mongo_session_service.transfer.sources.base import BaseSource, drawn, in_thread
+from mongo_session_service.transfer.sources import base
 
 STREAM: Final = "-"
 MAX_LINE_BYTES: Final = 128_000_000
 """State and initial state have 16 MB at most; JSON may take a few times that."""
 
+_SESSION: Final = b'{"session":'
+"""How a session's line begins, whether the rest of it can be read or not."""
 
-class JsonLinesSource(BaseSource):
+
+class _End(NamedTuple):
+    """The last line."""
+
+    counts: object
+
+
+class JsonLinesSource(base.BaseSource):
     """The sessions of a file; ``.gz`` is decompressed, and ``-`` is standard input."""
 
     def __init__(self, path: str | Path) -> None:
@@ -55,7 +56,7 @@ class JsonLinesSource(BaseSource):
             self._plain = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
         else:
             try:
-                self._plain = await in_thread(lambda: _opened(self._path))
+                self._plain = await base.in_thread(lambda: _opened(self._path))
             except OSError as error:
                 message = f"{self._path!r} cannot be read: {error.strerror}."
                 raise SourceError(message) from None
@@ -80,30 +81,27 @@ class JsonLinesSource(BaseSource):
             return None
         return self._plain.tell() / max(status.st_size, 1)
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """The file's items, in order."""
-        async with aclosing(drawn(self._items())) as items:
+        async with aclosing(base.drawn(self._items())) as items:
             is_wanted = False
             async for item in items:
-                match item:
-                    case SharedState(app_name=app_name, user_id=None):
-                        if selection.takes_app(app_name):
-                            yield item
-                        continue
-                    case SharedState(app_name=app_name, user_id=str(user_id)):
-                        if selection.takes_user(app_name, user_id):
-                            yield item
-                        continue
-                    case SessionHeader():
-                        is_wanted = selection.takes(item.key, item.update_time)
-                if is_wanted or isinstance(item, Problem):
+                if isinstance(item, records.SharedState):
+                    if selection.takes_user(item.app_name, item.user_id):
+                        yield item
+                    continue
+                if isinstance(item, records.SessionHeader):
+                    is_wanted = selection.takes(item.key, item.update_time)
+                if is_wanted or isinstance(item, records.Problem):
                     yield item
 
-    def _items(self) -> Iterator[Item]:
+    def _items(self) -> Iterator[records.Item]:
         numbered = self._numbered()
         _, first = next(numbered, (1, b""))
         check_header(first)
-        yield from _Parser().items(numbered)
+        yield from _items(numbered)
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
         number = 0
@@ -111,11 +109,10 @@ class JsonLinesSource(BaseSource):
             for number, line in enumerate(self._lines(), start=1):
                 yield number, line
         except (EOFError, ZlibError, gzip.BadGzipFile):
-            message = (
+            raise SourceError(
                 f"Line {number + 1}: the file's compression is broken or truncated"
                 " here. Copy or export it again."
-            )
-            raise SourceError(message) from None
+            ) from None
         except OSError as error:
             reason = error.strerror or error
             message = f"{self.name}, line {number + 1}, cannot be read: {reason}."
@@ -133,58 +130,34 @@ class JsonLinesSource(BaseSource):
                 line = self._file.readline(most)  # the rest of one that is too long
 
 
-class _Parser:
-    """Reads lines as items, and compares their number with the last line."""
-
-    def __init__(self) -> None:
-        self._sessions = 0
-        self._events = 0
-        self._is_session_read = False
-
-    def items(self, numbered: Iterator[tuple[int, bytes]]) -> Iterator[Item]:
-        """The items of the lines after the first."""
-        number = 1
-        for number, line in numbered:
-            where = f"line {number}"
-            try:
-                kind, value = _parsed(line)
-                if kind == "end":
-                    yield from self._ended(where, value)
-                    if next(numbered, None):
-                        yield Problem(f"line {number + 1}", "the file had ended before")
-                    return
-                yield from self._counted(to_item(kind, value))
-            except UnreadableError as error:
-                yield Problem(where, f"{error}{self._left_out(line)}")
-        reason = "the file ends here, without its last line; it seems truncated"
-        yield Problem(f"line {number}", reason)
-
-    def _counted(self, item: Item) -> Iterator[Item]:
-        if isinstance(item, Event):
-            self._events += 1
-            if self._sessions == 0:
-                raise UnreadableError("an event has to follow its session")
-            if self._is_session_read:
-                yield item
+def _items(numbered: Iterator[tuple[int, bytes]]) -> Iterator[records.Item]:
+    """The items of the lines after the first; the last line has their number."""
+    counts = {"sessions": 0, "events": 0}
+    is_session_read = False
+    number = 1
+    for number, line in numbered:
+        where = f"line {number}"
+        item = _item(where, line)
+        if isinstance(item, _End):
+            if item.counts != counts:
+                reason = f"the file should hold {item.counts!r}, but holds {counts!r}"
+                yield records.Problem(where, reason)
+            if next(numbered, None):
+                where = f"line {number + 1}"
+                yield records.Problem(where, "the file had ended before")
             return
-        if isinstance(item, SessionHeader):
-            self._sessions += 1
-            self._is_session_read = True
+        if isinstance(item, records.SessionHeader) or line.startswith(_SESSION):
+            counts["sessions"] += 1
+            is_session_read = isinstance(item, records.SessionHeader)
+        elif isinstance(item, Event) or line.startswith(b'{"event":'):
+            counts["events"] += 1
+            if isinstance(item, Event) and not is_session_read:
+                if counts["sessions"]:
+                    continue
+                item = records.Problem(where, "an event has to follow its session")
         yield item
-
-    def _left_out(self, line: bytes) -> str:
-        if line.startswith(b'{"session":'):
-            self._sessions += 1
-            self._is_session_read = False
-            return "; its events are left out, too"
-        if line.startswith(b'{"event":'):
-            self._events += 1
-        return ""
-
-    def _ended(self, where: str, value: object) -> Iterator[Problem]:
-        found = {"sessions": self._sessions, "events": self._events}
-        if value != found:
-            yield Problem(where, f"the file should hold {value!r}, but holds {found!r}")
+    reason = "the file ends here, without its last line; it seems truncated"
+    yield records.Problem(f"line {number}", reason)
 
 
 def _opened(path: str) -> BinaryIO:
@@ -194,5 +167,15 @@ def _opened(path: str) -> BinaryIO:
 
 def _parsed(line: bytes) -> tuple[str, object]:
     if len(line) > MAX_LINE_BYTES:
-        raise UnreadableError(f"it has over {MAX_LINE_BYTES:,} bytes")
+        raise base.UnreadableError(f"it has over {MAX_LINE_BYTES:,} bytes")
     return parse(line)
+
+
+def _item(where: str, line: bytes) -> records.Item | _End:
+    try:
+        kind, value = _parsed(line)
+        return _End(value) if kind == "end" else to_item(kind, value)
+    except base.UnreadableError as error:
+        is_session = line.startswith(_SESSION)
+        rest = "; its events are left out, too" if is_session else ""
+        return records.Problem(where, f"{error}{rest}")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
-from pymongo import AsyncMongoClient
+from pymongo import ASCENDING, DESCENDING, AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
@@ -15,6 +15,7 @@ from mongo_session_service.driver.uri import open_client
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.transfer.records import (
+    EVERYTHING,
     Item,
     Problem,
     Selection,
@@ -24,8 +25,7 @@ from mongo_session_service.transfer.records import (
 )
 from mongo_session_service.transfer.sources.base import BaseSource
 
-_DOWN: Final = -1
-_UP: Final = 1
+_KEY: Final = ("app_name", "user_id", "id")
 _TOGETHER: Final = {"sessions": 50, "events": 500}
 """Documents per reply. The cursor of sessions waits while their events are read, and
 MongoDB closes cursors that are idle for ten minutes."""
@@ -83,13 +83,15 @@ class MongoDbSource(BaseSource):
         with translated():
             session = await self._collection("sessions").find_one()
         if session is not None and not self._is_of_layout(session):
-            message = (
+            raise SourceError(
                 f"Collection {self._prefix + 'sessions'!r} of database"
                 f" {self._database.name!r} does not hold {self.layout}."
             )
-            raise SourceError(message)
 
     def _is_of_layout(self, session: Document) -> bool:
+        raise NotImplementedError
+
+    def _shared_states(self, selection: Selection) -> AsyncGenerator[Item]:
         raise NotImplementedError
 
     def _header(self, document: Document) -> SessionHeader | Problem:
@@ -107,25 +109,27 @@ class MongoDbSource(BaseSource):
                 await self._collection("events").count_documents(query),
             )
 
-    async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
-        """Sessions, each followed by its events."""
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions, each with its events."""
         # A query per session for a few recent sessions, else one pass over all events.
-        merge = self._merged if selection.since is None else self._looked_up
+        sessions = self._merged if selection.since is None else self._looked_up
         with translated():
-            async with aclosing(merge(selection)) as items:
-                async for item in items:
-                    yield item
+            for part in (self._shared_states(selection), sessions(selection)):
+                async with aclosing(part) as items:
+                    async for item in items:
+                        yield item
 
     async def _looked_up(self, selection: Selection) -> AsyncGenerator[Item]:
         async with aclosing(self._headers(selection)) as headers:
             async for header in headers:
                 yield header
                 if isinstance(header, SessionHeader):
-                    async for each in self._events_of(header.key):
-                        yield self._item(each)
+                    where = dict(zip(self._event_key, header.key, strict=True))
+                    async for each in self._sorted("events", where, self._event_key):
+                        yield each if isinstance(each, Problem) else self._event(each)
 
     async def _merged(self, selection: Selection) -> AsyncGenerator[Item]:
-        every = self._sorted("events", chosen(selection), self.session_field)
+        every = self._sorted("events", chosen(selection), self._event_key)
         async with (
             aclosing(self._headers(selection)) as headers,
             aclosing(every) as events,
@@ -136,33 +140,27 @@ class MongoDbSource(BaseSource):
                 if isinstance(header, Problem):
                     continue
                 # Events that sort before it belong to deleted sessions.
-                while event and self._is_due(event, header.key):
-                    if isinstance(event, Problem) or self._key_of(event) == header.key:
-                        yield self._item(event)
+                while event:
+                    if isinstance(event, Problem):
+                        yield event
+                    elif (key := self._key_of(event)) == header.key:
+                        yield self._event(event)
+                    elif key < header.key:
+                        break
                     event = await anext(events, None)
             while event:
                 if isinstance(event, Problem):
                     yield event
                 event = await anext(events, None)
 
-    def _item(self, event: Document | Problem) -> Item:
-        return event if isinstance(event, Problem) else self._event(event)
-
-    def _is_due(self, event: Document | Problem, key: SessionKey) -> bool:
-        return isinstance(event, Problem) or self._key_of(event) >= key
-
     async def _headers(
         self, selection: Selection
     ) -> AsyncGenerator[SessionHeader | Problem]:
         last: SessionKey | None = None
-        found = self._sorted("sessions", chosen(selection), "id")
+        found = self._sorted("sessions", chosen(selection), _KEY)
         async with aclosing(found) as documents:
-            async for document in documents:
-                header = (
-                    document
-                    if isinstance(document, Problem)
-                    else self._header(document)
-                )
+            async for each in documents:
+                header = each if isinstance(each, Problem) else self._header(each)
                 if isinstance(header, Problem):
                     yield header
                 elif header.key == last:
@@ -172,24 +170,21 @@ class MongoDbSource(BaseSource):
                     last = header.key
                     yield header
 
-    def _events_of(self, key: SessionKey) -> AsyncGenerator[Document | Problem]:
-        where = dict(zip(("app_name", "user_id", self.session_field), key, strict=True))
-        return self._sorted("events", where, self.session_field)
+    @property
+    def _event_key(self) -> tuple[str, ...]:
+        return (*_KEY[:2], self.session_field)
 
     def _key_of(self, event: Document) -> SessionKey:
-        return SessionKey(
-            event["app_name"], event["user_id"], event[self.session_field]
-        )
+        return SessionKey(*(event[name] for name in self._event_key))
 
     async def _sorted(
-        self, name: str, where: Document, session_field: str
+        self, name: str, where: Document, ids: tuple[str, ...]
     ) -> AsyncGenerator[Document | Problem]:
-        ids = ("app_name", "user_id", session_field)
-        order: dict[str, Any] = dict.fromkeys(ids, _DOWN)
+        order: dict[str, Any] = dict.fromkeys(ids, DESCENDING)
         if name == "events":
-            order |= {"timestamp": _UP, self.tie_breaker: _UP}
+            order |= {"timestamp": ASCENDING, self.tie_breaker: ASCENDING}
         else:
-            order["_id"] = _UP
+            order["_id"] = ASCENDING
         cursor = await self._collection(name).aggregate(
             [{"$match": where}, {"$sort": order}],
             allowDiskUse=True,

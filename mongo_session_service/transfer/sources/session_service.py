@@ -11,15 +11,7 @@ from google.adk.sessions.session import Session
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    named,
-)
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.sources.base import BaseSource
 
 
@@ -42,28 +34,35 @@ class ServiceSource(BaseSource):
         """The service's class."""
         return f"sessions of {type(self._service).__name__}"
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """Each session with its events, after shared state that has changed."""
         for app_name in filter(selection.takes_app, self._apps):
-            shown: dict[str | None, SharedState] = {}
+            shown: dict[str | None, records.SharedState] = {}
             for listed in await self._listed(app_name):
                 key = SessionKey(app_name, listed.user_id, listed.id)
                 if not selection.takes(key, listed.last_update_time):
                     continue
-                session, problem = await self._loaded(key)
-                if problem:
-                    yield problem
+                try:
+                    session = await self._service.get_session(**key.id)
+                except Exception as error:  # noqa: BLE001  foreign services raise any
+                    reason = f"its service raised {type(error).__name__}"
+                    yield records.Problem(records.named(key), reason)
+                    continue
                 if session is None:
                     continue
                 state = scopes.split(session.state)
                 for shared in (
-                    SharedState(app_name, None, state.app),
-                    SharedState(app_name, key.user_id, state.user),
+                    records.SharedState(app_name, None, state.app),
+                    records.SharedState(app_name, key.user_id, state.user),
                 ):
                     if shared.state and shown.get(shared.user_id) != shared:
                         shown[shared.user_id] = shared
                         yield shared
-                yield SessionHeader(key, state.session, session.last_update_time)
+                yield records.SessionHeader(
+                    key, state.session, session.last_update_time
+                )
                 for event in session.events:
                     yield event
 
@@ -71,32 +70,20 @@ class ServiceSource(BaseSource):
         response = await self._service.list_sessions(app_name=app_name)
         return sorted(response.sessions, key=lambda each: (each.user_id, each.id))
 
-    async def _loaded(self, key: SessionKey) -> tuple[Session | None, Problem | None]:
-        try:
-            session = await self._service.get_session(
-                app_name=key.app_name, user_id=key.user_id, session_id=key.session_id
-            )
-        except Exception as error:  # noqa: BLE001  a foreign service may raise anything
-            reason = f"its service raised {type(error).__name__}"
-            return None, Problem(named(key), reason)
-        return session, None
-
     async def find(
         self, key: SessionKey
-    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
         """One session and its events; None if it is not stored."""
-        session = await self._service.get_session(
-            app_name=key.app_name, user_id=key.user_id, session_id=key.session_id
-        )
+        session = await self._service.get_session(**key.id)
         if session is None:
             return None
 
-        async def events() -> AsyncGenerator[Item]:
+        async def events() -> AsyncGenerator[records.Item]:
             for event in session.events:
                 yield event
 
         state = scopes.split(session.state).session
-        return SessionHeader(key, state, session.last_update_time), events()
+        return records.SessionHeader(key, state, session.last_update_time), events()
 
     async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
         """The state of an app or user, as one of their sessions shows it."""
@@ -110,7 +97,7 @@ class ServiceSource(BaseSource):
                 return state.app if user_id is None else state.user
         return {}
 
-    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+    async def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
         """The keys of all selected sessions."""
         for app_name in filter(selection.takes_app, self._apps):
             for each in await self._listed(app_name):

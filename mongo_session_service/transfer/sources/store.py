@@ -19,22 +19,12 @@ from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.version import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import read_page
 from mongo_session_service.sessions.history import Beginning, initial_state
-from mongo_session_service.transfer.records import (
-    EVERYTHING,
-    Item,
-    Problem,
-    Selection,
-    SessionHeader,
-    SharedState,
-    Totals,
-    named,
-)
+from mongo_session_service.transfer import records
 from mongo_session_service.transfer.sources.base import BaseSource
 
 _SESSIONS_TOGETHER: Final = 20
-_EVENTS_TOGETHER: Final = 500
-"""Without a limit, replies have 16 MB, which take much more as Python objects."""
 
 
 class StoreSource(BaseSource):
@@ -62,28 +52,27 @@ class StoreSource(BaseSource):
             await check_version(self._at)
 
     @override
-    async def totals(self, selection: Selection) -> Totals:
+    async def totals(self, selection: records.Selection) -> records.Totals:
         with translated():
             counting = queries.counting(_chosen(selection))
             found = await self._at.aggregate(self._at.sessions, counting)
-        return (
-            Totals(found[0]["sessions"], found[0]["events"]) if found else Totals(0, 0)
-        )
+        counts = found[0] if found else {"sessions": 0, "events": 0}
+        return records.Totals(counts["sessions"], counts["events"])
 
-    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+    async def read(
+        self, selection: records.Selection = records.EVERYTHING
+    ) -> AsyncGenerator[records.Item]:
         """Shared state, then sessions, each with its events; sorted by id."""
         with translated():
             async for document in self._at.app_states.find().sort("_id"):
                 if selection.takes_app(document["_id"]):
-                    yield SharedState(
-                        document["_id"], None, self._shared(document, document["_id"])
-                    )
+                    yield self._shared(document, document["_id"], None)
             async for document in self._at.user_states.find().sort("_id"):
                 owner = document["_id"]["app_name"], document["_id"]["user_id"]
                 if selection.takes_user(*owner):
-                    yield SharedState(*owner, self._shared(document, *owner))
+                    yield self._shared(document, *owner)
             where = _chosen(selection)
-            while page := await self._page(where):
+            while page := await self._sessions(where):
                 where["_id"] = {"$gt": page[-1]["_id"]}
                 for document in page:
                     header = await self._header(document)
@@ -91,32 +80,35 @@ class StoreSource(BaseSource):
                     async for item in self.events(header.key, document["revision"]):
                         yield item
 
-    async def _page(self, where: Document) -> list[Document]:
+    async def _sessions(self, where: Document) -> list[Document]:
         cursor = self._at.sessions.find(where).sort("_id").limit(_SESSIONS_TOGETHER)
         page: list[Document] = await cursor.to_list(None)
         return page
 
-    async def events(self, key: SessionKey, revision: int) -> AsyncGenerator[Item]:
+    async def events(
+        self, key: SessionKey, revision: int
+    ) -> AsyncGenerator[records.Item]:
         """The events of a session up to a revision, in order."""
-        found = 0
-        if revision:
-            where = queries.events_after(key, 0)
-            where["_id"]["$lt"] = key.event_id(revision + 1)
-            cursor = self._at.events.find(where).sort("_id")
-            async for document in cursor.batch_size(_EVENTS_TOGETHER):
+        found, last = 0, 0
+        while last < revision:
+            where = queries.events_until(key, revision, last)
+            page = await read_page(self._at, where)
+            for document in page.events:
                 found += 1
                 try:
                     yield decode_event(document, self._at.hooks)
                 except StorageError as error:
-                    yield Problem(f"event {found} of {named(key)}", str(error))
+                    place = f"event {found} of {records.named(key)}"
+                    yield records.Problem(place, str(error))
+            last = revision if page.is_last else document["_id"]["revision"]
         if found < revision:
-            all_of_them = counted(revision, "event")
-            reason = f"it has {found} of {all_of_them}; was it deleted just now?"
-            yield Problem(named(key), reason)
+            events = f"{found} of {counted(revision, 'event')}"
+            reason = f"it has {events}; was it deleted just now?"
+            yield records.Problem(records.named(key), reason)
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[SessionHeader, AsyncGenerator[Item]] | None:
+    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
         """One session and its events; None if it is not stored."""
         with translated():
             document = await self._at.sessions.find_one(
@@ -127,7 +119,7 @@ class StoreSource(BaseSource):
             header = await self._header(document)
         return header, self.events(key, document["revision"])
 
-    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
+    async def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
         """The keys of all selected sessions."""
         with translated():
             async for each in self._at.sessions.find(_chosen(selection), {"_id": 1}):
@@ -143,13 +135,18 @@ class StoreSource(BaseSource):
                     {"_id": queries.user_state_id(app_name, user_id)}
                 )
             )
-        return self._shared(document, app_name, user_id) if document else {}
+        if document is None:
+            return {}
+        return dict(self._shared(document, app_name, user_id).state)
 
-    async def _header(self, document: Document) -> SessionHeader:
+    async def _header(self, document: Document) -> records.SessionHeader:
         key = SessionKey(**document["_id"])
         owner = Owner.of_session(key)
-        initial = await self._initial(key, document)
-        return SessionHeader(
+        apart = None
+        if INITIAL not in document:
+            apart = await self._at.events.find_one({"_id": key.event_id(0)})
+        initial = await initial_state(self._at, key, Beginning(document, apart), [])
+        return records.SessionHeader(
             key,
             decode_state(document["state"], owner, self._at.hooks),
             update_time=document["update_time"],
@@ -158,22 +155,15 @@ class StoreSource(BaseSource):
             initial=decode_state(initial, owner, self._at.hooks),
         )
 
-    async def _initial(self, key: SessionKey, document: Document) -> Document:
-        """The initial state; inferred, if the session is older than its record."""
-        if INITIAL in document:
-            fields: Document = document[INITIAL]
-            return fields
-        apart = await self._at.events.find_one({"_id": key.event_id(0)})
-        return await initial_state(self._at, key, Beginning(document, apart), [])
-
     def _shared(
-        self, document: Document, app_name: str, user_id: str | None = None
-    ) -> Document:
+        self, document: Document, app_name: str, user_id: str | None
+    ) -> records.SharedState:
         owner = Owner.of_shared(app_name, user_id)
-        return decode_state(document["state"], owner, self._at.hooks)
+        state = decode_state(document["state"], owner, self._at.hooks)
+        return records.SharedState(app_name, user_id, state)
 
 
-def _chosen(selection: Selection) -> Document:
+def _chosen(selection: records.Selection) -> Document:
     where = queries.visible(platform_time.get_time())
     if selection.since is not None:
         where["update_time"] = {"$gte": selection.since}

@@ -74,9 +74,8 @@ async def test_sessions_with_much_state_are_read_in_short_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A page ends where its state gets too much, and the next begins right after it."""
-    for reader in ("adk_sql", "adk_sqlite"):
-        module = f"mongo_session_service.transfer.sources.{reader}"
-        monkeypatch.setattr(f"{module}.STATE_TOGETHER", 100)
+    module = "mongo_session_service.transfer.sources.base"
+    monkeypatch.setattr(f"{module}.STATE_TOGETHER", 100)
     store = await make(place)
 
     async with store.source as source, StoreSource(service) as target:

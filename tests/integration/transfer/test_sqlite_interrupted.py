@@ -10,7 +10,7 @@ import pytest
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from mongo_session_service.transfer import SqliteSource
-from mongo_session_service.transfer.sources import adk_sqlite
+from mongo_session_service.transfer.sources import adk_rows
 
 
 async def test_a_file_is_closed_when_its_last_thread_has_left_it(
@@ -25,7 +25,7 @@ async def test_a_file_is_closed_when_its_last_thread_has_left_it(
     async def read() -> None:
         async with SqliteSource(path) as source:
             # What it has asked of the file itself is over.
-            monkeypatch.setattr(adk_sqlite, "header_of", wait)
+            monkeypatch.setattr(adk_rows, "header_of", wait)
             _ = [each async for each in source.read()]
 
     def wait(*_: object) -> None:

@@ -20,10 +20,8 @@ from google.genai import types
 from hypothesis import given
 from support.strategies import states
 
-from mongo_session_service.transfer.sources.adk_pickle import (
-    UnreadableActionsError,
-    load_actions,
-)
+from mongo_session_service.transfer.sources.adk_pickle import load_actions
+from mongo_session_service.transfer.sources.base import UnreadableError
 
 
 class Call:
@@ -77,7 +75,7 @@ def test_nothing_a_pickle_names_is_run(
     path = tmp_path / "touched"
     pickled = pickle.dumps(hostile, protocol).replace(b"{path}", str(path).encode())
 
-    with pytest.raises(UnreadableActionsError):
+    with pytest.raises(UnreadableError):
         load_actions(pickled)
     assert not path.exists()
 
@@ -86,7 +84,7 @@ def test_functions_of_allowed_modules_are_not_run() -> None:
     """A name inside a module of models stands for data, even if it is a function."""
     pickled = b"cgoogle.adk.sessions.base_session_service\nBaseSessionService\n(tR."
 
-    with pytest.raises(UnreadableActionsError):
+    with pytest.raises(UnreadableError):
         load_actions(pickled)
 
 
@@ -96,7 +94,7 @@ def test_a_pickle_changes_nothing_for_the_next() -> None:
     named = b"cgoogle.adk.events.event_actions\nEventActions\n"
 
     for change in (b"}Vfields\nNsb.", b"Vfields\nNs.", b"Vfields\na."):
-        with pytest.raises(UnreadableActionsError):
+        with pytest.raises(UnreadableError):
             load_actions(named + change)
 
     assert load_actions(pickle.dumps(actions)) == actions
@@ -117,7 +115,7 @@ def test_no_type_of_data_can_be_changed(value: Any) -> None:
     good = pickle.dumps({"state_delta": {"x": value}})
 
     for state in (b"N" + attributes + b"\x86", attributes):
-        with pytest.raises(UnreadableActionsError):
+        with pytest.raises(UnreadableError):
             load_actions(named + state + b"b.")
 
     assert load_actions(good).state_delta == {"x": value}
@@ -132,7 +130,7 @@ def test_no_type_of_data_can_be_changed(value: Any) -> None:
 )
 def test_broken_pickles_are_refused(broken: bytes) -> None:
     """What is no pickle of actions is one error, which quotes nothing of it."""
-    with pytest.raises(UnreadableActionsError):
+    with pytest.raises(UnreadableError):
         load_actions(broken)
 
 
@@ -166,5 +164,5 @@ def test_small_pickles_of_large_values_are_refused(
     monkeypatch.setattr(
         "mongo_session_service.transfer.sources.adk_pickle._MOST", 10_000
     )
-    with pytest.raises(UnreadableActionsError):
+    with pytest.raises(UnreadableError):
         load_actions(pickle.dumps({"state_delta": {"x": value}}))

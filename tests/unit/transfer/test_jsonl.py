@@ -17,7 +17,7 @@ from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import jsonl
 from mongo_session_service.transfer.records import SessionHeader, SharedState
-from mongo_session_service.transfer.sources.adk_rows import UnreadableError
+from mongo_session_service.transfer.sources.base import UnreadableError
 
 SESSION = {
     "app_name": "a",
