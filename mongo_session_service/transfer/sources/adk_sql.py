@@ -45,7 +45,7 @@ _DRIVERS: Final = {
 _BLOCKING: Final = ("", "pysqlite", "psycopg2", "pymysql", "mysqldb")
 """Blocking drivers, used with google-adk 1.x; an async one replaces them."""
 
-_EXTRA: Final = "install the extra 'sql', as in pip install '.[sql]'"
+_EXTRA: Final = "pip install 'mongo-session-service[sql]'"
 
 
 _SESSIONS_TOGETHER: Final = 250

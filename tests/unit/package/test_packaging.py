@@ -1,5 +1,6 @@
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -93,3 +94,19 @@ def test_package_holds_its_page() -> None:
     page = files("mongo_session_service.http").joinpath("static/live.html")
 
     assert page.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_every_named_extra_exists_and_is_named_in_full() -> None:
+    """Messages say mongo-session-service[x], which works outside of a checkout, too."""
+    published = importlib.metadata.metadata("mongo-session-service")
+    extras = published.get_all("Provides-Extra") or []
+    code = [*(ROOT / "mongo_session_service").rglob("*.py")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for path in [*code, *pages, ROOT / "examples/README.md"]:
+        text = path.read_text()
+        named = re.findall(r"mongo-session-service\[([\w,]+)\]", text)
+
+        assert {each for one in named for each in one.split(",")} <= {*extras}, path
+        if path in code:
+            assert "extra '" not in text, path
+            assert not re.search(rf"\.\[({'|'.join(extras)})\b", text), path
