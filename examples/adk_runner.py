@@ -14,7 +14,7 @@ from scripted_model import ScriptedModel
 
 from mongo_session_service import MongoSessionService
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 APP, USER, SESSION = "travel", "ada", "monday"
 
 

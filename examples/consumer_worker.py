@@ -10,7 +10,7 @@ import signal
 
 from mongo_session_service import Change, Consumer, MongoSessionService
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 
 
 async def handle(change: Change) -> None:

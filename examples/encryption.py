@@ -16,7 +16,7 @@ from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService, Subject
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 KEY_FILE = Path(os.environ.get("SESSION_KEY_FILE", "session.key"))
 KEY = {"app_name": "clinic", "user_id": "ada", "session_id": "visit"}
 

@@ -19,7 +19,7 @@ from mongo_session_service.transfer import (
     verify,
 )
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 
 
 async def main(path: str) -> None:

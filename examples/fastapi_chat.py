@@ -20,7 +20,7 @@ from scripted_model import ScriptedModel
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import changes_route
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 APP = "chat"
 PAGE = Path(__file__).with_suffix(".html")
 

@@ -7,7 +7,7 @@ from google.adk.events import Event, EventActions
 
 from mongo_session_service import MongoSessionService
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 
 
 async def main() -> None:

@@ -17,7 +17,7 @@ from google.adk.sessions import DatabaseSessionService
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import SqlSource, StoreSource, move, verify
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 
 
 async def main(sql_url: str | None) -> int:

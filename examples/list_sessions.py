@@ -5,7 +5,7 @@ import os
 
 from mongo_session_service import MongoSessionService
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 ADA = {"app_name": "trips", "user_id": "ada"}
 CITIES = ("Turin", "Lisbon", "Oslo")
 

@@ -12,7 +12,7 @@ from google.adk.events import Event
 
 from mongo_session_service import Change, MongoSessionService
 
-URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/my_db?replicaSet=rs0")
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 KEY = {"app_name": "billed", "user_id": "ada", "session_id": "monday"}
 
 
