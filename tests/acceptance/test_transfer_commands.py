@@ -23,7 +23,6 @@ from support.sample_data import fill
 
 from mongo_session_service import MongoSessionService
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 COMMANDS = [
     *([group, kind] for group in ("import", "verify") for kind in ("sql", "sqlite")),
     *([group, "adk-mongodb"] for group in ("import", "verify")),
@@ -265,22 +264,3 @@ async def test_a_terminal_shows_rate_and_remaining_time(
     assert re.search(r"24/24 events, [\d,]+ events/s, \d+ s left", shown)
     assert "Moved 24 events" in shown
     assert "pa55word" not in shown
-
-
-async def test_the_scripts_move_in_and_out(
-    place: Place, mongodb_uri: str, database: str, tmp_path: Path
-) -> None:
-    """The two scripts that show the library do what they say, in under 60 lines."""
-    store = await sql_postgresql(place)
-    uri = mongodb_uri.replace("/?", f"/{database}?")
-    files = [str(tmp_path / "o.jsonl.gz"), str(tmp_path / "o")]
-
-    moved = run(store.command[1], uri, program=SCRIPTS / "move_in.py")
-    left = run(uri, *files, program=SCRIPTS / "move_out.py")
-
-    assert (moved.returncode, moved.stderr) == (0, "")
-    assert "24 events compared; 0 differences." in moved.stdout
-    assert (left.returncode, left.stderr) == (0, "")
-    assert f"{tmp_path}/o: 5 sessions, 24 events." in left.stdout
-    for name in ("move_in.py", "move_out.py"):
-        assert len((SCRIPTS / name).read_text().splitlines()) < 60

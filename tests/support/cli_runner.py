@@ -21,11 +21,11 @@ PATIENCE = 60  # seconds
 
 
 def run(
-    *arguments: str, program: Path = PROGRAM, stdin: bytes = b"", **environment: str
+    *arguments: str, stdin: bytes = b"", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
+    """Run the command line to its end."""
     done = subprocess.run(
-        [sys.executable, program, *arguments],
+        [sys.executable, PROGRAM, *arguments],
         input=stdin,
         capture_output=True,
         check=False,

@@ -73,8 +73,11 @@ def _drivers(url: str) -> Iterator[None]:
         yield
     except ImportError as error:
         is_ours = error.name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
-        ours = "install the extra 'sql', as in pip install '.[sql]'"
-        remedy = ours if is_ours else f"pip install {error.name}"
+        remedy = (
+            "pip install 'mongo-session-service[sql]'"
+            if is_ours
+            else f"pip install {error.name}"
+        )
         message = f"This database needs the package {error.name!r}: {remedy}."
         raise SourceError(message) from None
     except Exception as error:  # noqa: BLE001  any error may quote the password

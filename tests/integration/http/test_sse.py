@@ -251,7 +251,7 @@ def test_the_extra_is_asked_for_by_name() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
 
-    assert "pip install '.[sse]'" in ran.stderr
+    assert "pip install 'mongo-session-service[sse]'" in ran.stderr
     assert ran.returncode == 1
 
 

@@ -36,7 +36,7 @@ def test_a_missing_driver_names_the_extra(
     """Without SQLAlchemy or a driver, the error says what to install."""
     monkeypatch.setitem(sys.modules, module, None)
 
-    with pytest.raises(SourceError, match=r"pip install '.\[sql\]'"):
+    with pytest.raises(SourceError, match=r"'mongo-session-service\[sql\]'"):
         SqlSource(url)
 
 

@@ -1,5 +1,6 @@
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -12,22 +13,41 @@ import mongo_session_service
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "docker-compose.yml"
+GITHUB = ROOT / ".github"
 SCRIPTS = [
     ROOT / ".ci/run",
     *(path for path in sorted((ROOT / "scripts").iterdir()) if path.is_file()),
 ]
 
 
-def test_compose_follows_the_specification() -> None:
-    """The Compose file is valid under the Compose Specification's own schema."""
+@pytest.mark.parametrize(
+    ("schema", "described"),
+    [
+        ("compose-spec", [COMPOSE]),
+        ("github-workflows", [*GITHUB.glob("workflows/*.yml")]),
+        ("github-issue-forms", [*GITHUB.glob("ISSUE_TEMPLATE/[!c]*.yml")]),
+    ],
+)
+def test_files_for_other_tools_follow_their_schemas(
+    schema: str, described: list[Path]
+) -> None:
+    """Compose, workflows and issue forms are valid under their makers' schemas."""
     check = [sys.executable, "-m", "check_jsonschema", "--verbose"]
-    schema = ["--builtin-schema", "vendor.compose-spec"]
+    builtin = ["--builtin-schema", f"vendor.{schema}"]
 
     result = subprocess.run(
-        [*check, *schema, COMPOSE], capture_output=True, text=True, check=False
+        [*check, *builtin, *described], capture_output=True, text=True, check=False
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
+    assert described
+
+
+def test_links_between_pages_outside_of_the_site_lead_somewhere() -> None:
+    """Each relative link of a page at the root or in examples/ names a file here."""
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("examples/*.md")]:
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
+            assert (page.parent / link).exists(), (page.name, link)
 
 
 def test_compose_publishes_only_on_this_machine() -> None:
@@ -93,3 +113,19 @@ def test_package_holds_its_page() -> None:
     page = files("mongo_session_service.http").joinpath("static/live.html")
 
     assert page.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_every_named_extra_exists_and_is_named_in_full() -> None:
+    """Messages say mongo-session-service[x], which works outside of a checkout, too."""
+    published = importlib.metadata.metadata("mongo-session-service")
+    extras = published.get_all("Provides-Extra") or []
+    code = [*(ROOT / "mongo_session_service").rglob("*.py")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for path in [*code, *pages, ROOT / "examples/README.md"]:
+        text = path.read_text()
+        named = re.findall(r"mongo-session-service\[([\w,]+)\]", text)
+
+        assert {each for one in named for each in one.split(",")} <= {*extras}, path
+        if path in code:
+            assert "extra '" not in text, path
+            assert not re.search(rf"\.\[({'|'.join(extras)})\b", text), path

@@ -1,0 +1,94 @@
+"""A chat with a list of sessions and live updates: FastAPI, ADK and MongoDB.
+
+Run it by ``python examples/fastapi_chat.py``, and open the page in two windows.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import Body, Cookie, Depends, FastAPI, HTTPException, Request
+from fastapi.responses import FileResponse
+from google.adk.agents import LlmAgent
+from google.adk.runners import Runner
+from google.genai import types
+from scripted_model import ScriptedModel
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.http import changes_route
+
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
+APP = "chat"
+PAGE = Path(__file__).with_suffix(".html")
+
+# on_conflict="rebase": two windows may write to one session at the same time.
+service = MongoSessionService(URI, on_conflict="rebase")
+agent = LlmAgent(name="chat_agent", model=ScriptedModel())
+runner = Runner(app_name=APP, agent=agent, session_service=service)
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async with service:
+        await service.setup()  # fail at the start if MongoDB is not there
+        yield
+
+
+def current_user(user: Annotated[str, Cookie()] = "ada") -> str:
+    """Who asks. An app with a login checks it here."""
+    return user
+
+
+User = Annotated[str, Depends(current_user)]
+Text = Annotated[str, Body(embed=True, min_length=1)]
+app = FastAPI(lifespan=lifespan)
+
+
+@app.get("/")
+async def page() -> FileResponse:
+    return FileResponse(PAGE)
+
+
+@app.get("/sessions")
+async def list_sessions(user: User, page_token: str | None = None) -> dict[str, Any]:
+    page = await service.find_sessions(
+        app_name=APP, user_id=user, with_state=False, limit=20, page_token=page_token
+    )
+    sessions = [{"id": each.id, "title": each.title} for each in page.sessions]
+    return {"user": user, "sessions": sessions, "next": page.next_page_token}
+
+
+@app.post("/sessions")
+async def create_session(user: User, title: Text) -> dict[str, Any]:
+    session = await service.create_session(app_name=APP, user_id=user, title=title)
+    return {"id": session.id}
+
+
+@app.post("/sessions/{session_id}/messages")
+async def send(user: User, session_id: str, text: Text) -> dict[str, Any]:
+    """Run a turn; what it stores reaches every window through /changes."""
+    key = {"app_name": APP, "user_id": user, "session_id": session_id}
+    if await service.get_session(**key) is None:
+        raise HTTPException(404, "There is no such session.")
+    answer = ""
+    async for event in runner.run_async(
+        user_id=user, session_id=session_id, new_message=types.UserContent(text)
+    ):
+        if event.is_final_response() and event.content:
+            answer = event.content.parts[0].text or ""
+    return {"answer": answer}
+
+
+def may_read(request: Request, key: Any) -> bool:
+    """Users read their own sessions."""
+    is_own = key.user_id == current_user(request.cookies.get("user", "ada"))
+    return is_own and key.app_name == APP
+
+
+app.router.routes.append(changes_route(service, authorize=may_read))
+
+if __name__ == "__main__":
+    uvicorn.run(app, host="127.0.0.1", port=8000, timeout_graceful_shutdown=1)

@@ -1,0 +1,25 @@
+"""Keep a session in MongoDB: run this twice, and the second run remembers the first."""
+
+import asyncio
+import os
+
+from google.adk.events import Event, EventActions
+
+from mongo_session_service import MongoSessionService
+
+URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
+KEY = {"app_name": "quickstart", "user_id": "ada", "session_id": "monday"}
+
+
+async def main() -> None:
+    async with MongoSessionService(URI) as service:
+        session = await service.get_session(**KEY)
+        if session is None:
+            session = await service.create_session(**KEY, state={"runs": 0})
+        actions = EventActions(state_delta={"runs": session.state["runs"] + 1})
+        await service.append_event(session, Event(author="me", actions=actions))
+        print(f"Run {session.state['runs']}. Events stored: {len(session.events)}.")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,39 @@
+"""A model that follows two rules, so that the examples need no API key."""
+
+import re
+from collections.abc import AsyncGenerator
+
+from google.adk.models import BaseLlm, LlmRequest, LlmResponse
+from google.genai import types
+
+# Without a count of tokens, ADK logs a warning at each answer.
+NO_TOKENS = types.GenerateContentResponseUsageMetadata(
+    prompt_token_count=0, candidates_token_count=0
+)
+
+
+class ScriptedModel(BaseLlm):
+    """Calls ``remember_city`` when the user names a city, and else counts messages."""
+
+    model: str = "scripted"
+
+    async def generate_content_async(
+        self,
+        llm_request: LlmRequest,
+        stream: bool = False,  # ADK's signature
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Answer as a model would, to exactly what ADK would send to one."""
+        latest = llm_request.contents[-1].parts[-1]
+        if latest.function_response:
+            part = types.Part(text=latest.function_response.response["result"])
+        elif named := re.search(r"live in (\w+)", latest.text):
+            args = {"city": named[1]}
+            part = types.Part.from_function_call(name="remember_city", args=args)
+        else:
+            asked = [c for c in llm_request.contents if c.role == "user" and is_text(c)]
+            part = types.Part(text=f"This is message {len(asked)} of this session.")
+        yield LlmResponse(content=types.ModelContent(part), usage_metadata=NO_TOKENS)
+
+
+def is_text(content: types.Content) -> bool:
+    return any(part.text for part in content.parts)

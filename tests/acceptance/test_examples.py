@@ -1,0 +1,305 @@
+"""The programs in examples/, each run twice as a user runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from google.adk.cli import service_registry
+from google.adk.cli.fast_api import get_fast_api_app
+from playwright.async_api import Page, expect
+from support.adk_tools import with_database
+from support.http_server import Client, serving
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+MOST_LINES = 120
+PATIENCE = 20.0
+
+# Lines that each program prints that ends by itself, in its first run and its second.
+LISTED = [
+    "['Trip to Oslo', 'Trip to Lisbon']",
+    "['Trip to Turin']",
+    "in summer: ['Trip to Lisbon', 'Trip to Turin']",
+    "to Oslo: ['Trip to Oslo']",
+]
+FORKED = [
+    "after two events: {'city': 'Lisbon'}",
+    "the session: ['Turin', 'Lisbon', 'Oslo']",
+    "its fork: ['Turin', 'Porto']",
+]
+PAID = "['user', 'payments', 'shop_agent'] {'is_paid': True}"
+SEALED = "MongoDB holds: {'sealed': 'gAAAA"
+SAME = "3 events compared; 0 differences."
+EXPORTED = ["Read back: 0 differences.", "Handed over: 1 sessions, 1 events."]
+PRINTED = {
+    "quickstart.py": (["Run 1. Events stored: 1."], ["Run 2. Events stored: 2."]),
+    "adk_runner.py": (
+        ["This is message 2 of this session.", "6 events are stored; state: {'user:"],
+        ["This is message 4 of this session.", "12 events are stored; state: {'user:"],
+    ),
+    "list_sessions.py": (LISTED, LISTED),
+    "fork_session.py": (FORKED, FORKED),
+    "second_writers.py": (
+        ["the agent answers: This is message 1 of this session.", PAID],
+        ["the agent answers: This is message 2 of this session.", PAID],
+    ),
+    "transactional_consumer.py": (
+        ["billing event 3", "All 3 events are billed."],
+        ["billing event 6", "All 6 events are billed."],
+    ),
+    "encryption.py": (
+        ["The app reads: {'visits': 1, 'diagnosis': 'influenza'}", SEALED],
+        ["The app reads: {'visits': 2, 'diagnosis': 'influenza'}", SEALED],
+    ),
+    "import_from_sql.py": (
+        ["1 sessions are in MongoDB; 3 events moved.", SAME],
+        ["1 sessions are in MongoDB; 0 events moved.", SAME],
+    ),
+    "export_jsonl.py": (EXPORTED, EXPORTED),
+}
+ENDLESS = {"watch.py", "consumer_worker.py", "fastapi_chat.py"}
+
+
+@pytest.fixture
+def uri(
+    mongodb_uri: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The test's own database, in ``$MONGODB_URI``, and a folder to work in."""
+    uri = with_database(mongodb_uri, database)
+    monkeypatch.setenv("MONGODB_URI", uri)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return uri
+
+
+def load(name: str) -> ModuleType:
+    """An example as a module, in which nothing has run yet."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@asynccontextmanager
+async def running(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[], Any]]:
+    """An endless example while it runs; what is given awaits its next line."""
+    module = load(name)
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(
+        module,
+        "print",
+        lambda *said: lines.put_nowait(" ".join(map(str, said))),
+        raising=False,
+    )
+    task = asyncio.create_task(module.main())
+    try:
+        yield lambda: asyncio.wait_for(lines.get(), PATIENCE)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.usefixtures("uri")
+def test_it_runs_twice(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program prints what it shows, and the second run continues from the first."""
+    monkeypatch.setattr(sys, "argv", [name])
+    if name == "export_jsonl.py":
+        asyncio.run(load("quickstart").main())
+    for printed in PRINTED[name]:
+        with suppress(SystemExit):
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        assert "\n".join(printed) in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("uri")
+async def test_watch_prints_what_other_programs_do(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names its database, and prints what is committed from then on."""
+    quickstart = load("quickstart")
+    for run in (1, 2):
+        async with running("watch", monkeypatch) as next_line:
+            assert f"Watching database {database}." in await next_line()
+            await quickstart.main()
+            if run == 1:
+                assert await next_line() == (
+                    "created   quickstart/ada/monday {'runs': 0}"
+                )
+            assert await next_line() == (
+                f"appended  quickstart/ada/monday {{'runs': {run}}}"
+            )
+
+
+@pytest.mark.usefixtures("uri")
+async def test_the_worker_resumes_after_what_it_has_handled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGTERM ends it once its change is handled; its next run does not repeat it."""
+    quickstart = load("quickstart")
+    for run in (1, 2):
+        await quickstart.main()
+        module = load("consumer_worker")
+        lines: asyncio.Queue[str] = asyncio.Queue()
+        monkeypatch.setattr(module, "print", lines.put_nowait, raising=False)
+        async with asyncio.timeout(PATIENCE):
+            task = asyncio.create_task(module.main())
+            assert await lines.get() == f"handled monday {run}: {{'runs': {run}}}"
+            os.kill(os.getpid(), signal.SIGTERM)
+            await task
+        assert lines.empty()
+
+
+@pytest.mark.usefixtures("uri")
+async def test_the_chat_lists_answers_and_pushes() -> None:
+    """Another window receives a turn; after a restart the conversation continues."""
+    for run in (1, 2):
+        chat = load("fastapi_chat")
+        async with (
+            chat.lifespan(chat.app),
+            serving(chat.app) as url,
+            httpx.AsyncClient(base_url=url, trust_env=False) as http,
+        ):
+            page = await http.get("/")
+            if run == 1:
+                new = await http.post("/sessions", json={"title": "Trip"})
+                opened = new.json()["id"]
+            listed = (await http.get("/sessions")).json()
+            key = {"app_name": "chat", "user_id": "ada", "session_id": opened}
+            async with Client(f"{url}/changes", **key) as window:
+                assert (await window.next()).kind == "snapshot"
+                sent = await http.post(
+                    f"/sessions/{opened}/messages", json={"text": "Hello"}
+                )
+                pushed = await window.take(2)
+            other = await http.get(
+                "/changes", params=key, headers={"Cookie": "user=eve"}
+            )
+            unknown = await http.post("/sessions/none/messages", json={"text": "Hi"})
+
+        assert "/changes?" in page.text
+        assert listed["sessions"] == [{"id": opened, "title": "Trip"}]
+        said = f"This is message {run} of this session."
+        assert sent.json() == {"answer": said}
+        assert [each.data["event"]["author"] for each in pushed] == [
+            "user",
+            "chat_agent",
+        ]
+        assert (other.status_code, unknown.status_code) == (403, 404)
+
+
+@pytest.mark.usefixtures("uri")
+async def test_the_chat_page_shows_turns_in_every_window(page: Page) -> None:
+    """What one window sends is shown in both, and still there after a reload."""
+    chat = load("fastapi_chat")
+    async with chat.lifespan(chat.app), serving(chat.app) as url:
+        await page.goto(url)
+        await page.get_by_role("button", name="New session").click()
+        await expect(page.get_by_role("link")).to_have_class("open")
+        other = await page.context.new_page()
+        await other.goto(page.url)
+        await page.get_by_label("Message").fill("<b>Hello</b>")
+        await page.get_by_role("button", name="Send").click()
+
+        told = ["user: <b>Hello</b>", "chat_agent: This is message 1 of this session."]
+        for window in (page, other):
+            await expect(window.get_by_role("paragraph")).to_have_text(told)
+        await other.reload()
+        await expect(other.get_by_role("paragraph")).to_have_text(told)
+
+
+async def test_adk_finds_the_service_in_the_folder(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ADK's server reads services.yaml, and continues the session after a restart."""
+    monkeypatch.setattr(service_registry, "_service_registry_instance", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sessions = "/apps/weather/users/ada/sessions"
+    said = {
+        "app_name": "weather",
+        "user_id": "ada",
+        "session_id": "monday",
+        "new_message": {"role": "user", "parts": [{"text": "And tomorrow?"}]},
+    }
+    for run in (1, 2):
+        app = get_fast_api_app(
+            agents_dir=str(EXAMPLES / "adk_web"), web=False, session_service_uri=uri
+        )
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://a") as http:
+            if run == 1:
+                new = await http.post(sessions, json={"session_id": "monday"})
+                new.raise_for_status()
+            events = (await http.post("/run", json=said)).json()
+            stored = (await http.get(f"{sessions}/monday")).json()
+
+        text = events[-1]["content"]["parts"][0]["text"]
+        assert text.endswith(f"This was forecast {run}.")
+        assert len(stored["events"]) == 4 * run
+        assert stored["state"] == {"app:forecasts_given": run}
+
+
+async def test_the_example_of_a_test_passes(uri: str) -> None:
+    """Its helper runs the agent's turn, and finds the city that it remembered."""
+    example = load("test_agent")
+
+    for city in ("Oslo", "Turin"):
+        assert await example.city_after(f"I live in {city}.", uri) == city
+
+
+def test_each_is_small_tested_and_described() -> None:
+    """A new program belongs into this module and into examples/README.md."""
+    described = (EXAMPLES / "README.md").read_text()
+    tested = {*PRINTED, *ENDLESS, "test_agent.py", "scripted_model.py"}
+
+    assert tested == {*PROGRAMS}
+    assert len(PROGRAMS) > 10
+    for path in EXAMPLES.rglob("*.*"):
+        if path.suffix in {".py", ".html", ".yaml"}:
+            assert len(path.read_text().splitlines()) < MOST_LINES, path
+    assert set(re.findall(r"\]\((\w+\.py)\)", described)) == tested
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", [*PRINTED, "test_agent.py"])
+def test_it_runs_twice_in_processes(name: str, uri: str, tmp_path: Path) -> None:
+    """As typed in examples/README.md, with no warning of any kind."""
+    command = [sys.executable, "-W", "error", EXAMPLES / name]
+    if name == "test_agent.py":
+        command = [sys.executable, "-m", "pytest", "-q", EXAMPLES / name]
+    if name == "export_jsonl.py":
+        asyncio.run(load("quickstart").main())
+    environment = {**os.environ, "MONGODB_URI": uri, "TMPDIR": str(tmp_path)}
+    for printed in PRINTED.get(name, (["1 passed"], ["1 passed"])):
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=environment,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\n".join(printed) in done.stdout
