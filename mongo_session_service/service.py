@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from time import perf_counter
 from typing import Any, Literal, Self, get_args
 
@@ -39,13 +40,19 @@ from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
     MongoSessionServiceError,
+    quoted,
 )
 from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.model import metadata, validation
 from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven
-from mongo_session_service.model.records import Document, SessionKey, session_key
+from mongo_session_service.model.records import (
+    Document,
+    SessionKey,
+    lookup_key,
+    session_key,
+)
 from mongo_session_service.model.results import (
     Erased,
     Pruned,
@@ -53,7 +60,7 @@ from mongo_session_service.model.results import (
     SessionSummary,
     UserEvent,
 )
-from mongo_session_service.model.validation import check_id
+from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.sessions import deletion, event_log, history, queries, search
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.group_commit import Caller, SessionCopy
@@ -78,7 +85,9 @@ class MongoSessionService(BaseSessionService):
     that are no non-empty strings of 4,096 bytes at most for example,
     ``ConfigurationError``, ``SchemaVersionError``, ``StorageError`` and its
     ``StorageUnavailableError``. A write that raises was not done, unless that is
-    ``UnknownOutcomeError``. The README has a table of them.
+    ``UnknownOutcomeError``. The README has a table of them. As in ADK's own services,
+    ``get_session``, ``list_sessions``, ``get_user_state`` and ``delete_session`` accept
+    any string as an id, and find nothing under one that cannot be stored.
     """
 
     def __init__(
@@ -113,18 +122,17 @@ class MongoSessionService(BaseSessionService):
                 each value of state that is to be stored; what it returns is stored
                 instead. See :class:`Subject` and the README.
             after_load: Its inverse, called with what was stored.
-            **adk_kwargs: What ADK's service registry passes along; ignored. Any but
-                ``agents_dir`` is logged as a warning, since it may be misspelt.
+            **adk_kwargs: ``agents_dir``, which ADK's service registry passes along, is
+                ignored. Any other is refused, since it may be misspelt.
 
         Raises:
-            ConfigurationError: the arguments do not fit together.
+            ConfigurationError: an argument is unknown, or they do not fit together.
         """
-        if on_conflict not in {"raise", "rebase"}:
+        _refuse_unknown(adk_kwargs)
+        if on_conflict not in ("raise", "rebase"):
             message = f"on_conflict must be 'raise' or 'rebase', not {on_conflict!r}."
             raise ConfigurationError(message)
         self._is_rebasing = on_conflict == "rebase"
-        if unknown := adk_kwargs.keys() - {"agents_dir"}:
-            logger.warning("Ignored unknown arguments: %s.", ", ".join(sorted(unknown)))
         settings = ConnectionSettings.of(
             uri,
             client,
@@ -231,11 +239,7 @@ class MongoSessionService(BaseSessionService):
             DocumentTooLargeError: the state does not fit into a document.
             UnknownOutcomeError: the session, whole, may have been stored or not.
         """
-        if session_id is None or (
-            isinstance(session_id, str) and not session_id.strip()
-        ):
-            session_id = uuid.new_uuid()
-        key = session_key(app_name, user_id, session_id)
+        key = session_key(app_name, user_id, _given_or_new(session_id))
         now = time.get_time()
         details = metadata.new_details(title, labels, ttl, expire_time, now)
         initial = {} if state is None else state
@@ -268,8 +272,10 @@ class MongoSessionService(BaseSessionService):
             config: Which events to load: at most the ``num_recent_events`` latest, and
                 of these the ones at or after ``after_timestamp``. All by default.
         """
-        key = session_key(app_name, user_id, session_id)
+        key = lookup_key(app_name, user_id, session_id)
         config = validation.check_config(config)
+        if key is None:
+            return None
         async with self._backend() as backend:
             stored = await backend.store.load_session(key, config)
         return to_session(stored) if stored else None
@@ -283,21 +289,23 @@ class MongoSessionService(BaseSessionService):
 
         The longest untouched comes first, ties by user and then session id.
         """
-        app_name = check_id("app_name", app_name)
-        if user_id is not None:
-            user_id = check_id("user_id", user_id)
+        app = lookup_id("app_name", app_name)
+        user = None if user_id is None else lookup_id("user_id", user_id)
+        if app is None or (user is None and user_id is not None):
+            return ListSessionsResponse()
         async with self._backend() as backend:
-            stored = await backend.store.list_sessions(app_name, user_id)
+            stored = await backend.store.list_sessions(app, user)
         return ListSessionsResponse(sessions=[to_session(each) for each in stored])
 
     @override
     @traced
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Returns a user's state, keys without ``user:``; empty if there is none."""
-        app_name = check_id("app_name", app_name)
-        user_id = check_id("user_id", user_id)
+        app, user = lookup_id("app_name", app_name), lookup_id("user_id", user_id)
+        if app is None or user is None:
+            return {}
         async with self._backend() as backend:
-            return await backend.store.load_user_state(app_name, user_id)
+            return await backend.store.load_user_state(app, user)
 
     @override
     @traced
@@ -358,7 +366,9 @@ class MongoSessionService(BaseSessionService):
         interrupted, the next delete, :meth:`prune` or ``create_session`` of the same id
         removes the rest.
         """
-        key = session_key(app_name, user_id, session_id)
+        key = lookup_key(app_name, user_id, session_id)
+        if key is None:
+            return
         async with self._backend() as backend:
             await deletion.remove_session(backend.connection, key, time.get_time())
 
@@ -448,6 +458,7 @@ class MongoSessionService(BaseSessionService):
                 one of this search.
         """
         search.check_limit(limit)
+        validation.check_flag("with_state", with_state)
         wanted = search.new_search(
             app_name,
             user_id,
@@ -639,10 +650,7 @@ class MongoSessionService(BaseSessionService):
         """
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("at_revision", at_revision)
-        if isinstance(new_session_id, str):
-            new_session_id = new_session_id.strip()
-        new_id = new_session_id or uuid.new_uuid()
-        target = session_key(app_name, user_id, new_id)
+        target = session_key(app_name, user_id, _given_or_new(new_session_id))
         async with self._backend() as backend:
             await copy_session(
                 backend.connection, backend.store, key, target, at_revision
@@ -650,7 +658,7 @@ class MongoSessionService(BaseSessionService):
             with once_written():
                 stored = await backend.store.load_session(target)
         if stored is None:
-            raise not_found(new_id)
+            raise not_found(target.session_id)
         return to_session(stored)
 
     @traced
@@ -900,6 +908,22 @@ class MongoSessionService(BaseSessionService):
 
     def _backend(self) -> Call:
         return self._backends.call()
+
+
+def _refuse_unknown(adk_kwargs: Mapping[str, object]) -> None:
+    for unknown in adk_kwargs.keys() - {"agents_dir"}:
+        known = ["agents_dir", *inspect.signature(MongoSessionService).parameters]
+        (nearest,) = get_close_matches(unknown.lower(), known[:-1], n=1, cutoff=0)
+        raise ConfigurationError(
+            f"MongoSessionService has no argument {quoted(unknown)}. Did you mean"
+            f" {nearest!r}?"
+        )
+
+
+def _given_or_new(session_id: str | None) -> str:
+    """The id, or a generated one if it is None or blank."""
+    is_blank = isinstance(session_id, str) and not session_id.strip()
+    return uuid.new_uuid() if session_id is None or is_blank else session_id
 
 
 def _holds(predicate: Callable[[State], object], state: State) -> bool:

@@ -9,7 +9,7 @@ from google.adk.events.event import Event
 
 from mongo_session_service.model.metadata import NO_DETAILS, Details
 from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.model.validation import check_id
+from mongo_session_service.model.validation import check_id, lookup_id
 
 Document = dict[str, Any]
 """What MongoDB stores, as the driver reads and writes it."""
@@ -157,3 +157,19 @@ def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
         check_id("user_id", user_id),
         check_id("session_id", session_id),
     )
+
+
+def lookup_key(app_name: str, user_id: str, session_id: str) -> SessionKey | None:
+    """The key to look a session up by; None if no session can have these ids.
+
+    Raises:
+        InvalidInputError: a part is not a string.
+    """
+    if isinstance(session_id, str):
+        session_id = str.strip(session_id)
+    app = lookup_id("app_name", app_name)
+    user = lookup_id("user_id", user_id)
+    session = lookup_id("session_id", session_id)
+    if app is None or user is None or session is None:
+        return None
+    return SessionKey(app, user, session)

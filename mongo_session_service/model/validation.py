@@ -47,6 +47,16 @@ def check_text(what: str, value: object) -> str:
     return plain
 
 
+def lookup_id(what: str, value: object) -> str | None:
+    """Return an id to look up; None if it is a string that nothing is stored under."""
+    try:
+        return check_id(what, value)
+    except InvalidInputError:
+        if isinstance(value, str):
+            return None
+        raise
+
+
 def check_revision(what: str, value: object) -> None:
     """Require a number of appends, or None."""
     is_number = isinstance(value, int) and not isinstance(value, bool)

@@ -287,7 +287,10 @@ def test_registry_builds_the_service(
 async def test_fast_api_app_in_this_process(
     agents_dir: Path, mongodb_uri: str, database: str
 ) -> None:
-    """An app that ``get_fast_api_app`` makes keeps its sessions in MongoDB."""
+    """An app that ``get_fast_api_app`` makes keeps its sessions in MongoDB.
+
+    Under an id that no session can have, it answers as under any unknown one.
+    """
     app = get_fast_api_app(
         agents_dir=str(agents_dir),
         session_service_uri=with_database(mongodb_uri, database),
@@ -299,6 +302,10 @@ async def test_fast_api_app_in_this_process(
         await api.post(sessions_of("ada"), json={"session_id": "s1"})
         ran = await api.post("/run", json=turn("s1", "red"))
         stored = await api.get(f"{sessions_of('ada')}/s1")
+        for path in (f"{sessions_of('ada')}/%20", f"{sessions_of('a' * 4097)}/s1"):
+            assert (await api.get(path)).status_code == 404
+            assert (await api.delete(path)).is_success
+        assert (await api.get(sessions_of("a" * 4097))).json() == []
 
     assert texts(ran.json()) == ["I was sent 3 contents."]
     assert stored.json()["events"][1:] == ran.json()

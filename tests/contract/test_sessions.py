@@ -216,3 +216,26 @@ async def test_no_two_keys_are_ever_mixed_up(sessions: BaseSessionService) -> No
         found = await sessions.get_session(app_name=app, user_id=user, session_id=id_)
         assert found is not None
         assert found.state == {"me": [app, user, id_]}
+
+
+@pytest.mark.parametrize(
+    "id_", ["", " \n", "\ud800", "\0", "x" * 4097], ids=["empty", "blank", *"sxl"]
+)
+async def test_any_string_can_be_looked_up(
+    sessions: BaseSessionService, id_: str
+) -> None:
+    """An id that no session can have finds nothing, lists nothing, deletes nothing."""
+    ids = {"app_name": APP, "user_id": USER, "session_id": "s"}
+    state = {"k": 1, "app:k": 2, "user:k": 3}
+    created = await sessions.create_session(**ids, state=state)
+
+    for name in ids:
+        wrong = ids | {name: id_}
+        assert await sessions.get_session(**wrong) is None
+        await sessions.delete_session(**wrong)
+    for app, user in ((id_, USER), (APP, id_), (id_, id_)):
+        listed = await sessions.list_sessions(app_name=app, user_id=user)
+        assert listed.sessions == []
+        assert await sessions.get_user_state(app_name=app, user_id=user) == {}
+    assert (await sessions.list_sessions(app_name=id_)).sessions == []
+    assert await sessions.get_session(**ids) == created

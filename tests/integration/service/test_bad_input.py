@@ -78,7 +78,33 @@ def test_a_synchronous_client_is_refused() -> None:
 
 def test_what_adks_registry_passes_along_is_accepted() -> None:
     """A service is built from services.yaml with the keywords ADK adds."""
-    MongoSessionService("mongodb://h/db", agents_dir="agents", anything=1)
+    MongoSessionService("mongodb://h/db", agents_dir="agents")
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("befor_store", "before_store"),
+        ("beforeStore", "before_store"),
+        ("after_loading", "after_load"),
+        ("onconflict", "on_conflict"),
+        ("prefix", "collection_prefix"),
+        ("db", "database"),
+        ("url", "uri"),
+        ("agent_dir", "agents_dir"),
+        ("x" * 1000, ""),
+    ],
+)
+def test_a_misspelt_argument_is_refused(misspelt: str, meant: str) -> None:
+    """A hook that would not be called must not leave secrets in clear."""
+    with pytest.raises(ConfigurationError, match=f"no argument '{misspelt[:9]}") as it:
+        MongoSessionService(
+            "mongodb://h/db", agents_dir="agents", **{misspelt: "hunter2"}
+        )
+
+    assert repr(meant)[:-1] in str(it.value)
+    assert "hunter2" not in str(it.value)
+    assert len(str(it.value)) < 300
 
 
 async def test_an_unreachable_server_is_named() -> None:
@@ -97,11 +123,12 @@ async def test_an_unreachable_server_is_named() -> None:
             await service.close()
 
 
-BAD_IDS = ["", None, 1, b"s", {"$ne": None}, ["s"], "\ud800"]
+NO_STRINGS = [None, 1, b"s", {"$ne": None}, ["s"]]
+BAD_IDS = [*NO_STRINGS, "", "\ud800", "x" * 4097]
 
 
 @pytest.mark.parametrize("name", ["app_name", "user_id"])
-@pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
+@pytest.mark.parametrize("bad", BAD_IDS, ids=lambda bad: ascii(bad)[:9])
 async def test_app_and_user_must_be_named(
     service: MongoSessionService, name: str, bad: Any
 ) -> None:
@@ -109,15 +136,19 @@ async def test_app_and_user_must_be_named(
     session = await service.create_session(**IDS)
     ids = IDS | {name: bad}
     scope = {key: value for key, value in ids.items() if key != "session_id"}
+    looking = (service.get_session, service.delete_session) if bad in NO_STRINGS else ()
 
-    for call in (service.create_session, service.get_session, service.delete_session):
+    for call in (service.create_session, service.update_session, *looking):
         with pytest.raises(InvalidInputError, match=name):
             await call(**ids)
     with pytest.raises(InvalidInputError, match=name):
-        await service.get_user_state(**scope)
-    if (name, bad) != ("user_id", None):  # None lists the sessions of all users
+        await service.delete_user(**scope)
+    if bad in NO_STRINGS:
         with pytest.raises(InvalidInputError, match=name):
-            await service.list_sessions(**scope)
+            await service.get_user_state(**scope)
+        if (name, bad) != ("user_id", None):  # None lists the sessions of all users
+            with pytest.raises(InvalidInputError, match=name):
+                await service.list_sessions(**scope)
     with pytest.raises(InvalidInputError, match=name):
         await service.append_event(
             session.model_copy(update={name: bad}), Event(author="x")
@@ -142,15 +173,16 @@ async def test_what_is_no_event_is_called_so(service: MongoSessionService) -> No
         await service.create_session(**IDS | {"session_id": "t"}, state={1: 2})
 
 
-@pytest.mark.parametrize("bad", [*BAD_IDS, " \n"], ids=repr)
+@pytest.mark.parametrize("bad", [*BAD_IDS, " \n"], ids=lambda bad: ascii(bad)[:9])
 async def test_a_session_must_be_named_to_be_found(
     service: MongoSessionService, bad: Any
 ) -> None:
     """A blank id, another type or an operator finds, changes and deletes nothing."""
     session = await service.create_session(**IDS)
     ids = IDS | {"session_id": bad}
+    looking = (service.get_session, service.delete_session) if bad in NO_STRINGS else ()
 
-    for call in (service.get_session, service.delete_session):
+    for call in (service.update_session, *looking):
         with pytest.raises(InvalidInputError, match="session_id"):
             await call(**ids)
     with pytest.raises(InvalidInputError, match="session_id"):
@@ -218,3 +250,47 @@ async def test_an_open_file_is_stored_as_text(service: MongoSessionService) -> N
         session = await service.create_session(**IDS, state={"f": {"file": file}})
 
     assert await service.get_session(**IDS) == session
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (MongoSessionService.create_session, {"labels": 0}),
+        (MongoSessionService.create_session, {"labels": []}),
+        (MongoSessionService.create_session, {"title": False}),
+        (MongoSessionService.create_session, {"ttl": False}),
+        (MongoSessionService.create_session, {"expire_time": 0}),
+        (MongoSessionService.update_session, {"labels": 0}),
+        (MongoSessionService.update_session, {"labels": ()}),
+        (MongoSessionService.find_sessions, {"labels": 0}),
+        (MongoSessionService.find_sessions, {"where": []}),
+        (MongoSessionService.find_sessions, {"newest_first": "no"}),
+        (MongoSessionService.find_sessions, {"newest_first": None}),
+        (MongoSessionService.find_sessions, {"with_state": "no"}),
+        (MongoSessionService.find_sessions, {"with_state": 0}),
+        (MongoSessionService.find_sessions, {"limit": True}),
+        (MongoSessionService.find_sessions, {"page_token": ""}),
+        (MongoSessionService.fork_session, {"new_session_id": 0}),
+        (MongoSessionService.fork_session, {"new_session_id": []}),
+        (MongoSessionService.fork_session, {"at_revision": True}),
+        (MongoSessionService.get_session, {"config": {}}),
+        (MongoSessionService.wait_for, {"revision": 0, "timeout": True}),
+    ],
+    ids=lambda it: it.__name__ if callable(it) else str(it),
+)
+async def test_what_is_false_is_not_the_same_as_nothing(
+    service: MongoSessionService, call: Any, wrong: dict[str, Any]
+) -> None:
+    """A wrong type is refused, even if ``if not value`` took it for none at all."""
+    ids = IDS.copy()
+    if call is MongoSessionService.find_sessions:
+        del ids["session_id"]
+    else:
+        await service.create_session(**IDS)
+    if call is MongoSessionService.create_session:
+        ids["session_id"] = "other"
+
+    with pytest.raises(InvalidInputError, match=[*wrong][-1].removeprefix("new_")[:5]):
+        await call(service, **ids, **wrong)
+
+    assert await service.get_session(**IDS | {"session_id": "other"}) is None
