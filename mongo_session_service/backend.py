@@ -200,16 +200,19 @@ class Backends:
         client would stay open on the server for a minute.
         """
         with self._lock:
-            entries, self._entries = self._entries, {}
+            entries = self._entries.copy()
+            if self._uri is not None:  # a borrowed client stays bound to its loop
+                self._entries.clear()
         here = asyncio.get_running_loop()
         for loop, entry in entries.items():
-            if entry.keeper is None or loop.is_closed():
+            if loop.is_closed():
                 continue
             if loop is here:
                 try:
                     await entry.committer.settled()
                 finally:
-                    await entry.keeper.aclose()
+                    if entry.keeper is not None:
+                        await entry.keeper.aclose()
             else:
                 await _close_elsewhere(entry, loop)
 
@@ -219,7 +222,8 @@ async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> N
 
     async def close() -> None:
         await entry.committer.settled()
-        await entry.connection.client.close()
+        if entry.keeper is not None:
+            await entry.connection.client.close()
 
     closing = close()
     try:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from google.adk.events import Event
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
+from support.failpoints import failing, victim_uri
 
 from mongo_session_service import ConfigurationError, MongoSessionService
 
@@ -24,17 +25,23 @@ async def use(service: MongoSessionService, session_id: str) -> None:
     assert await service.get_session(**IDS, session_id=session_id) == session
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
 def test_a_borrowed_client_stays_in_its_loop(
-    mongodb_uri: str, database: str, make: Callable[[str], Any]
+    mongodb_uri: str,
+    database: str,
+    make: Callable[[str], Any],
+    is_closed: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
-    """Used from another loop, a borrowed client is refused with the remedy."""
+    """Used from another loop, even after ``close()``, it is refused with the remedy."""
     client = make(mongodb_uri)
     service = MongoSessionService(client=client, database=database)
     elsewhere: list[BaseException | None] = []
 
     async def main() -> None:
         await use(service, "s")
+        if is_closed:
+            await service.close()
         thread = threading.Thread(target=in_another_loop)
         thread.start()
         await asyncio.to_thread(thread.join)
@@ -66,6 +73,34 @@ async def test_a_borrowed_client_is_neither_closed_nor_pickled(
         await client.admin.command("ping")
         with pytest.raises(ConfigurationError, match="URI"):
             pickle.dumps(service)
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+async def test_close_waits_for_appends_of_a_borrowed_client(
+    mongodb_uri: str,
+    admin: MongoClient,
+    database: str,
+    is_elsewhere: bool,  # noqa: FBT001  a parameter of the test
+) -> None:
+    """Once the service is closed, its appends are committed, in whichever loop."""
+    client: AsyncMongoClient[Any] = AsyncMongoClient(victim_uri(mongodb_uri))
+    service = MongoSessionService(client=client, database=database)
+    session = await service.create_session(**IDS, session_id="s")
+    slow = {"blockConnection": True, "blockTimeMS": 200}
+
+    with failing(admin, "commitTransaction", times=1, **slow) as wait_until_hit:
+        append = service.append_event(session, Event(author="x"))
+        appending = asyncio.create_task(append)
+        await asyncio.to_thread(wait_until_hit)
+        if is_elsewhere:
+            await asyncio.to_thread(asyncio.run, service.close())
+        else:
+            await service.close()
+        stored = admin[database]["events"].count_documents({})
+        await appending
+        await client.close()
+
+    assert stored == 1
 
 
 @pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
