@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
 import bson
+from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
 from mongo_session_service.changes import decoder
@@ -63,7 +63,8 @@ def dead_letter(
     consumer: str, item: Item, error: Exception, attempts: int
 ) -> DeadLetter:
     """The dead letter of a change whose last attempt failed now."""
-    return DeadLetter(consumer, item, _text(error), attempts, time.time())
+    now = platform_time.get_time()
+    return DeadLetter(consumer, item, _text(error), attempts, now)
 
 
 def _text(error: Exception) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -310,7 +309,7 @@ class SessionSubscription(Subscription):
         return delay
 
     def _queue_deleted(self) -> None:
-        gone = Change(kind="deleted", **self._key.id, time=time.time())
+        gone = Change(kind="deleted", **self._key.id, time=platform_time.get_time())
         self._waiting.append(gone)
 
     def _deliver(self, change: Change) -> Change:
