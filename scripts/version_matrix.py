@@ -136,17 +136,22 @@ def lowest() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted: list[str] = project["dependencies"]
     found = (re.match(r"([\w-]+)>=([\d.]+)", each) for each in wanted)
-    return [f"{each[1]}=={each[2]}" for each in found if each]
+    return [f"{each[1]}=={each[2]}" for each in filter(None, found)]
 
 
 def cells(pythons: list[Program], servers: list[Program]) -> list[Cell]:
-    """Each Python with the first server, and each other server with the first Python."""
+    """Each Python on the first server, and each other server with the first Python."""
     pairs = [(python, servers[0]) for python in pythons]
     pairs += [(pythons[0], server) for server in servers[1:]]
     sets = ("lowest", "newest")
     return [
         Cell(python, packages, server) for python, server in pairs for packages in sets
     ]
+
+
+def numbers(versions: tuple[str, ...]) -> list[int]:
+    """A row's place."""
+    return [int(each) for each in re.findall(r"\d+", " ".join(versions))]
 
 
 def write(rows: list[list[str]]) -> None:
@@ -158,7 +163,11 @@ def write(rows: list[list[str]]) -> None:
     kept = {tuple(row[:-1]): row for row in old} | {
         tuple(row[:-1]): row for row in rows
     }
-    lines = [HEADER, ["---"] * len(HEADER), *(kept[key] for key in sorted(kept))]
+    lines = [
+        HEADER,
+        ["---"] * len(HEADER),
+        *(kept[key] for key in sorted(kept, key=numbers)),
+    ]
     shown = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     PAGE.write_text(f"{before}{BEGIN}{shown}{END}{after}")
 
