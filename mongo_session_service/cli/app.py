@@ -5,10 +5,12 @@ Commands import ADK and the driver only when they run, so that ``--help`` answer
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -40,6 +42,7 @@ Exit codes:
   {_BROKEN_PIPE}  the reader of its output has gone, as after "| head"
 """
 
+_UNWRITABLE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 _NOISE: Final = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
 """In the driver's message about a server that it cannot find."""
 
@@ -52,14 +55,24 @@ class _Application(click.Group):
     """
 
     @override
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        _open_streams()
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:  # help or an error message was not written
+            with suppress(OSError):
+                click.echo(f"Error: {_in_one_line(error)}", err=True)
+            sys.exit(1)
+        finally:
+            _drop_unwritten()
+
+    @override
     def invoke(self, ctx: click.Context) -> Any:
         try:
             is_complete = super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
             ctx.exit(_INTERRUPTED)
         except BrokenPipeError:
-            # Or else Python fails to flush it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(_BROKEN_PIPE)
         except click.exceptions.Exit:
             raise
@@ -71,6 +84,34 @@ class _Application(click.Group):
             raise click.ClickException(_in_one_line(error)) from None
         if is_complete is False:
             ctx.exit(_INCOMPLETE)
+
+
+def _open_streams() -> None:
+    """Open what the shell closed, before a socket takes its place.
+
+    Reading then finds nothing, and writing output fails; error messages are lost.
+    """
+    for number, name, flags in (
+        (0, "stdin", os.O_RDONLY),
+        (1, "stdout", os.O_RDONLY),
+        (2, "stderr", os.O_WRONLY),
+    ):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, flags), number)
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        # Characters that the locale cannot encode are escaped.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _drop_unwritten() -> None:
+    """Forget what could not be written; Python would fail to flush it at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _without_password(error: click.ClickException) -> click.ClickException:
@@ -95,6 +136,8 @@ def _in_one_line(error: Exception) -> str:
         return re.sub(_NOISE, "", printable(error.message))
     if isinstance(error, ImportError):
         return text
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return f"The output cannot be written: {error.strerror}."
     from google.adk.errors.session_not_found_error import SessionNotFoundError
 
     if isinstance(error, SessionNotFoundError):
@@ -118,9 +161,6 @@ def main() -> None:
       export MONGODB_URI='mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'
       mongo-session-service watch
     """  # noqa: D301  \b is click's sign
-    for stream in (sys.stdout, sys.stderr):
-        # Characters that the locale cannot encode are escaped.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 for command in (watch, live, consumers, doctor, grants, mongod, prune, *COMMANDS):

@@ -10,6 +10,14 @@ from mongo_session_service.admin.grants import FEATURES, role_for, script
 from mongo_session_service.cli import options, terminal
 
 
+def _role(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter(f"{name!r} is not UTF-8.") from None
+    return name
+
+
 @click.command(short_help="Prints a role with the privileges that the service needs.")
 @options.uri_argument
 @click.option(
@@ -20,7 +28,11 @@ from mongo_session_service.cli import options, terminal
     help="Only for this; repeatable.",
 )
 @click.option(
-    "--role", "name", help="The role's name; by default mongo_session_service_DATABASE."
+    "--role",
+    "name",
+    type=_role,
+    metavar="NAME",
+    help="The role's name; by default mongo_session_service_DATABASE.",
 )
 @options.as_json
 @options.place_options
@@ -53,10 +65,9 @@ def grants(
 def _database(context: click.Context) -> str:
     from mongo_session_service.driver import uri as uris
 
-    database: str = options.said(context, "database") or uris.DEFAULT_DATABASE
-    uri: str | None = options.said(context, "uri") or os.environ.get("MONGODB_URI")
-    if options.said(context, "database") is None and uri:
-        client = uris.open_client(uri)
-        database = client.get_default_database(database).name
-        uris.check_names(client, database, "")
+    uri = options.said(context, "uri") or os.environ.get("MONGODB_URI")
+    client = uris.open_client(uri or "mongodb://127.0.0.1")
+    named = client.get_default_database(uris.DEFAULT_DATABASE).name
+    database: str = options.said(context, "database") or named
+    uris.check_names(client, database, options.said(context, "prefix") or "")
     return database

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, Self, Typ
 from urllib.parse import quote
 
 import click
-from typing_extensions import override
 
 from mongo_session_service.cli.terminal import printable
 
@@ -214,29 +213,28 @@ def with_password(url: str, password: str | None) -> str:
     return f"{parts[1]}{parts[2]}:{quote(password, safe='')}@{parts[3]}"
 
 
-class Since(click.ParamType[float]):
-    """A moment: ISO 8601, in UTC unless it says otherwise, or seconds since 1970."""
+def timestamp(text: str) -> float:
+    """A time as seconds since 1970: ISO 8601, in UTC unless it says otherwise.
 
-    name = "time"
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        with suppress(ValueError):
-            return float(value)
-        with suppress(ValueError):
-            moment = datetime.fromisoformat(value)
-            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        text = f"{value!r} is not a time such as 2026-11-21T04:00:00Z."
-        raise click.BadParameter(text, ctx, param)
+    Raises:
+        BadParameter: it is neither that nor seconds since 1970.
+    """
+    with suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(float(text), UTC).timestamp()
+    with suppress(ValueError, OverflowError):
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    raise click.BadParameter(f"{text!r} is not a time such as 2026-11-21T04:00:00Z.")
 
 
 selection_options: Final = several(
     click.option("--app", "apps", multiple=True, help="Only this app; repeatable."),
     click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
     click.option(
-        "--since", type=Since(), help="Only sessions updated since this ISO 8601 time."
+        "--since",
+        type=timestamp,
+        metavar="TIME",
+        help="Only sessions updated since this ISO 8601 time.",
     ),
 )
 """Which sessions are moved, compared or exported; see :func:`selection`."""

@@ -18,7 +18,6 @@ from typing import Any
 import asyncpg
 import sqlalchemy
 from bson import json_util
-from google.adk.integrations.mongodb import MongoDbSessionService
 from google.adk.sessions import DatabaseSessionService, InMemorySessionService
 from google.adk.sessions.schemas import v0
 from google.adk.sessions.session import Session
@@ -188,6 +187,10 @@ async def sqlite(place: Place) -> Store:
 
 
 async def adk_mongodb(place: Place) -> Store:
+    from google.adk.integrations.mongodb import (  # noqa: PLC0415  not in ADK 2.9
+        MongoDbSessionService,
+    )
+
     service = MongoDbSessionService(
         connection_string=place.mongodb_uri, database_name=place.database
     )

@@ -37,7 +37,7 @@ ONE_ONLY = "a user without a password, or a password without a user"
         ("mongodb://u:hunter2@h/?tls=true&tlsCAFile=/no.pem", "/no.pem: No such file"),
         ("mongodb://u:hunter2@h/?datetime_conversion=x", "an unknown value 'x'"),
         ("mongodb://h/?datetime_conversion=hunter2@x", "an unknown value."),
-        ("mongodb://u%3Ahunter2%40h:99999/", "malformed (InvalidURI)"),
+        ("mongodb://u%3Ahunter2%40h:99999/", "something in it is malformed ("),
         ("mongodb://u:hunter2@h:99999/?appName=a@b", "malformed (ValueError)"),
         ("mongodb://h:x/?tlsCertificateKeyFilePassword=hunter2", "malformed"),
         ("mongodb://u:hunter2@h/?authMechanism=MONGODB-X509", "do not go with"),
