@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.doc_blocks import Block, Reader, blocks_of
+from support.doc_blocks import Reader, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -13,13 +13,22 @@ PAGES = {
     for page in sorted((ROOT / "docs").rglob("*.md"))
     if (blocks := blocks_of(page))
 }
-RUNNABLE = {"python", "console"}
+SLOW = {"docs/guide/adk-tools.md", "docs/guide/testing.md"}
+"""They start servers of their own, which other tests do as well."""
+
 MARKS = {"", "Fragment", "Not run", "Output"}
 
 pytestmark = pytest.mark.xdist_group("docs")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.release if page in SLOW else ())
+        for page in PAGES
+        if any(block.language in {"python", "console"} for block in PAGES[page])
+    ],
+)
 def test_a_page_works_twice(
     page: str, mongodb_uri: str, database: str, tmp_path: Path
 ) -> None:
@@ -34,13 +43,13 @@ def test_a_page_works_twice(
                     pytest.fail(f"{page}:{block.line}, {time} time: {error}")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_block_says_what_it_is(page: str) -> None:
-    """A title is a file's name, or a mark that this test knows."""
-    odd = [block for block in PAGES[page] if not _is_known(block)]
+def test_every_block_says_what_it_is() -> None:
+    """A title is a file's name, or a mark that these tests know."""
+    odd = [
+        f"{page}:{block.line} {block.title}"
+        for page, blocks in PAGES.items()
+        for block in blocks
+        if not block.is_file and block.title not in MARKS
+    ]
 
-    assert [f"{page}:{block.line} {block.title}" for block in odd] == []
-
-
-def _is_known(block: Block) -> bool:
-    return block.is_file or block.title in MARKS
+    assert odd == []

@@ -5,13 +5,13 @@ How a block is marked says what a test does with it:
 - ``python``: a whole program, which is run.
 - any language with ``title="NAME.EXT"``: a file, which is written; a ``console`` block
   runs it, as in ``$ python NAME.py``.
-- ``text title="Output"``: what the program or the commands before it print; ``...`` stands
-  for any text.
-- ``console``: after each ``$ ``, a command. Servers run until the page ends. Commands of
+- ``text title="Output"``: what the program or the commands before it print; ``...``
+  stands for any text.
+- ``console``: after each ``$ ``, a command. Servers run until the page ends. Those of
   `ELSEWHERE` are not run.
 - ``python title="Fragment"``: statements that are run with a ``service`` at hand.
-- ``title="Not run"``: what needs more than this machine has; Python is compiled, and the
-  options of this package's commands are checked.
+- ``title="Not run"``: what needs more than this machine has; Python is compiled, and
+  the options of this package's commands are checked.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Reader:
             self._run_program([str(PROGRAMS / program), *arguments])
         else:
             done = subprocess.run(
-                ["bash", "-c", command],
+                ["/bin/bash", "-c", command],
                 cwd=self.folder,
                 env=self._environment(),
                 capture_output=True,
@@ -202,7 +202,7 @@ class Reader:
             server.wait()
         self.servers = [
             subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
+                ["/bin/bash", "-c", f"exec {command}"],
                 cwd=self.folder,
                 env=self._environment(),
             )
