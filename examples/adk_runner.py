@@ -50,7 +50,7 @@ async def main() -> None:
         session = await service.get_session(
             app_name=APP, user_id=USER, session_id=SESSION
         )
-        print(f"{len(session.events)} events are stored; state: {session.state}")
+        print(f"Events stored: {len(session.events)}. State: {session.state}")
 
 
 if __name__ == "__main__":

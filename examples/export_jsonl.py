@@ -25,14 +25,14 @@ URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs
 async def main(path: str) -> None:
     async with MongoSessionService(URI) as service, StoreSource(service) as source:
         exported = await export(source, path)
-        print(f"{path}: {exported.sessions} sessions, {exported.events} events.")
+        print(f"{path}: sessions {exported.sessions}, events {exported.events}.")
         async with JsonLinesSource(path) as lines:
             verified = await verify(lines, source, on_difference=print)
-        print(f"Read back: {verified.differences} differences.")
+        print(f"Read back, and compared. Different: {verified.differences}.")
 
         other = InMemorySessionService()
         given = await hand_over(source, other)
-        print(f"Handed over: {given.sessions} sessions, {given.events} events.")
+        print(f"Handed over: sessions {given.sessions}, events {given.events}.")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import Body, Cookie, Depends, FastAPI, HTTPException, Request
+from fastapi import Body, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse
 from google.adk.agents import LlmAgent
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.runners import Runner
 from google.genai import types
 from scripted_model import ScriptedModel
@@ -32,14 +33,13 @@ runner = Runner(app_name=APP, agent=agent, session_service=service)
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-    async with service:
-        await service.setup()  # fail at the start if MongoDB is not there
+    async with service:  # fails here, before the first request, without a MongoDB
         yield
 
 
-def current_user(user: Annotated[str, Cookie()] = "ada") -> str:
-    """Who asks. An app with a login checks it here."""
-    return user
+def current_user(request: Request) -> str:
+    """Who asks. This believes a cookie; an app with a login checks it here."""
+    return request.cookies.get("user", "ada")
 
 
 User = Annotated[str, Depends(current_user)]
@@ -69,26 +69,25 @@ async def create_session(user: User, title: Text) -> dict[str, Any]:
 
 @app.post("/sessions/{session_id}/messages")
 async def send(user: User, session_id: str, text: Text) -> dict[str, Any]:
-    """Run a turn; what it stores reaches every window through /changes."""
-    key = {"app_name": APP, "user_id": user, "session_id": session_id}
-    if await service.get_session(**key) is None:
-        raise HTTPException(404, "There is no such session.")
+    """Run a turn. Every window that shows the session receives its events."""
     answer = ""
-    async for event in runner.run_async(
-        user_id=user, session_id=session_id, new_message=types.UserContent(text)
-    ):
-        if event.is_final_response() and event.content:
-            answer = event.content.parts[0].text or ""
+    try:
+        async for event in runner.run_async(
+            user_id=user, session_id=session_id, new_message=types.UserContent(text)
+        ):
+            if event.is_final_response() and event.content:
+                answer = event.content.parts[0].text or ""
+    except SessionNotFoundError:
+        raise HTTPException(404, "Session not found.") from None
     return {"answer": answer}
 
 
 def may_read(request: Request, key: Any) -> bool:
     """Users read their own sessions."""
-    is_own = key.user_id == current_user(request.cookies.get("user", "ada"))
-    return is_own and key.app_name == APP
+    return (key.app_name, key.user_id) == (APP, current_user(request))
 
 
 app.router.routes.append(changes_route(service, authorize=may_read))
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=8000, timeout_graceful_shutdown=1)
+    uvicorn.run(app, host="127.0.0.1", port=8000)

@@ -29,9 +29,9 @@ async def main(sql_url: str | None) -> int:
         StoreSource(service) as target,
     ):
         moved = await move(source, service)
-        print(f"{moved.sessions} sessions are in MongoDB; {moved.events} events moved.")
+        print(f"Sessions in MongoDB: {moved.sessions}. Events moved: {moved.events}.")
         verified = await verify(source, target, on_difference=print)
-        print(f"{verified.events} events compared; {verified.differences} differences.")
+        print(f"Compared: {verified.events}. Different: {verified.differences}.")
         return 0 if verified.is_equal else 1
 
 
