@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Literal, Self, get_args
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -62,8 +62,8 @@ from mongo_session_service.model.results import (
 )
 from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.sessions import deletion, event_log, history, queries, search
+from mongo_session_service.sessions.batches import Caller, SessionCopy
 from mongo_session_service.sessions.fork import copy_session
-from mongo_session_service.sessions.group_commit import Caller, SessionCopy
 from mongo_session_service.sessions.store import amend, not_found
 from mongo_session_service.telemetry import Operation, traced
 
@@ -332,6 +332,7 @@ class MongoSessionService(BaseSessionService):
         if event.partial:
             return event
         validation.check_session(session)
+        started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
         async with self._backend() as backend:
             stored = event
@@ -348,7 +349,7 @@ class MongoSessionService(BaseSessionService):
                     session.last_update_time, last_event, event.id
                 )
             apply = super().append_event
-            copy = SessionCopy(session, event, stored.actions, marker, apply)
+            copy = SessionCopy(session, event, stored.actions, marker, apply, started)
             if self._is_rebasing:
                 await backend.rebaser.commit(append, copy)
             else:

@@ -103,11 +103,19 @@ class Connection:
         """The revision at which shared state was imported, by which a later import
         detects whether it has changed here since. Not needed after the last import."""
 
-    async def transaction(self, work: Callable[[Txn], Awaitable[Result]]) -> Result:
+    @property
+    def patience(self) -> float:
+        """Seconds after which a write is given up."""
+        return transactions.patience(self.client)
+
+    async def transaction(
+        self, work: Callable[[Txn], Awaitable[Result]], *, limit: float | None = None
+    ) -> Result:
         """Run ``work`` as one transaction, majority-committed when this returns.
 
         The driver retries it on transient errors, so ``work`` must compute everything
-        afresh. Without transactions it runs once, statement by statement.
+        afresh. Without transactions it runs once, statement by statement. It is given
+        up after ``limit`` seconds; after :attr:`patience` by default.
         """
         if not self.has_transactions:
             return await work(None)
@@ -128,7 +136,7 @@ class Connection:
         concern = self.database.write_concern
         async with self.writing() as session:
             try:
-                return await transactions.run(session, counted, concern)
+                return await transactions.run(session, counted, concern, limit)
             except Exception:
                 if self.secondaries is not None and session.operation_time:
                     # The next read has to include what the transaction failed for.

@@ -26,9 +26,15 @@ _FAREWELL: Final = 2.0  # seconds for the server to end what was given up
 
 
 async def run(
-    txn: Txn, work: Callable[[Txn], Awaitable[Result]], concern: WriteConcern
+    txn: Txn,
+    work: Callable[[Txn], Awaitable[Result]],
+    concern: WriteConcern,
+    limit: float | None = None,
 ) -> Result:
-    """Run ``work``, again whenever the driver retries it, as one transaction."""
+    """Run ``work``, again whenever the driver retries it, as one transaction.
+
+    It is given up after ``limit`` seconds; after :func:`patience` by default.
+    """
     is_committing = False
 
     async def tracked(txn: Txn) -> Result:
@@ -44,7 +50,7 @@ async def run(
         is_committing = True
         return result
 
-    limit = patience(txn.client)
+    limit = patience(txn.client) if limit is None else max(limit, 0.0)
     try:
         # Two timers per transaction, one to interrupt the work and one its abort. The
         # driver's own timeout costs several timers per command.

@@ -1,193 +1,93 @@
 """Group commit: writes that wait at the same time are committed together.
 
 A transaction costs a few round trips and one wait for the majority's journals, however
-many events it stores. So while one is being committed, the next appends and new
-sessions gather, and then go as one: nobody waits for a timer, and a lone one goes at
-once. Two batches may be under way if they have no document in common: the server works
-on one while this process prepares the other.
+many events it stores. So while one is being committed, further appends and new sessions
+wait, and then share the next one. A lone write is committed at once: there is no timer.
+Two batches may be in flight if they have no document in common: the server works on one
+while this process prepares the other.
+
+A document may be locked by another writer's open transaction. A batch that meets a lock
+leaves its place, and is halved until the locked document is known. Its writes are then
+retried in a *lane*, in order and in transactions of their own, while all other writes
+are committed as usual.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import random
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import chain
+from typing import Final, TypeVar
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions
 from google.adk.platform import time as platform_time
-from google.adk.sessions.session import Session
 
-from mongo_session_service.codec.adk_session import bring_in, mark, marker_of
 from mongo_session_service.codec.limits import outgrown
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
-from mongo_session_service.errors import DocumentTooLargeError, StorageUnavailableError
-from mongo_session_service.model.records import (
-    Append,
-    Marker,
-    NewSession,
-    Planned,
-    StoredSession,
+from mongo_session_service.errors import (
+    DocumentTooLargeError,
+    StorageUnavailableError,
+    UnknownOutcomeError,
 )
+from mongo_session_service.model.records import Marker, NewSession, Planned
+from mongo_session_service.sessions import batches
 from mongo_session_service.sessions import store as storage
+from mongo_session_service.sessions.batches import Caller, DocumentId, SessionCopy
 from mongo_session_service.sessions.deletion import ATTEMPTS, remove_expired
 from mongo_session_service.telemetry import note_batch
+
+Result = TypeVar("Result")
 
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
 
 MAX_BATCHES: Final = 2
-"""Under way at the same time: this process and the server are both busy with two."""
-
-MIN_WRITES: Final = 16
-"""Of each of two batches that could be one: smaller ones cost more than they gain."""
-
-MAX_BYTES: Final = 8_000_000
-"""Of events and state per transaction; a larger write goes alone."""
+"""Batches in flight: this process and the server are both busy with two."""
 
 MAX_WAITING: Final = 4096
 """Writes waiting per event loop, beyond which callers wait before they queue."""
 
+MAX_RETRIED: Final = 4
+"""Lanes whose transactions are in flight at the same time."""
 
-@dataclass(eq=False, slots=True)
-class SessionCopy:
-    """A caller's ``Session``, which shows an event as soon as that is stored."""
+MAX_RETRIES: Final = 25
+"""Transactions per second that all lanes together retry, about."""
 
-    session: Session
-    event: Event
-    actions: EventActions
-    """The event's as they are stored: a rewind restores the initial state as well."""
-    base: Marker
-    """What the session is at, if it carries no marker of its own."""
-    apply: Callable[[Session, Event], Awaitable[Event]]
-    """How ADK shows an event in a session in memory."""
-    missed: StoredSession | None = None
-    """What others have appended, and the session shows before the event."""
+_FIRST_PAUSE: Final = 0.01  # seconds
+_LONGEST_PAUSE: Final = 0.5  # seconds, while there are few lanes
 
-    def expected(self) -> Marker:
-        """What the stored session must be at when it is the event's turn."""
-        if self.missed is not None:
-            return self.missed.marker
-        return marker_of(self.session) or self.base
-
-    async def show(self, marker: Marker) -> None:
-        """Show what is stored, before it is the turn of the session's next event."""
-        if self.missed is not None:
-            bring_in(self.session, self.missed)
-        mark(self.session, marker)
-        self.event.actions = self.actions
-        self.session.last_update_time = self.event.timestamp
-        await self.apply(self.session, self.event)
+_LOCKED: Final = (
+    "Another writer's transaction has locked a document of this session, or of the"
+    " state it shares, for {:g} seconds. Nothing was stored: append again once that"
+    " transaction has ended."
+)
+TOO_LATE: Final = (
+    "MongoDB is unavailable: it did not finish a transaction within {:g} seconds."
+)
 
 
 @dataclass(eq=False, slots=True)
-class Caller:
-    """Someone who waits for a write."""
+class Lane:
+    """Writes that are retried in order, until a lock is released."""
 
-    write: Append | NewSession
-    copy: SessionCopy | None = None
-    """What shows an append; None for a session that is created."""
-    corrected: Marker | None = None
-    """What its session is at, where only the time to live was not as expected."""
-    documents: list[tuple[str, ...]] = field(init=False)
-    """What the write changes that others may want to change as well, as their ids."""
-    now: float = field(default_factory=platform_time.get_time)
-    """The caller's time: its batch runs outside its context."""
-    is_done: asyncio.Event = field(default_factory=asyncio.Event)
-    error: BaseException | None = None
-    """Why it was not stored, once it is done."""
-    retries: int = 10
-    """How often it may find its session with another time to live than expected."""
-    together: int = 1
-    """How many writes were committed with it, itself included."""
-
-    def __post_init__(self) -> None:
-        app_name, user_id, _ = self.write.key
-        self.documents = [self.write.key]
-        if self.write.delta.app:
-            self.documents.append((app_name,))
-        if self.write.delta.user:
-            self.documents.append((app_name, user_id))
-
-    @property
-    def session(self) -> object:
-        """Whose revision it is: appends through one ``Session`` follow each other."""
-        return self if self.copy is None else self.copy.session
-
-    def expected(self) -> Marker:
-        """What the stored session must be at when it is the write's turn."""
-        if self.corrected is not None:
-            return self.corrected
-        if isinstance(self.write, NewSession):
-            return self.write.expected
-        if self.copy is None:
-            raise TypeError("An append has a session that shows it.")
-        return self.copy.expected()
-
-    def settle(self, error: BaseException | None = None) -> None:
-        """Let the caller go on."""
-        self.error = error
-        self.is_done.set()
-
-
-def take_batch(
-    waiting: deque[Caller], most: int, busy: AbstractSet[tuple[str, ...]] = frozenset()
-) -> list[Caller]:
-    """Take the callers whose writes can go together, in order, off the queue.
-
-    None of them changes what is ``busy``, nor what the first who is left waits for, so
-    that nobody is passed for ever. Appends to one session go together only through one
-    ``Session`` object: another's expectation cannot be judged before these are stored.
-    """
-    batch: list[Caller] = []
-    left: list[Caller] = []
-    sessions: dict[object, object] = {}
-    size = 0
-    while waiting and len(batch) < most:
-        caller = waiting.popleft()
-        key = caller.write.key
-        is_next = sessions.setdefault(key, caller.session) is caller.session
-        fits = not batch or size + caller.write.size <= MAX_BYTES
-        if is_next and fits and busy.isdisjoint(caller.documents):
-            batch.append(caller)
-            size += caller.write.size
-        else:
-            if not left:
-                busy = busy | {*caller.documents}
-            left.append(caller)
-            sessions[key] = None  # and so nobody overtakes it
-    waiting.extendleft(reversed(left))
-    return batch
-
-
-def halved(batch: list[Caller]) -> tuple[list[Caller], list[Caller]]:
-    """Who of a batch goes first, and who is prepared while these are being stored."""
-    middle = len(batch) // 2
-    first, second = batch[:middle], batch[middle:]
-    busy = {each for caller in first for each in caller.documents}
-    is_apart = all(busy.isdisjoint(caller.documents) for caller in second)
-    return (first, second) if is_apart and middle >= MIN_WRITES else (batch, [])
-
-
-def plan(batch: Iterable[Caller]) -> list[Planned]:
-    """The revision each write of a batch expects, given the ones before it."""
-    planned: list[Planned] = []
-    latest: dict[object, Marker] = {}
-    for caller in batch:
-        key = caller.write.key
-        before = latest.get(key)
-        expected = caller.expected() if before is None else before
-        planned.append(Planned(caller.write, expected, caller.now))
-        latest[key] = expected.next()
-    return planned
+    held: DocumentId
+    """The locked document; empty as long as it may be any of several."""
+    waiting: deque[Caller] = field(default_factory=deque)
+    documents: set[DocumentId] = field(default_factory=set)
+    """What brings a caller here: the locked document, and each waiting session."""
+    pause: float = 0.0
+    """Seconds until the next attempt."""
+    is_over: bool = False
+    awake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Committer:
@@ -200,34 +100,47 @@ class Committer:
         self._store = store
         self._most = MAX_WRITES if together else 1
         self._most_batches = MAX_BATCHES if together else 1
+        self._limit = connection.patience
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._waiting: deque[Caller] = deque()
-        self._under_way: list[list[Caller]] = []
-        self._busy: set[tuple[str, ...]] = set()
+        self._in_flight: list[list[Caller]] = []
+        self._busy: set[DocumentId] = set()
         self._is_blocked = False
+        self._lanes: dict[DocumentId, Lane] = {}
+        self._lane_slots = asyncio.Semaphore(MAX_RETRIED)
+        self._claims: dict[Lane, list[DocumentId]] = {}
+        """What lanes need next: batches leave it to them."""
+        self._freed = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def commit(self, caller: Caller) -> None:
         """Return when the caller's write is committed by a majority.
 
-        A cancelled caller whose turn has not come withdraws; else its write is
-        finished before the cancellation is raised, so that its outcome is known.
+        If the call is cancelled before its turn, nothing is written; afterwards the
+        write is finished before the cancellation is raised, so that its outcome is
+        known.
 
         Raises:
-            What :meth:`SessionStore.commit` and :func:`explain` raise for
-            this write; others are not affected.
+            StorageUnavailableError: the call took ``timeoutMS``, or a minute.
+            Exception: what :meth:`SessionStore.commit` and :func:`explain` raise for
+                this write; other callers are not affected.
         """
         async with self._room:
             self._waiting.append(caller)
             self._start_soon()
+            if self._expiry is None:
+                self._expire_later()
             try:
                 await caller.is_done.wait()
             except asyncio.CancelledError:
-                if caller in self._waiting:
-                    self._waiting.remove(caller)
-                else:
-                    await uninterrupted(caller.is_done.wait())
+                caller.is_withdrawn = True
+                for queue in (self._waiting, *(it.waiting for it in self._open_lanes)):
+                    if caller in queue:
+                        queue.remove(caller)
+                        raise
+                await uninterrupted(caller.is_done.wait())
                 raise
             if caller.error is not None:
                 raise caller.error
@@ -239,9 +152,10 @@ class Committer:
         Raises:
             AlreadyExistsError: there is one that has not expired.
         """
+        started = time.monotonic()
         for left in reversed(range(ATTEMPTS)):
             try:
-                await self.commit(Caller(new))
+                await self.commit(Caller(new, started=started))
             except AlreadyExistsError:
                 now = platform_time.get_time()
                 if not (await remove_expired(self._connection, new.key, now) and left):
@@ -250,12 +164,36 @@ class Committer:
                 return
 
     async def settled(self) -> None:
-        """Return when nothing is under way."""
+        """Return when nothing is in flight, nor retried."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    def left(self, caller: Caller | SessionCopy) -> float:
+        """Seconds until a call is given up."""
+        return caller.started + self._limit - time.monotonic()
+
+    async def reading(
+        self, caller: Caller | SessionCopy, read: Awaitable[Result]
+    ) -> Result:
+        """What a read returns that is part of a call.
+
+        Raises:
+            StorageUnavailableError: the call took ``timeoutMS``, or a minute.
+        """
+        try:
+            async with asyncio.timeout(self.left(caller)) as timer:
+                return await read
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise StorageUnavailableError(TOO_LATE.format(self._limit)) from None
+
+    @property
+    def _open_lanes(self) -> set[Lane]:
+        return {*self._lanes.values()}
+
     def _start_soon(self) -> None:
-        """Start a batch once all who are about to come have come."""
+        """Start a batch in the next turn of the loop, when all callers have queued."""
         if self._waiting and self._starting is None:
             # Not in the caller's context, whose deadlines are not everyone's, nor by
             # create_task(), by which it would begin at once where tasks are eager.
@@ -273,69 +211,128 @@ class Committer:
         self._starting = None
         if not (batch := self._next_batch()):
             return
-        self._under_way.append(batch)
+        self._in_flight.append(batch)
+        try:
+            await self._occupy(batch, None)
+        finally:
+            self._in_flight.remove(batch)
+            self._unblock()
+
+    async def _occupy(self, batch: list[Caller], lane: Lane | None) -> None:
+        """Commit a batch, while no other one changes the same documents."""
+        is_over = False
         self._busy.update(*(each.documents for each in batch))
         self._start_soon()  # there may be enough for another
         try:
-            await self._commit(batch)
+            await self._commit(batch, lane)
+            is_over = True
         finally:
-            for caller in batch:
-                if not caller.is_done.is_set():  # the loop is being shut down
+            for caller in () if is_over else batch:  # the loop is being shut down
+                if not caller.is_done.is_set():
                     caller.settle(asyncio.CancelledError())
-            self._under_way.remove(batch)
             self._busy.difference_update(*(each.documents for each in batch))
-            self._is_blocked = False
-            self._start_soon()
+            if self._claims:
+                self._freed.set()
+                self._freed = asyncio.Event()
+
+    def _unblock(self) -> None:
+        self._is_blocked = False
+        self._start_soon()
 
     def _next_batch(self) -> list[Caller]:
-        """Who goes now; a second batch only if it is no smaller than the first.
+        """The next batch; a second one only if it is no smaller than the first.
 
-        Few would pay for a transaction of their own what they gain by not waiting.
+        A few writes would pay for a transaction of their own what they gain by not
+        waiting.
         """
-        under_way = sum(map(len, self._under_way))
+        if self._lanes:
+            self._bring_to_lanes()
+        in_flight = sum(map(len, self._in_flight))
         if (
             not self._waiting
             or self._is_blocked
-            or len(self._under_way) == self._most_batches
-            or len(self._waiting) < under_way
+            or len(self._in_flight) == self._most_batches
+            or len(self._waiting) < in_flight
         ):
             return []
-        batch = take_batch(self._waiting, self._most, self._busy)
-        if not under_way and len(self._waiting) < len(batch):
-            batch, others = halved(batch)
+        busy = self._busy.union(*self._claims.values()) if self._claims else self._busy
+        batch = batches.take_batch(self._waiting, self._most, busy)
+        if not in_flight and len(self._waiting) < len(batch):
+            batch, others = batches.halved(batch)
             self._waiting.extendleft(reversed(others))
         self._is_blocked = not batch
         return batch
 
-    async def _commit(self, batch: list[Caller]) -> None:
+    async def _commit(self, batch: list[Caller], lane: Lane | None = None) -> None:
         """Commit a batch; if it is refused, find out whose fault it is by halves."""
-        planned = plan(batch)
+        batch = self._in_time(batch)
+        if not batch:
+            return self._close(lane)
+        planned = batches.plan(batch)
+        limit = min(map(self.left, batch))
+        attempts = storage.ATTEMPTS if lane is None else 1
         try:
             with translated():
-                await self._store.commit(planned)
-        except Exception as error:  # noqa: BLE001  told to whom it concerns
-            if len(batch) > 1 and not isinstance(error, StorageUnavailableError):
-                middle = len(batch) // 2
-                await self._commit(batch[:middle])
-                await self._commit(batch[middle:])
-            elif isinstance(error, storage.RefusedError):
-                await self._explain(batch[0], planned[0])
-            elif isinstance(error, DocumentTooLargeError):
-                batch[0].settle(outgrown(batch[0].write))
-            else:
-                for caller in batch:
-                    # One each: it collects the traceback of whoever raises it.
-                    caller.settle(copy.copy(error))
+                await self._store.commit(planned, limit=limit, attempts=attempts)
+        except storage.LockedError as error:
+            return self._set_aside(batch, error.length, lane)
+        except Exception as error:  # noqa: BLE001  raised by the calls it concerns
+            self._close(lane)
+            await self._fail(batch, planned, error)
         else:
+            self._close(lane)
+            if lane is not None:
+                self._wake_another()
             for caller, each in zip(batch, planned, strict=True):
                 caller.together = len(batch)
                 await _tell(caller, each.expected.next())
+        return None
+
+    async def _fail(
+        self, batch: list[Caller], planned: list[Planned], error: Exception
+    ) -> None:
+        if isinstance(error, StorageUnavailableError):
+            self._give_up(batch, error)
+        elif len(batch) > 1:
+            middle = len(batch) // 2
+            await self._commit(batch[:middle])
+            # A session's later writes follow its earlier ones.
+            await self._commit([it for it in batch[middle:] if not self._follows(it)])
+        elif isinstance(error, storage.RefusedError):
+            await self._explain(batch[0], planned[0])
+        elif isinstance(error, DocumentTooLargeError):
+            batch[0].settle(outgrown(batch[0].write))
+        else:
+            batch[0].settle(error)
+
+    def _give_up(self, batch: list[Caller], error: StorageUnavailableError) -> None:
+        """End the calls of a batch, or only those whose time limit ended it.
+
+        The others are tried again, even if the outcome is unknown: an append that is
+        stored is recognised.
+        """
+        is_late = any(self.left(each) <= 0 for each in batch)
+        is_unknown = isinstance(error, UnknownOutcomeError)
+        again = []
+        for caller in batch:
+            is_new = isinstance(caller.write, NewSession)
+            if is_late and self.left(caller) > 0 and not (is_new and is_unknown):
+                again.append(caller)
+            else:
+                if is_late and not is_unknown:
+                    error = StorageUnavailableError(TOO_LATE.format(self._limit))
+                # One each: it collects the traceback of whoever raises it.
+                caller.settle(copy.copy(error))
+        self._waiting.extendleft(reversed(again))
 
     async def _explain(self, caller: Caller, planned: Planned) -> None:
         try:
             with translated():
                 revision = await storage.explain(
-                    self._connection, planned, may_retry=caller.retries > 0
+                    self._connection,
+                    planned,
+                    limit=self.left(caller),
+                    may_retry=caller.retries > 0,
                 )
         except storage.OtherTtlError as error:
             caller.corrected = error.expected
@@ -349,6 +346,136 @@ class Committer:
             else:
                 # The session knows this event from before, or is stale in any case.
                 caller.settle()
+
+    def _in_time(
+        self, batch: Iterable[Caller], message: str = TOO_LATE
+    ) -> list[Caller]:
+        """The callers whose writes may still be tried; the calls of the others end."""
+        kept = []
+        for caller in batch:
+            if caller.is_withdrawn:
+                caller.settle()
+            elif self.left(caller) <= 0:
+                text = message.format(self._limit)
+                caller.settle(StorageUnavailableError(text))
+            else:
+                kept.append(caller)
+        return kept
+
+    def _expire_later(self) -> None:
+        """End the calls that wait for too long, even if no batch ever ends."""
+        after = max(min(map(self.left, self._waiting), default=self._limit), 0.0)
+        loop = asyncio.get_running_loop()
+        self._expiry = loop.call_later(after, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self._waiting = deque(self._in_time(self._waiting))
+        if self._waiting:
+            self._expire_later()
+
+    def _set_aside(self, batch: list[Caller], length: int, lane: Lane | None) -> None:
+        """Move writes that met a lock to lanes, and let the others go on.
+
+        Args:
+            batch: The callers; nothing of theirs was written.
+            length: How many parts the id of the locked document has.
+            lane: The lane that they come from.
+        """
+        batch = self._in_time(batch, _LOCKED)
+        if lane is not None and len(lane.held) == length:
+            lane.waiting.extendleft(reversed(batch))
+            least = max(_FIRST_PAUSE, len(self._open_lanes) / MAX_RETRIES)
+            lane.pause = max(min(1.5 * lane.pause, _LONGEST_PAUSE), least)
+            return
+        groups = batches.by_document(batch, length)
+        others = groups.pop((), [])
+        several = [*groups]
+        held = several[0] if len(several) == 1 else ()
+        for first in range(MAX_RETRIED):
+            part = several[first::MAX_RETRIED]
+            chosen = {*chain.from_iterable(groups[each] for each in part)}
+            self._send(held, [each for each in batch if each in chosen])
+        self._close(lane)
+        self._waiting.extendleft(reversed(others))
+
+    def _send(self, held: DocumentId, callers: list[Caller]) -> None:
+        """Let callers wait in the lane of a locked document, or in one of their own."""
+        if not callers:
+            return
+        lane = self._lanes.get(held) if held else None
+        if lane is None or lane.held != held:
+            lane = Lane(held, pause=_FIRST_PAUSE if held else 0.0)
+            task = asyncio.Task(self._retry(lane), context=Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        lane.waiting.extend(callers)
+        lane.documents |= {each.write.key for each in callers}
+        if held:
+            lane.documents.add(held)
+        self._lanes |= dict.fromkeys(lane.documents, lane)
+
+    def _follows(self, caller: Caller) -> bool:
+        """Whether a caller belongs to a lane; if so, it waits there from now on."""
+        for each in caller.documents:
+            if lane := self._lanes.get(each):
+                lane.waiting.append(caller)
+                lane.documents.add(caller.write.key)
+                self._lanes[caller.write.key] = lane
+                return True
+        return False
+
+    def _bring_to_lanes(self) -> None:
+        self._waiting = deque(it for it in self._waiting if not self._follows(it))
+
+    def _close(self, lane: Lane | None) -> None:
+        """End a lane: its lock is released, or is another's concern."""
+        if lane is None or lane.is_over:
+            return
+        lane.is_over = True
+        for each in lane.documents:
+            if self._lanes.get(each) is lane:
+                del self._lanes[each]
+        self._waiting.extendleft(reversed(lane.waiting))
+
+    def _wake_another(self) -> None:
+        """Retry one more lane: the lock's holder may have held several documents."""
+        sleeping = (it for it in self._lanes.values() if not it.awake.is_set())
+        if lane := next(sleeping, None):
+            lane.awake.set()
+
+    async def _retry(self, lane: Lane) -> None:
+        """Try the writes of a lane until they are stored, or their time is over."""
+        try:
+            while not lane.is_over:
+                pause = lane.pause * random.uniform(0.5, 1)  # noqa: S311  no secret
+                with suppress(TimeoutError):
+                    rest = min(map(self.left, lane.waiting), default=0.0)
+                    async with asyncio.timeout(max(min(pause, rest), 0.0)):
+                        await lane.awake.wait()
+                async with self._lane_slots:
+                    lane.awake.set()
+                    batch = await self._claim(lane)
+                    await self._occupy(batch, lane)
+                    lane.awake.clear()
+                self._unblock()
+        except BaseException:
+            for caller in lane.waiting:  # the loop is being shut down
+                caller.settle(asyncio.CancelledError())
+            raise
+        finally:
+            self._close(lane)
+
+    async def _claim(self, lane: Lane) -> list[Caller]:
+        """The next batch of a lane, once no other batch changes its documents."""
+        while True:
+            lane.waiting = deque(self._in_time(lane.waiting, _LOCKED))
+            batch = batches.take_batch(lane.waiting, self._most, self._busy)
+            if batch or not lane.waiting:
+                self._claims.pop(lane, None)
+                return batch
+            self._claims[lane] = lane.waiting[0].documents
+            await self._freed.wait()
 
 
 async def _tell(caller: Caller, marker: Marker) -> None:

@@ -22,7 +22,8 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import once_written
 from mongo_session_service.model import records
 from mongo_session_service.sessions import store as storage
-from mongo_session_service.sessions.group_commit import Caller, Committer, SessionCopy
+from mongo_session_service.sessions.batches import Caller, SessionCopy
+from mongo_session_service.sessions.group_commit import Committer
 
 
 def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
@@ -119,7 +120,7 @@ class Rebaser:
             SessionNotFoundError: the session is no longer stored.
         """
         # One deadline for all calls: with many writers there are always new ones.
-        deadline = time.monotonic() + RESPONSE_LIMIT
+        deadline = time.monotonic() + min(RESPONSE_LIMIT, self._committer.left(copy))
         await self._let_finish(append.key, copy, deadline)
         try:
             await self._committer.commit(Caller(append, copy))
@@ -142,7 +143,7 @@ class Rebaser:
             return
         age = max(platform_time.get_time() - last[0].timestamp, 0.0)
         while time.monotonic() < deadline - age:
-            head = await self._store.load_head(key)
+            head = await self._committer.reading(copy, self._store.load_head(key))
             if head.marker.revision != copy.expected().revision:
                 return
             await _pause()
@@ -159,12 +160,14 @@ class Rebaser:
                         await held.enter_async_context(lock)
             attempts = 0
             while attempts < ATTEMPTS:
-                missed = await self._missed(append.key, copy)
+                missing = self._missed(append.key, copy)
+                missed = await self._committer.reading(copy, missing)
                 if missed and is_outrun(session.events, missed.events, event):
                     raise StaleSessionError(_OUTRUN)
                 if missed and unanswered(missed.events, event):
                     if time.monotonic() > deadline:
-                        raise StaleSessionError(_UNANSWERED.format(RESPONSE_LIMIT))
+                        waited = time.monotonic() - copy.started
+                        raise StaleSessionError(_UNANSWERED.format(waited))
                 else:
                     if missed and await self._try(append, copy, missed):
                         return
@@ -215,7 +218,8 @@ class Rebaser:
         """Show an event that an earlier attempt stored, and what was missed."""
         session, event = copy.session, copy.event
         with once_written(), suppress(StaleSessionError, SessionNotFoundError):
-            missed = await self._missed(key, copy)
+            missing = self._missed(key, copy)
+            missed = await self._committer.reading(copy, missing)
             ids = [each.id for each in missed.events] if missed else []
             if missed is None or event.id not in ids:
                 return

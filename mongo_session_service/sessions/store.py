@@ -11,7 +11,7 @@ from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
-from pymongo.errors import PyMongoError
+from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Owner
@@ -34,6 +34,8 @@ from mongo_session_service.model.records import (
 from mongo_session_service.sessions import queries
 from mongo_session_service.telemetry import count_commit, count_stale
 
+_WRITE_CONFLICT: Final = 112
+
 STALE: Final = (
     "The session was modified in storage after it was loaded: reload it with"
     " get_session() and append again. Nothing was stored."
@@ -54,6 +56,23 @@ class RefusedError(Exception):
     """Something about a batch of appends is not as expected; nothing was written."""
 
 
+class LockedError(Exception):
+    """Another writer's transaction has locked a document; nothing was written."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        """How many parts the document's id has: 1 of an app's, 2 a user's, else 3."""
+
+
+class _ConflictError(OperationFailure):
+    """A write conflict, and where it was met."""
+
+    def __init__(self, error: OperationFailure, length: int) -> None:
+        super().__init__(str(error), error.code, error.details)
+        self.length = length
+
+
 class OtherTtlError(Exception):
     """All but its time to live is as expected of a session; nothing was written."""
 
@@ -63,9 +82,19 @@ class OtherTtlError(Exception):
 
 
 async def explain(
-    connection: Connection, planned: Planned, *, may_retry: bool = False
+    connection: Connection,
+    planned: Planned,
+    *,
+    limit: float | None = None,
+    may_retry: bool = False,
 ) -> int:
     """The revision at which a refused write was stored before.
+
+    Args:
+        connection: Where to read.
+        planned: The write.
+        limit: Seconds after which the read is given up.
+        may_retry: Whether to raise an error if the session is as expected by now.
 
     Raises:
         OtherTtlError: it was not, and may be tried again, as this says.
@@ -85,7 +114,7 @@ async def explain(
 
     # A primary may show what it has not replicated, and lose it when it is deposed.
     # What a transaction has read is on a majority once it is committed.
-    marker, stored = await connection.transaction(find)
+    marker, stored = await connection.transaction(find, limit=limit)
     if stored is None:
         # It may have changed to what was expected since, so that all looks well.
         if may_retry and expected == marker._replace(ttl=expected.ttl):
@@ -124,8 +153,8 @@ async def find_session(
     return found
 
 
-_MAX_ATTEMPTS_TOGETHER: Final = 4
-"""How often several appends are tried as one before each has to fend for itself."""
+ATTEMPTS: Final = 2
+"""How often a batch is tried before a document counts as locked."""
 
 
 def _one_document(planned: list[Planned]) -> NewSession | None:
@@ -228,47 +257,62 @@ class SessionStore:
             latest_ids=[each["event"]["id"] for each in events],
         )
 
-    async def commit(self, planned: list[Planned]) -> None:
+    async def commit(
+        self, planned: list[Planned], *, limit: float, attempts: int
+    ) -> None:
         """Store sessions, events and their effect on state, as one transaction.
 
+        Args:
+            planned: The writes.
+            limit: Seconds after which they are given up.
+            attempts: How often to try while another transaction holds a document.
+
         Raises:
-            RefusedError: a session is not as expected, something is stored already, or
-                other writers keep conflicting. Nothing was written; of several writes
-                others may succeed alone, of a single one :func:`explain` tells more.
+            RefusedError: a session is not as expected, or something is stored already.
+                Nothing was written; of several writes others may succeed alone, of a
+                single one :func:`explain` tells more.
+            LockedError: another transaction still holds a document.
         """
-        attempts = 0
+        left = attempts
 
         async def write(txn: Txn) -> None:
-            nonlocal attempts
-            attempts += 1
-            if attempts > _MAX_ATTEMPTS_TOGETHER and len(planned) > 1:
-                raise RefusedError
-            await self._write(planned, txn)
+            nonlocal left
+            left -= 1
+            try:
+                await self._write(planned, txn)
+            except _ConflictError as error:
+                if left:
+                    raise
+                raise LockedError(error.length) from None
 
         try:
             at = self._connection
             if not (at.has_transactions and at.has_event_index):
                 await self._refuse_known_events(planned)
             if new := _one_document(planned):
-                await self._create(new)
+                await self._create(new, limit)
             else:
-                await at.transaction(write)
+                await at.transaction(write, limit=limit)
         except PyMongoError as error:
             if is_duplicate_key(error):
                 raise RefusedError from None
             raise
         count_commit(self._connection.database.name, len(planned))
 
-    async def _create(self, new: NewSession) -> None:
+    async def _create(self, new: NewSession, limit: float) -> None:
         """Store a session that sets nothing but its own state."""
         at = self._connection
         document = documents.session_document(new)
         with in_doubt():
-            if at.has_transactions:
-                async with at.writing() as session:
-                    await at.sessions.insert_one(document, session=session)
-            else:
-                await at.sessions.insert_one(document)
+            try:
+                async with asyncio.timeout(limit):
+                    if at.has_transactions:
+                        async with at.writing() as session:
+                            await at.sessions.insert_one(document, session=session)
+                    else:
+                        await at.sessions.insert_one(document)
+            except TimeoutError:
+                raise NetworkTimeout from None
 
     async def _write(self, planned: list[Planned], txn: Txn) -> None:
         created = [write for write, *_ in planned if isinstance(write, NewSession)]
@@ -309,7 +353,17 @@ class SessionStore:
                 await collection.insert_one(document)
         elif several:
             command = {"insert": collection.name, "documents": several}
-            await self._connection.write(command, txn)
+            await self._run(command, collection, txn)
+
+    async def _run(self, command: Document, collection: Any, txn: Txn) -> int:
+        try:
+            return await self._connection.write(command, txn)
+        except OperationFailure as error:
+            if error.code != _WRITE_CONFLICT:
+                raise
+            at = self._connection
+            shared = {at.app_states.name: 1, at.user_states.name: 2}
+            raise _ConflictError(error, shared.get(collection.name, 3)) from None
 
     async def _update(
         self,
@@ -333,7 +387,7 @@ class SessionStore:
             for wanted, change in updates
         ]
         command = {"update": collection.name, "updates": statements}
-        return await self._connection.write(command, txn)
+        return await self._run(command, collection, txn)
 
     async def _refuse_known_events(self, planned: list[Planned]) -> None:
         for write, *_ in planned:

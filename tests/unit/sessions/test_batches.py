@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mongo_session_service.model.records import Append, Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.sessions.group_commit import (
+from mongo_session_service.sessions.batches import (
     MAX_BYTES,
     MIN_WRITES,
     Caller,
@@ -32,6 +32,7 @@ class Copy:
         self.key = SessionKey("app", "user", name)
         self.marker = Marker(revision, 1.0)
         self.session = self
+        self.started = 0.0
 
     def expected(self) -> Marker:
         """What it is at."""
