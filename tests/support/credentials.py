@@ -120,7 +120,7 @@ def event() -> Event:
     snake = config().model_dump(mode="json", exclude_none=True)
     args = {"functionCallId": "fc-1", "authConfig": shown, "auth_config": snake}
     parts = [
-        types.Part(text="Please log in."),
+        types.Part(text="Please log in \ud800."),  # beside what JSON has no place for
         types.Part(function_call=types.FunctionCall(name=REQUEST, args=args)),
         types.Part(
             function_response=types.FunctionResponse(name=REQUEST, response=shown)

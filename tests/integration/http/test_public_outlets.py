@@ -146,7 +146,7 @@ async def world(service: MongoSessionService, mongodb_uri: str, database: str) -
     async def fail(change: Change) -> Any:
         if change.revision == 2:
             await consumer.close()
-        raise ValueError(change.model_dump_json())
+        raise ValueError(str(change.model_dump()))
 
     await consumer.run(fail, max_attempts=1)
     letters = [each async for each in service.consumer(CONSUMER).dead_letters()]
