@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import Any, Literal
 
 from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict
-from pydantic_core import PydanticSerializationError
 
 from mongo_session_service._public import public
-from mongo_session_service.codec.bson_values import UnreadableError
-from mongo_session_service.errors import quoted
+from mongo_session_service.codec import public_view
 from mongo_session_service.model.records import SessionKey
 
 
@@ -55,21 +52,22 @@ class Change(BaseModel):
 
     @cached_property
     def json_text(self) -> str:
-        """The change as JSON, encoded once for all readers, without what is None.
+        """The change's public view as strict JSON, encoded once for all readers.
 
-        Fields are named as in ADK's REST API. It is strict JSON: a number that JSON
-        does not have becomes null.
-
-        Raises:
-            StorageError: another tool has stored a value that JSON cannot hold.
+        It is what ADK's own REST server would send, whose names the fields have:
+        without credentials, without the metadata that ADK keeps for itself, and without
+        what is None. ``event``, ``state_delta``, ``state`` and ``model_dump_json()``
+        stay whole. The forms of values that JSON has no place for are in
+        ``docs/data-model.md``.
         """
-        try:
-            return self.model_dump_json(exclude_none=True, by_alias=True)
-        except (PydanticSerializationError, UnicodeDecodeError):
-            pass  # a lone surrogate, which JSON can escape but UTF-8 cannot encode
-        try:
-            plain = self.model_dump(mode="json", exclude_none=True, by_alias=True)
-        except (PydanticSerializationError, UnicodeDecodeError):
-            whose = self.session_id or self.user_id or self.app_name
-            raise UnreadableError(f"A change of {quoted(whose)}") from None
-        return json.dumps(plain, separators=(",", ":"))
+        return public_view.json_text(self._fields)
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether ``json_text`` lacks anything of it."""
+        return public_view.is_withheld(self._fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        named = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: value for name, value in named if value is not None}

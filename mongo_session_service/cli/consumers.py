@@ -72,6 +72,8 @@ def _consumer(status: ConsumerStatus) -> dict[str, Text]:
 async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> None:
     """Lists the changes that a consumer's handler failed on, the oldest failure first.
 
+    Credentials are left out, and so is the text of an error that may quote them.
+
     \b
     Example:
       mongo-session-service consumers dead-letters billing --json | jq .change.event
@@ -101,7 +103,7 @@ def _dead_letter(letter: DeadLetter) -> dict[str, Text]:
         "KEY": styled("/".join(_key(letter).values()), "bold"),
         "REVISION": styled(letter.id.get("revision", "")),
         "ATTEMPTS": styled(letter.attempts),
-        "ERROR": styled(letter.error, "red"),
+        "ERROR": styled(letter.public_error, "red"),
     }
 
 
@@ -114,7 +116,7 @@ def _key(letter: DeadLetter) -> dict[str, str]:
 def _fields(letter: DeadLetter) -> dict[str, Any]:
     try:
         change = json.loads(letter.change.json_text)
-    except StorageError:  # an event that this release of ADK cannot read
+    except StorageError:  # this release of ADK cannot read it, or it was too large
         change = None
     return {
         "consumer": letter.consumer,
@@ -123,6 +125,6 @@ def _fields(letter: DeadLetter) -> dict[str, Any]:
         **_key(letter),
         "revision": letter.id.get("revision"),
         "attempts": letter.attempts,
-        "error": letter.error,
+        "error": letter.public_error,
         "change": change,
     }

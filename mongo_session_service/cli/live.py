@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import webbrowser
 from contextlib import closing
@@ -30,6 +31,9 @@ async def live(
 ) -> None:
     """Serves a page that shows a session live, to this machine only.
 
+    The URL it prints first has a random token. Without it, other users of the machine
+    read nothing. It is for `/sessions` and `/changes` as well.
+
     \b
     Example:
       mongo-session-service live --app my_app --user ada --session monday
@@ -39,11 +43,14 @@ async def live(
     from mongo_session_service.http.sse import live_app
 
     async with place.service() as service:
-        app = live_app(service, authorize=lambda _, key: watched.holds(key))
+        token = secrets.token_urlsafe()
+        app = live_app(
+            service, authorize=lambda _, key: watched.holds(key), token=token
+        )
         with closing(_listening(port)) as listener:
             chosen = {k: v for k, v in watched._asdict().items() if v is not None}
-            query = f"?{urlencode(chosen)}" if chosen else ""
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/{query}"
+            query = urlencode({**chosen, "token": token})
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
             terminal.Screen().write(url)
             shown = watched.words(service.database_name)
             terminal.say(f"Serving {shown}. Ctrl-C stops it.")

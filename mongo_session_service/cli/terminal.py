@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -20,8 +21,6 @@ import click
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
-    from google.adk.events.event import Event
-    from google.genai.types import Part
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
@@ -44,7 +43,7 @@ _ENOUGH: Final = 4
 _UNSAFE: Final = {"Cc", "Cs", "Zl", "Zp", "Cf"}
 _JOINERS: Final = "\u200c\u200d"  # parts of words and of emoji
 _UNSAFE_IN_JSON: Final = re.compile(
-    r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+    r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
@@ -141,10 +140,12 @@ say: Final = partial(click.echo, err=True)
 def change_lines(change: Change, scope_length: int, width: int | None) -> list[Text]:
     """A change as one line or, if that is too wide, what was said and set below it.
 
-    The first ``scope_length`` parts of its key are known from what is watched.
+    Its event and state are shown as the public view has them. The first
+    ``scope_length`` parts of its key are known from what is watched.
     """
     from rich.text import Text
 
+    shown = json.loads(change.json_text)
     key = (change.app_name, change.user_id, change.session_id)
     parts = [each for each in key if each is not None]
     who = "/".join(parts[min(scope_length, len(parts) - 1) :])
@@ -155,11 +156,10 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
         f"{revision:4} {printable(who)}",
     )
     said = ""
-    if change.event is not None:
-        head.append(f"  {printable(change.event.author):13}", "bold")
-        said = _said(change.event, width)
-    state = change.state_delta if change.state is None else change.state
-    changed = _assignments(state, width)
+    if event := shown.get("event"):
+        head.append(f"  {printable(event['author']):13}", "bold")
+        said = _said(event, width)
+    changed = _assignments(shown.get("state", shown["state_delta"]), width)
     lines = [head]
     for piece in filter(None, (styled(said), styled(changed, "cyan"))):
         longer = Text("  ").join([lines[-1], piece])
@@ -204,34 +204,37 @@ def _joined(pieces: Iterable[str], separator: str, width: int | None) -> str:
     return separator.join(shown)
 
 
-def _said(event: Event, width: int | None) -> str:
+def _said(event: dict[str, Any], width: int | None) -> str:
     """What an event says or does, in words."""
-    parts = event.content.parts if event.content and event.content.parts else []
-    pieces = [_part(part, width) for part in parts]
-    if event.error_code or event.error_message:
-        pieces.append(f"error {event.error_code or ''}: {event.error_message or ''}")
-    if event.actions.transfer_to_agent:
-        pieces.append(f"transfers to {event.actions.transfer_to_agent}")
+    pieces = [_part(part, width) for part in event.get("content", {}).get("parts", ())]
+    code, message = event.get("errorCode", ""), event.get("errorMessage", "")
+    if code or message:
+        pieces.append(f"error {code}: {message}")
+    if agent := event["actions"].get("transferToAgent"):
+        pieces.append(f"transfers to {agent}")
     return _joined(filter(None, pieces), "  ", width)
 
 
-def _part(part: Part, width: int | None) -> str:
-    if part.text is not None:
-        text = _cut(part.text, width)
-        return f"(thinks) {text}" if part.thought else text
-    if call := part.function_call:
-        return f"{call.name}({_assignments(call.args or {}, width)})"
-    if response := part.function_response:
-        answer: object = response.response
-        if isinstance(answer, dict) and answer.keys() == {"result"}:
-            answer = answer["result"]
-        return f"{response.name} → {_json(answer, width)}"
-    if blob := part.inline_data:
-        return f"[{blob.mime_type}, {len(blob.data or b'')} bytes]"
-    if file := part.file_data:
-        return f"[{file.file_uri}]"
-    held = part.model_dump(exclude_none=True)
-    return f"[{', '.join(held)}]" if held else ""
+def _part(part: dict[str, Any], width: int | None) -> str:
+    match part:
+        case {"text": text}:
+            return f"{'(thinks) ' * part.get('thought', False)}{_cut(text, width)}"
+        case {"functionCall": call}:
+            arguments = _assignments(call.get("args", {}), width)
+            return f"{call.get('name')}({arguments})"
+        case {"functionResponse": response}:
+            answer = response.get("response")
+            if isinstance(answer, dict) and answer.keys() == {"result"}:
+                answer = answer["result"]
+            return f"{response.get('name')} → {_json(answer, width)}"
+        case {"inlineData": blob}:
+            size = len(base64.urlsafe_b64decode(blob.get("data", "")))
+            return f"[{blob.get('mimeType')}, {size} bytes]"
+        case {"fileData": file}:
+            return f"[{file.get('fileUri')}]"
+        case _:
+            names = (re.sub("[A-Z]", r"_\g<0>", name).lower() for name in part)
+            return f"[{', '.join(names)}]" if part else ""
 
 
 def duration(seconds: float | None) -> str:

@@ -184,7 +184,8 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
     "export",
     short_help="Writes sessions as JSON Lines.",
     help=_help(
-        "Writes sessions as JSON Lines, the same bytes for the same sessions.",
+        "Writes sessions as JSON Lines, the same bytes for the same sessions. They are"
+        " in clear, with the credentials that events and state hold.",
         "export mongodb://localhost/my_db --to sessions.jsonl.gz",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.errors import StorageError
 from mongo_session_service.model.records import Document, SessionKey
 
 _LONGEST_MESSAGE: Final = 2000  # characters
@@ -54,6 +56,17 @@ class DeadLetter:
         return self.item.change()
 
     @property
+    def public_error(self) -> str:
+        """The last exception without its text, if that may quote a credential.
+
+        It may if the change holds one, or cannot be read.
+        """
+        with suppress(StorageError):
+            if not self.change.is_withheld:
+                return self.error
+        return self.error.partition(":")[0]
+
+    @property
     def id(self) -> Document:
         """Its ``_id``: the same for the same change, however often it is delivered."""
         return _id(self.consumer, self.item)
@@ -80,7 +93,7 @@ def _text(error: Exception) -> str:
 async def store(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
     """Store a dead letter; it replaces an earlier one of the same change."""
     # An error's text may quote content that the application's hook encrypts.
-    kind, _, _ = letter.error.partition(":")
+    kind = letter.error.partition(":")[0]
     item = _encode(letter.item)
     fits = item is None or len(bson.encode(item)) <= _LARGEST
     document = {

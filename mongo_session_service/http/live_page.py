@@ -1,4 +1,4 @@
-"""Live page: the page that shows a session live, and its list of sessions."""
+"""Live page: the page that shows a session, its list of sessions, and its token."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import hashlib
 import html
 import posixpath
 import re
+import secrets
 from importlib.resources import files
 from typing import Any, Final
 
 from google.adk.platform import time as platform_time
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
+
+_NO_STORE: Final = {"Cache-Control": "no-store"}
 
 _LATEST: Final = 100
 """Sessions in the list."""
@@ -84,6 +89,44 @@ def _policy(page: str) -> str:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+class TokenCheck:
+    """Middleware that lets only requests with a token pass.
+
+    It is a query parameter, or the cookie that the answer to such a request sets.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it with 401."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        # By port: a browser sends cookies of one port to all ports of a host.
+        cookie = f"live-{request.url.port}"
+        has_parameter = self._is_token(request.query_params.get("token"))
+        if not has_parameter and not self._is_token(request.cookies.get(cookie)):
+            detail = "Open the URL that was printed: it ends with a token."
+            refusal = JSONResponse({"detail": detail}, 401, _NO_STORE)
+            await refusal(scope, receive, send)
+            return
+
+        async def send_with_cookie(message: Message) -> None:
+            if has_parameter and message["type"] == "http.response.start":
+                attributes = "HttpOnly; Path=/; SameSite=Strict"
+                setting = f"{cookie}={self._token}; {attributes}"
+                MutableHeaders(scope=message).append("Set-Cookie", setting)
+            await send(message)
+
+        await self._app(scope, receive, send_with_cookie)
+
+    def _is_token(self, given: str | None) -> bool:
+        return secrets.compare_digest((given or "").encode(), self._token.encode())
 
 
 async def latest_sessions(service: MongoSessionService) -> list[dict[str, Any]]:

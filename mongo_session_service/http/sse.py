@@ -15,8 +15,9 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -39,7 +40,11 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
 )
 from mongo_session_service.feed.subscription import Subscription
-from mongo_session_service.http.live_page import latest_sessions, live_page_route
+from mongo_session_service.http.live_page import (
+    TokenCheck,
+    latest_sessions,
+    live_page_route,
+)
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.service import MongoSessionService
 
@@ -67,6 +72,7 @@ NO_STORE: Final = {"Cache-Control": "no-store"}
 REFUSED: Final = (SessionNotFoundError, MongoSessionServiceError, TimeoutError)
 """The errors that :func:`refusal_of` answers."""
 
+_REFUSED: Final = "This session is not yours to read."
 _SEE_LOG: Final = "Sessions cannot be read; see the server's log."
 
 Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
@@ -102,15 +108,19 @@ def changes_route(
     It ends after ``deleted``, and after ``trouble`` with a ``reason``, after which a
     client should reconnect. Errors are JSON with a ``detail``: 400 for invalid
     parameters, 403, 404 for a session that is not stored, and 503 with ``Retry-After``
-    while MongoDB is unreachable.
+    while MongoDB is unreachable. What is sent is the public view, as ADK's own server
+    sends it: see :attr:`Change.json_text`.
 
     Args:
         service: The ``MongoSessionService``.
         authorize: Called with the request and the session key before anything is read;
             it returns, or awaits, whether the request is allowed. It may raise
-            ``HTTPException``. A plain function is called in a thread.
+            ``HTTPException``. A plain function is called in a thread. While a stream is
+            open it is called again at every heartbeat: if it says no, fails, or does
+            not answer within 10 seconds, the stream ends with ``trouble``.
         path: The route's path.
-        heartbeat: Seconds between comments that keep an idle connection open.
+        heartbeat: Seconds between comments that keep an idle connection open, and
+            between calls of ``authorize``.
 
     Raises:
         ConfigurationError: ``authorize`` is missing, or ``heartbeat`` is not positive.
@@ -129,8 +139,10 @@ def changes_route(
             key = _key(request)
             start = _Start.of(request)
             if not await _is_allowed(authorize, request, key):
-                return refusal(403, "This session is not yours to read.")
-            return await _open(service, key, start, heartbeat)
+                return refusal(403, _REFUSED)
+            subscription, snapshot = await _open(service, key, start)
+            still_allowed = partial(_is_still_allowed, authorize, request, key)
+            return _Stream(subscription, snapshot, heartbeat, still_allowed)
         except REFUSED as error:
             return refusal_of(error)
 
@@ -138,12 +150,17 @@ def changes_route(
 
 
 def live_app(
-    service: MongoSessionService, *, authorize: Authorize | None = None
+    service: MongoSessionService,
+    *,
+    authorize: Authorize | None = None,
+    token: str | None = None,
 ) -> Starlette:
     """An app that shows sessions live: the page, their changes, and a list of them.
 
     It is meant for this machine only, and refuses other host names: otherwise a web
     page elsewhere could point a name of its own here (DNS rebinding) and read along.
+    With a ``token``, every request needs it, as the query parameter ``token`` or in the
+    ``SameSite`` cookie that an answer to the parameter sets; others get 401.
 
     Raises:
         ConfigurationError: ``authorize`` is missing; see :func:`changes_route`.
@@ -169,7 +186,10 @@ def live_app(
             route,
             Route("/sessions", sessions, methods=["GET"]),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_HOSTS)],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_HOSTS),
+            *([] if token is None else [Middleware(TokenCheck, token=token)]),
+        ],
     )
 
 
@@ -251,10 +271,22 @@ async def _is_allowed(authorize: Any, request: Request, key: SessionKey) -> bool
     return bool(await answer if inspect.isawaitable(answer) else answer)
 
 
+async def _is_still_allowed(authorize: Any, request: Request, key: SessionKey) -> bool:
+    # Waited for rather than cancelled, which a plain function's thread cannot be.
+    asked = asyncio.ensure_future(_is_allowed(authorize, request, key))
+    done, _ = await asyncio.wait({asked}, timeout=OPENING_PATIENCE)
+    asked.add_done_callback(lambda it: it.cancelled() or it.exception())
+    if done and asked.exception() is None:
+        return asked.result()
+    why = type(asked.exception()).__name__ if done else "no answer"
+    logger.warning("A client's stream ends: authorize failed (%s).", why)
+    return False
+
+
 async def _open(
-    service: MongoSessionService, key: SessionKey, start: _Start, heartbeat: float
-) -> Response:
-    """The streaming response, which closes the subscription."""
+    service: MongoSessionService, key: SessionKey, start: _Start
+) -> tuple[Subscription, Change | None]:
+    """An open subscription, and the snapshot to send before it."""
     try:
         async with asyncio.timeout(OPENING_PATIENCE), AsyncExitStack() as opening:
             with_history = start.with_history and start.after_revision is None
@@ -266,12 +298,12 @@ async def _open(
             # subscription delivers ``deleted``.
             snapshot = await _snapshot(service, key) if with_history else None
             opening.pop_all()
+            return subscription, snapshot
     except InvalidInputError:
         if start.is_reconnect:
             fresh = start._replace(after_revision=None, is_reconnect=False)
-            return await _open(service, key, fresh, heartbeat)
+            return await _open(service, key, fresh)
         raise
-    return _Stream(subscription, snapshot, heartbeat)
 
 
 async def _snapshot(service: MongoSessionService, key: SessionKey) -> Change:
@@ -280,44 +312,66 @@ async def _snapshot(service: MongoSessionService, key: SessionKey) -> Change:
 
 
 class _Stream(EventSourceResponse):
-    """A subscription's changes, until it or the client ends."""
+    """A subscription's changes, until it, the client or its permission ends."""
 
     def __init__(
-        self, subscription: Subscription, snapshot: Change | None, heartbeat: float
+        self,
+        subscription: Subscription,
+        snapshot: Change | None,
+        heartbeat: float,
+        still_allowed: Callable[[], Awaitable[bool]],
     ) -> None:
         self._subscription = subscription
+        self._snapshot = snapshot
+        self._heartbeat = heartbeat
+        self._still_allowed = still_allowed
+        self._is_refused = False
         comment = f"heartbeat {heartbeat:g}"
         super().__init__(
-            _frames(subscription, snapshot, comment),
+            self._frames(comment),
             ping=heartbeat,
             ping_message_factory=lambda: ServerSentEvent(comment=comment, sep="\n"),
             send_timeout=SEND_PATIENCE,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asking = asyncio.create_task(self._keep_asking())
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
             logger.info("A client that did not read was disconnected.")
         finally:
+            asking.cancel()
             # The generator does not run if the client left before the first frame.
             self._subscription.close()
 
+    async def _keep_asking(self) -> None:
+        """End the stream once its client may not read the session any more."""
+        while not self._is_refused:
+            await asyncio.sleep(self._heartbeat)
+            self._is_refused = not await self._still_allowed()
+        self._subscription.close()
 
-async def _frames(
-    subscription: Subscription, snapshot: Change | None, comment: str
-) -> AsyncIterator[bytes]:
-    yield f": {comment}\nretry: {RETRY * 1000}\n\n".encode()
-    try:
-        if snapshot is not None:
-            # With an id, a client that reconnects would miss the rest of the history.
-            yield f"event: snapshot\ndata: {snapshot.json_text}\n\n".encode()
-        async for change in subscription:
-            id_ = "" if change.revision is None else f"id: {change.revision}\n"
-            frame = f"event: {change.kind}\n{id_}data: {change.json_text}\n\n"
-            yield frame.encode()
-    except MongoSessionServiceError as error:
-        logger.info("A client's stream ends. %s", error)
-        seconds, reason = trouble(error)
-        data = json.dumps({"reason": reason})
-        yield f"retry: {seconds * 1000}\nevent: trouble\ndata: {data}\n\n".encode()
+    async def _frames(self, comment: str) -> AsyncIterator[bytes]:
+        yield f": {comment}\nretry: {RETRY * 1000}\n\n".encode()
+        try:
+            if self._snapshot is not None:
+                # With an id, a client that reconnects would miss the rest of history.
+                data = self._snapshot.json_text
+                yield f"event: snapshot\ndata: {data}\n\n".encode()
+            async for change in self._subscription:
+                if self._is_refused:
+                    break
+                id_ = "" if change.revision is None else f"id: {change.revision}\n"
+                frame = f"event: {change.kind}\n{id_}data: {change.json_text}\n\n"
+                yield frame.encode()
+        except MongoSessionServiceError as error:
+            logger.info("A client's stream ends. %s", error)
+            yield _trouble_frame(*trouble(error))
+        if self._is_refused:
+            yield _trouble_frame(RETRY, _REFUSED)
+
+
+def _trouble_frame(seconds: int, reason: str) -> bytes:
+    data = json.dumps({"reason": reason})
+    return f"retry: {seconds * 1000}\nevent: trouble\ndata: {data}\n\n".encode()

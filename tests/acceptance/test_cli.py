@@ -160,10 +160,18 @@ async def test_live_serves_the_page_to_this_machine_only(
             url.join("/changes?app_name=app&user_id=user&session_id=other")
         )
         foreign = await client.get(url, headers={"Host": "example.com"})
+        async with httpx.AsyncClient() as stranger:
+            strange = [
+                (await stranger.get(url.copy_with(path=path, query=query))).status_code
+                for path in ("/", "/sessions", "/changes")
+                for query in (b"", b"app_name=app&user_id=user&session_id=s")
+            ]
         command.process.send_signal(signal.SIGINT)
         assert await command.ended() == 130
 
     assert url.host == "127.0.0.1"
+    assert len(url.params["token"]) > 40
+    assert set(strange) == {401}
     assert page.headers["content-type"].startswith("text/html")
     assert [each["key"]["session_id"] for each in sessions.json()["sessions"]] == ["s"]
     assert line == "event: snapshot"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,6 +16,7 @@ from support.http_server import serving
 from support.live_pages import KEY, of, revisions, say
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.http import live_app
 
 
 @pytest.mark.core
@@ -107,6 +109,25 @@ async def test_what_changed_last_is_marked(
     await expect(name).to_have_class(re.compile("latest"))
     await expect(city).not_to_have_class(re.compile("latest"))
     await expect(city.locator(".at")).to_have_text("#1")
+
+
+async def test_the_token_leaves_the_address_and_lasts(
+    page: Page, service: MongoSessionService, session: Session
+) -> None:
+    """The page swaps the token for a cookie, with which it reads and reloads."""
+    await say(service, session, "hello")
+    token = secrets.token_urlsafe()
+    app = live_app(service, authorize=lambda *_: True, token=token)
+    async with serving(app) as url:
+        await page.goto(of(url, token=token))
+        await expect(page.locator(".event .text")).to_have_text("hello")
+        assert page.url == of(url)
+        await page.reload()
+        await expect(page.locator(".event .text")).to_have_text("hello")
+        (cookie,) = await page.context.cookies()
+
+    assert (cookie["value"], cookie["httpOnly"]) == (token, True)
+    assert cookie["sameSite"] == "Strict"
 
 
 async def test_a_deleted_session_is_shown_as_such(

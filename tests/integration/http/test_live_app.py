@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -20,6 +21,8 @@ from mongo_session_service.http import live_app, live_page_route
 PAGE = (
     files("mongo_session_service.http").joinpath("static/live.html").read_text("utf-8")
 )
+
+CHANGES = f"/changes?{urlencode(SESSION)}"
 
 
 async def answer(app: Any, path: str, **headers: str) -> httpx.Response:
@@ -112,3 +115,49 @@ async def test_the_local_app_needs_authorize_too(service: MongoSessionService) -
     """Forgetting who may read is refused here as well."""
     with pytest.raises(ConfigurationError, match="authorize"):
         live_app(service)
+
+
+TOKEN = "s3cr3t-token_"  # noqa: S105  of these tests
+
+
+@pytest.mark.parametrize("path", ["/", "/sessions", CHANGES, "/elsewhere"])
+@pytest.mark.parametrize("query", ["", "token=", "token=s3cr3t", "token=%ff%00"])
+async def test_without_its_token_nothing_is_answered(
+    service: MongoSessionService, path: str, query: str
+) -> None:
+    """Neither the page nor data, whatever exists."""
+    await session(service, "s")
+    app = live_app(service, authorize=lambda *_: True, token=TOKEN)
+
+    target = f"{path}{'&' if '?' in path else '?'}{query}"
+    refused = await answer(app, target, Cookie="live-80=s3cr3t")
+
+    assert refused.status_code == 401
+    assert refused.headers["cache-control"] == "no-store"
+    assert "set-cookie" not in refused.headers
+    assert "token" in refused.json()["detail"]
+    assert TOKEN not in refused.text
+
+
+@pytest.mark.parametrize("path", ["/", "/sessions", CHANGES])
+async def test_the_token_is_taken_once_and_then_from_a_cookie(
+    service: MongoSessionService, path: str
+) -> None:
+    """The cookie is for this port alone, for no other site, and for no script."""
+    await session(service, "s")
+    app = live_app(service, authorize=lambda *_: True, token=TOKEN)
+
+    async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
+        joint = "&" if "?" in path else "?"
+        statuses = []
+        for target in (f"{path}{joint}token={TOKEN}", path):
+            async with http.stream("GET", f"{url}{target}") as response:
+                statuses.append(response.status_code)
+                cookie = response.headers.get("set-cookie", "")
+                assert ("set-cookie" in response.headers) == (target != path)
+                if cookie:
+                    name, _, attributes = cookie.partition("=")
+                    assert name == f"live-{httpx.URL(url).port}"
+                    assert attributes == f"{TOKEN}; HttpOnly; Path=/; SameSite=Strict"
+
+    assert statuses == [200, 200]

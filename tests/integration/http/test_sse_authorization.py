@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
@@ -12,10 +13,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from support.http_server import Client, serving
-from support.subscriptions import SESSION
+from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import ConfigurationError, MongoSessionService
-from mongo_session_service.http import changes_route
+from mongo_session_service.http import changes_route, sse
 from mongo_session_service.model.records import SessionKey
 
 
@@ -52,6 +53,59 @@ async def test_who_may_not_read_is_not_told_what_exists(
     assert answers[0].content == answers[1].content
     assert asked == [(id_, SessionKey("app", "user", id_)) for id_ in "sn"]
     assert not service.feed_stats().is_running
+
+
+@pytest.mark.parametrize("answer", [False, HTTPException(401), RuntimeError("secret")])
+async def test_an_open_stream_asks_again(
+    service: MongoSessionService, session: Session, answer: Any
+) -> None:
+    """Permission that is withdrawn ends the stream before anything more is sent."""
+    answers = [True, True, answer]
+    is_asked = asyncio.Event()
+
+    async def authorize(request: Request, key: SessionKey) -> bool:
+        now = answers.pop(0) if len(answers) > 1 else answers[0]
+        assert request.query_params["session_id"] == key.session_id
+        if now is True:
+            return True
+        is_asked.set()
+        if isinstance(now, Exception):
+            raise now
+        return False
+
+    app = app_of(service, authorize=authorize, heartbeat=0.2)
+    async with serving(app) as url, Client(f"{url}/changes") as client:
+        assert (await client.next()).kind == "snapshot"
+        await is_asked.wait()
+        await service.append_event(session, new_event())
+        told = await client.rest()
+
+    assert [each.kind for each in told] == ["trouble"]
+    assert told[0].data == {"reason": "This session is not yours to read."}
+
+
+@pytest.mark.usefixtures("session")
+async def test_an_authorize_that_hangs_says_no(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain one, whose thread cannot be stopped, as well."""
+    monkeypatch.setattr(sse, "OPENING_PATIENCE", 1.0)
+    asked, released = threading.Event(), threading.Event()
+
+    def authorize(*_: object) -> bool:
+        if asked.is_set():
+            released.wait(20)
+        asked.set()
+        return True
+
+    app = app_of(service, authorize=authorize, heartbeat=0.2)
+    try:
+        async with serving(app) as url, Client(f"{url}/changes") as client:
+            told = await client.rest()
+    finally:
+        released.set()
+
+    assert [each.kind for each in told] == ["snapshot", "trouble"]
 
 
 @pytest.mark.usefixtures("session")

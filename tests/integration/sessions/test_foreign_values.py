@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from support.http_server import Client, serving
 from support.subscriptions import APP, ID, SESSION, USER, Follower, new_event
 
-from mongo_session_service import MongoSessionService, StorageError
+from mongo_session_service import MongoSessionService
 from mongo_session_service.http import changes_route
 from mongo_session_service.http.live_page import latest_sessions
 
@@ -26,7 +26,7 @@ VALUES = [DatetimeMS(2**60), ObjectId(), Decimal128("1"), b"\xff"]
 async def test_values_of_other_kinds_are_told_as_they_are(
     service: MongoSessionService, database: str, admin: MongoClient, value: Any
 ) -> None:
-    """Readers and followers get them; who wants JSON is told why there is none."""
+    """Readers and followers get them; in JSON they become text."""
     session = await service.create_session(**SESSION)
     async with (
         Follower(service.watch(APP, USER, ID)) as follower,
@@ -38,30 +38,35 @@ async def test_values_of_other_kinds_are_told_as_they_are(
         await everything.until(lambda: len(everything.told) == 2)
 
     assert follower.state == {"app:v": value}
-    with pytest.raises(StorageError, match=APP):
-        _ = everything.told[0].json_text
+    sent = json.loads(everything.told[0].json_text)["state_delta"]
+    assert sent == {"app:v": "_w==" if value == b"\xff" else str(value)}
     found = await service.get_session(**SESSION)
     assert found is not None
     assert found.state == {"app:v": value}
 
 
 @pytest.mark.parametrize("query", [{}, {"history": "all"}])
-async def test_a_stream_of_what_is_no_json_ends_with_trouble(
+async def test_a_stream_goes_past_what_is_no_json(
     service: MongoSessionService, database: str, admin: MongoClient, query: Any
 ) -> None:
-    """A browser is told that there is trouble, and no more."""
+    """A browser gets it as text, and what follows."""
     session = await service.create_session(**SESSION)
-    await service.append_event(session, Event(author="x"))
-    admin[database].app_states.insert_one({"_id": APP, "state": {"v": ObjectId()}})
+    value = ObjectId()
+    admin[database].app_states.insert_one({"_id": APP, "state": {"v": value}})
     route = changes_route(service, authorize=lambda *_: True)
 
     async with (
         serving(Starlette(routes=[route])) as url,
         Client(f"{url}/changes", **query) as client,
     ):
-        told = await client.rest()
+        snapshot = await client.next()
+        await service.append_event(session, Event(author="x", output={"\ud800": 1}))
+        told = [await client.next()]
+        while told[-1].kind != "appended":
+            told.append(await client.next())
 
-    assert [each.summary for each in told] == [("trouble", None)]
+    assert snapshot.data["state"] == {"app:v": str(value)}
+    assert told[-1].data["event"]["output"] == {"\ud800": 1}
 
 
 async def test_text_that_is_none_stops_nobody(

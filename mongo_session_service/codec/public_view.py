@@ -1,0 +1,194 @@
+r"""Public view: what may leave the process of an event, a delta or a state, as JSON.
+
+It is what ADK's own REST server sends, on every release of ADK: without credentials,
+and without the metadata that ADK keeps for itself. Everything that can be stored has
+such a view. What JSON has no place for takes these forms:
+
+- bytes: URL-safe base64, with padding;
+- NaN and the infinities: null;
+- half of a surrogate pair, in keys as well: JSON's escape, as in ``"\ud800"``;
+- an integer of more than 4,300 digits, which many parsers refuse: a string of them;
+- values that only another tool can have stored: their text, and null for what is
+  nested more than 300 levels deep.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from enum import Enum
+from itertools import repeat
+from typing import Any, Final
+
+from google.adk.events.event import Event
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+_INTERNAL: Final = "__adk_internal_"
+"""What the names begin with of the metadata that ADK keeps for itself."""
+
+_METADATA: Final = "customMetadata"
+
+_AUTH_TYPES: Final = frozenset(
+    spelling
+    for name, value in {
+        "API_KEY": "apiKey",
+        "HTTP": "http",
+        "OAUTH2": "oauth2",
+        "OPEN_ID_CONNECT": "openIdConnect",
+        "SERVICE_ACCOUNT": "serviceAccount",
+    }.items()
+    for spelling in (name, name.lower(), value)
+)
+
+
+def _spellings(*names: str) -> frozenset[str]:
+    """Names in snake case, and in the camel case that aliases have."""
+    words = [name.split("_") for name in names]
+    camel = [first + "".join(map(str.title, rest)) for first, *rest in words]
+    return frozenset([*names, *camel])
+
+
+_SECRETS: Final = _spellings(
+    *("password", "token", "access_token", "refresh_token", "id_token", "api_key"),
+    *("client_secret", "auth_code", "auth_response_uri", "code_verifier"),
+    *("private_key", "private_key_id", "additional_headers"),
+)
+_AUTH_TYPE: Final = _spellings("auth_type")
+_AUTH_CONFIG: Final = _spellings("auth_config")
+_REQUESTED: Final = _spellings("requested_auth_configs")
+_ANSWER: Final = frozenset(["response"])
+_CREDENTIALS: Final = _spellings("raw_auth_credential", "exchanged_auth_credential")
+_CREDENTIAL_REQUEST: Final = "adk_request_credential"
+"""The function that ADK has a client call, or answer, to ask for a credential."""
+_HOLDERS: Final = _REQUESTED | _CREDENTIALS | {"name"}
+
+_MAX_LEVELS: Final = 300
+_LARGEST: Final = 10**4300
+
+
+def json_text(fields: Mapping[str, Any]) -> str:
+    """The public view of named events, deltas, states and plain values, as JSON."""
+    view = public_view(fields)
+    text = json.dumps(view, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(view, separators=(",", ":"))
+    return text
+
+
+def public_view(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The public view of named events, deltas, states and plain values."""
+    view = {}
+    for name, value in fields.items():
+        plain = _plain(value)
+        if isinstance(value, Event):
+            _drop_internal(plain)
+        view[name] = _public(plain)
+    return view
+
+
+def is_withheld(fields: Mapping[str, Any]) -> bool:
+    """Whether the public view lacks anything of them."""
+    return public_view(fields) != {name: _plain(it) for name, it in fields.items()}
+
+
+def _plain(value: Any, levels: int = _MAX_LEVELS) -> Any:
+    """A value in JSON's types."""
+    if type(value) is str or type(value) is bool or value is None:
+        return value
+    if isinstance(value, BaseModel):
+        value = _fields(value)
+    is_dict = isinstance(value, dict)
+    if not is_dict and not isinstance(value, list | tuple | set | frozenset):
+        return _plain_scalar(value)
+    if not levels:
+        return None
+    # By map, so that each level takes a single frame of the call stack.
+    below = map(_plain, value.values() if is_dict else value, repeat(levels - 1))
+    return dict(zip(map(str, value), below, strict=True)) if is_dict else list(below)
+
+
+def _plain_scalar(value: Any) -> Any:
+    if isinstance(value, Enum):
+        value = value.value
+    match value:
+        case bytes():
+            return base64.urlsafe_b64encode(value).decode()
+        case str():
+            return str.__str__(value)
+        case int():
+            is_short = -_LARGEST < value < _LARGEST
+            return int(value) if is_short else str(Decimal(int(value)))
+        case float():
+            return float(value) if math.isfinite(value) else None
+    try:
+        return _plain(to_jsonable_python(value, serialize_unknown=True))
+    except Exception:  # noqa: BLE001  a value's own code may raise anything
+        return type(value).__name__
+
+
+def _fields(model: BaseModel) -> dict[str, Any]:
+    """A model's fields by their names in ADK's REST API, without what is None."""
+    try:
+        return model.model_dump(by_alias=True, exclude_none=True, warnings=False)
+    except Exception:  # noqa: BLE001  another tool may have stored what is too deep
+        known = type(model).model_fields
+        return {
+            (known[name].alias if name in known else None) or name: value
+            for name, value in model
+            if value is not None
+        }
+
+
+def _drop_internal(event: dict[str, Any]) -> None:
+    metadata = event.get(_METADATA)
+    if not isinstance(metadata, dict):
+        return
+    kept = {k: value for k, value in metadata.items() if not k.startswith(_INTERNAL)}
+    if len(kept) < len(metadata):
+        event[_METADATA] = kept
+        if not kept:
+            del event[_METADATA]
+
+
+def _public(value: Any) -> Any:
+    """A value in JSON's types, without the secrets of the credentials in it."""
+    if type(value) is list:
+        return list(map(_public, value))
+    if type(value) is not dict:
+        return value
+    if not _AUTH_TYPE.isdisjoint(value) and _is_credential(value):
+        return _without_secrets(value)
+    view = dict(zip(value, map(_public, value.values()), strict=True))
+    if _HOLDERS.isdisjoint(value):
+        return view
+    if value.get("name") == _CREDENTIAL_REQUEST:
+        args = value.get("args")
+        if isinstance(args, dict):
+            view["args"] = args | _bare(args, _AUTH_CONFIG)
+        return view | _bare(value, _ANSWER)
+    return view | (_bare(value, _REQUESTED) or _bare(value, _CREDENTIALS))
+
+
+def _bare(holder: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Those of the named values that there are, without any secrets."""
+    return {name: _without_secrets(holder[name]) for name in names & holder.keys()}
+
+
+def _is_credential(value: dict[str, Any]) -> bool:
+    types = [value[name] for name in _AUTH_TYPE & value.keys()]
+    return any(isinstance(each, str) and each in _AUTH_TYPES for each in types)
+
+
+def _without_secrets(value: Any) -> Any:
+    if type(value) is list:
+        return list(map(_without_secrets, value))
+    if type(value) is not dict:
+        return value
+    kept = {key: each for key, each in value.items() if key not in _SECRETS}
+    return dict(zip(kept, map(_without_secrets, kept.values()), strict=True))

@@ -1,0 +1,169 @@
+"""Every outlet sends the public view: no credential leaves the process.
+
+A new outlet, as a command or a route, is a function here with ``@outlet``: it returns
+all that a reader outside gets of the session ``WHERE``, which holds credentials
+everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+import pytest
+from google.adk.events import Event
+from support import credentials
+from support.cli_runner import PATIENCE, call, start
+from support.credentials import CANARY
+from support.http_server import Client, serving
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.changes.change import Change
+from mongo_session_service.http import live_app
+
+WHERE: Final = {"app_name": "app", "user_id": "user", "session_id": "s"}
+CONSUMER: Final = "billing"
+
+
+@dataclass(frozen=True)
+class World:
+    """A database in which credentials are everywhere, and a service that reads it."""
+
+    service: MongoSessionService
+    place: tuple[str, ...]
+    """The command line's options that name the database."""
+
+    async def printed(self, *arguments: str) -> str:
+        """All that a command prints, on both streams."""
+        done = await asyncio.to_thread(call, *self.place, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    async def watched(self, *options: str) -> str:
+        """What ``watch`` prints of the session until it is deleted."""
+        of = ("--app", "app", "--user", "user", "--session", "s")
+        arguments = (*self.place, "watch", *of, "--after-revision", "0", *options)
+        process = await asyncio.to_thread(start, *arguments)
+        try:
+            assert process.stderr is not None
+            await asyncio.to_thread(process.stderr.readline)  # once it watches
+            await self.service.delete_session(**WHERE)
+            out, err = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+        finally:
+            process.kill()
+        return (out + err).decode()
+
+    async def streamed(self, **query: str) -> str:
+        """The lines of a stream of the session, until it is deleted."""
+        app = live_app(self.service, authorize=lambda *_: True)
+        async with serving(app) as url, Client(f"{url}/changes", **query) as client:
+            lines = [await client.line()]
+            while not any(line.startswith("data:") for line in lines):
+                lines.append(await client.line())
+            await self.service.delete_session(**WHERE)
+            while "event: deleted" not in lines:
+                lines.append(await client.line())
+        return "\n".join(lines)
+
+    async def answered(self, path: str) -> str:
+        """The live app's answer to a request."""
+        app = live_app(self.service, authorize=lambda *_: True)
+        async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
+            response = await http.get(f"{url}{path}")
+        return f"{response.headers}{response.text}"
+
+
+Outlet = Callable[[World], Awaitable[str]]
+OUTLETS: dict[str, tuple[str, Outlet]] = {}
+
+
+def outlet(shows: str) -> Callable[[Outlet], Outlet]:
+    """Have an outlet tried, which shows this of what it may show."""
+
+    def add(read: Outlet) -> Outlet:
+        OUTLETS[read.__name__] = shows, read
+        return read
+
+    return add
+
+
+@outlet(shows="my-client")
+async def stream_from_now(world: World) -> str:
+    return await world.streamed()
+
+
+@outlet(shows="adk_request_credential")
+async def stream_with_history(world: World) -> str:
+    return await world.streamed(history="all")
+
+
+@outlet(shows="adk_request_credential")
+async def stream_after_revision(world: World) -> str:
+    return await world.streamed(after_revision="0")
+
+
+@outlet(shows="<title>")
+async def live_page(world: World) -> str:
+    return await world.answered("/")
+
+
+@outlet(shows='"session_id":"s"')
+async def list_of_sessions(world: World) -> str:
+    return await world.answered("/sessions")
+
+
+@outlet(shows="my_tool(")
+async def watch_in_text(world: World) -> str:
+    return await world.watched()
+
+
+@outlet(shows="adk_request_credential")
+async def watch_in_json(world: World) -> str:
+    return await world.watched("--json")
+
+
+@outlet(shows="ValueError")
+async def dead_letters_in_text(world: World) -> str:
+    return await world.printed("consumers", "dead-letters", CONSUMER)
+
+
+@outlet(shows="adk_request_credential")
+async def dead_letters_in_json(world: World) -> str:
+    return await world.printed("consumers", "dead-letters", CONSUMER, "--json")
+
+
+@pytest.fixture
+async def world(service: MongoSessionService, mongodb_uri: str, database: str) -> World:
+    """Credentials in state, in an event, and in the errors of a handler."""
+    session = await service.create_session(**WHERE, state=credentials.state())
+    await service.append_event(session, credentials.event())
+    await service.append_event(session, Event(author="agent"))
+    consumer = service.consumer(CONSUMER)
+
+    async def fail(change: Change) -> Any:
+        if change.revision == 2:
+            await consumer.close()
+        raise ValueError(str(change.model_dump()))
+
+    await consumer.run(fail, max_attempts=1)
+    letters = [each async for each in service.consumer(CONSUMER).dead_letters()]
+    assert [CANARY in each.error for each in letters if each.change.event] == [
+        True,
+        False,
+    ]
+    return World(service, ("--uri", mongodb_uri, "--database", database))
+
+
+@pytest.mark.parametrize("name", OUTLETS)
+async def test_no_credential_leaves_the_process(world: World, name: str) -> None:
+    """What is shown shows no secret, and is shown."""
+    shows, read = OUTLETS[name]
+
+    shown = await read(world)
+
+    assert shows in shown
+    assert CANARY not in shown
+    assert "__adk_internal_" not in shown

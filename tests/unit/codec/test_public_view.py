@@ -1,0 +1,235 @@
+"""What may leave the process: compared with ADK's own server, and of anything."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+from google.adk.auth import auth_credential
+from google.adk.events import Event, EventActions
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from support import credentials
+from support.credentials import CANARY
+from support.event_fields import ACTIONS, EVENT
+from support.strategies import json_values, nested
+
+from mongo_session_service.changes.change import Change
+from mongo_session_service.codec import documents, public_view
+from mongo_session_service.codec.events import build_event
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.records import SessionKey
+
+KEY = SessionKey("app", "user", "session")
+
+redacted_by_adk = getattr(auth_credential, "_redact_credential_secrets", None)
+"""What ADK's own server does from 2.12 on."""
+
+
+def change(**fields: Any) -> Change:
+    return Change(kind="appended", app_name="app", time=1.0, **fields)
+
+
+def sent(it: Change) -> Any:
+    """What a strict reader gets."""
+    text = it.json_text
+    text.encode()
+
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(
+    "it",
+    [
+        change(event=credentials.event()),
+        change(state_delta=credentials.state()),
+        change(state=credentials.state()),
+    ],
+    ids=["event", "delta", "state"],
+)
+def test_no_secret_leaves_but_all_of_it_stays(it: Change) -> None:
+    """Credentials are stripped wherever they are, and the change itself is whole."""
+    assert CANARY not in it.json_text
+    assert it.is_withheld
+    assert CANARY in str(it.model_dump())
+    assert "my-client" in it.json_text
+    assert "https://example.com/token" in it.json_text
+
+
+def test_what_is_no_secret_stays() -> None:
+    """A tool's own tokens and names are content, and metadata of the app is sent."""
+    content = {"token": 1, "name": "password", "authType": "none", "api_key": ["x"]}
+    event = credentials.event()
+    assert sent(change(event=event))["event"]["customMetadata"] == {"mine": "shown"}
+    assert sent(change(state=content))["state"] == content
+    assert not change(state=content).is_withheld
+
+
+def test_metadata_of_which_nothing_is_left_is_left_out() -> None:
+    """As ADK does it, from events alone: state may have such keys."""
+    internal = {"__adk_internal_restored_event": True}
+    event = Event(author="a", custom_metadata=internal)
+
+    shown = sent(change(event=event, state=internal))
+
+    assert "customMetadata" not in shown["event"]
+    assert shown["state"] == internal
+    assert event.custom_metadata == internal
+
+
+_names = st.sampled_from(
+    ["authType", "auth_type", "name", "args", "response", "authConfig", "auth_config"]
+    + ["requestedAuthConfigs", "requested_auth_configs", "rawAuthCredential"]
+    + ["exchanged_auth_credential", "clientSecret", "client_secret", "token", "other"]
+    + ["accessToken", "api_key", "apiKey", "privateKeyId", "additional_headers"]
+)
+_values = st.sampled_from(
+    [1, None, "oauth2", "OAUTH2", "apiKey", "http", "serviceAccount", "open_id_connect"]
+    + [credentials.REQUEST, "text"]
+)
+_payloads = st.recursive(
+    _values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner),
+    max_leaves=25,
+)
+
+
+@pytest.mark.skipif(redacted_by_adk is None, reason="this ADK sends everything")
+@given(_payloads)
+def test_exactly_what_adk_strips_is_stripped(payload: Any) -> None:
+    """Nothing more and nothing less, in any arrangement."""
+    assert redacted_by_adk is not None
+    view = public_view.public_view({"payload": payload})
+    assert view == {"payload": redacted_by_adk(payload)}
+
+
+@pytest.mark.skipif(redacted_by_adk is None, reason="this ADK sends everything")
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event(**EVENT, actions=EventActions(**ACTIONS)),
+        credentials.event(),
+        Event(author="a", output={"bytes": b"\xff\xfe>>??", "text": b"abc"}),
+        Event(author="a", output=[math.nan, math.inf, 10**400, "\u2028"]),
+    ],
+    ids=["every field", "credentials", "bytes", "numbers"],
+)
+def test_an_event_is_as_adks_server_sends_it(event: Event) -> None:
+    """The same fields by the same names, with the same values."""
+    from google.adk.events._internal_metadata import public_event  # noqa: PLC0415
+
+    dumped = public_event(event).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+    theirs = json.loads(json.dumps(redacted_by_adk(dumped)))  # type: ignore[misc]
+
+    for fields in (theirs, ours := sent(change(event=event))["event"]):
+        fields.get("longRunningToolIds", []).sort()
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        (b"\xff\xfe>>??", "__4-Pj8_"),
+        (b"text", "dGV4dA=="),
+        (math.nan, None),
+        (-math.inf, None),
+        ("half \ud800", "half \ud800"),
+        ({"\ud800": [], "k\udfff": 2}, {"\ud800": [], "k\udfff": 2}),
+        (10**5000, "1" + "0" * 5000),
+        (-(10**5000), "-1" + "0" * 5000),
+        (10**400, 10**400),
+        ({1: 2}, {"1": 2}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_json_has_no_place_for_has_a_form(value: Any, form: Any) -> None:
+    """The documented one, in events and in state alike."""
+    shown = sent(change(event=Event(author="a", output=value), state={"k": value}))
+    assert shown["event"]["output"] == form
+    assert shown["state"] == {"k": form}
+
+
+def test_what_is_too_deep_ends_in_null() -> None:
+    """Levels that only another tool can have stored are cut off, not the stream."""
+    deep = nested(900, "leaf")
+    shown = json.dumps(sent(change(event=Event(author="a", output=deep), state=deep)))
+    assert "leaf" not in shown
+    assert "null" in shown
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every field of an event, and every place in them."""
+    yield path
+    items = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list) else items
+    for key, each in items:
+        yield from _places(each, (*path, key))
+
+
+FIELDS = Event(**EVENT, actions=EventActions(**ACTIONS)).model_dump(
+    by_alias=True, exclude_none=True
+)
+PLACES = [path for path in _places(FIELDS) if path and "compaction" not in path]
+AWKWARD = st.sampled_from(
+    [
+        "\ud800",
+        "\ud83d\ude00\udfff",
+        b"\xff",
+        math.nan,
+        math.inf,
+        10**5000,
+        {"\ud800": 0},
+    ]
+    + [[b"\xff", {"\udfff": "\ud800"}], nested(245, b"\xff"), {"%json": "x"}, {}]
+)
+
+
+def _with(fields: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    first, *rest = path
+    changed = fields.copy()
+    changed[first] = _with(fields[first], tuple(rest), value)
+    return changed
+
+
+@pytest.mark.filterwarnings("ignore:.*is not a valid:UserWarning")
+@given(st.sampled_from(PLACES), AWKWARD | json_values())
+def test_what_can_be_stored_can_be_sent(path: tuple[Any, ...], value: Any) -> None:
+    """Whatever is anywhere in an event, its change has JSON, stored or not."""
+    try:
+        event = build_event(_with(FIELDS, path, value))
+    except (ValidationError, TypeError, AttributeError, ValueError):
+        return
+    assert sent(change(event=event, state_delta=event.actions.state_delta))
+    try:
+        append = documents.encode_append(KEY, event, NO_HOOKS)
+    except InvalidInputError:
+        return
+    stored = documents.decode_event(documents.event_document(append, 1), NO_HOOKS)
+    assert sent(change(event=stored, state_delta=stored.actions.state_delta))
+
+
+@pytest.mark.filterwarnings("ignore:.*is not a valid:UserWarning")
+def test_every_place_takes_what_is_awkward() -> None:
+    """The same for all places, so that none is left to chance."""
+    accepted = 0
+    for path in PLACES:
+        for value in ("\ud800", {"\ud800": [b"\xff", 10**5000]}):
+            try:
+                event = build_event(_with(FIELDS, path, value))
+            except (ValidationError, TypeError, AttributeError, ValueError):
+                continue
+            assert sent(change(event=event))
+            accepted += 1
+    assert accepted > len(PLACES)
