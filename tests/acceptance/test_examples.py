@@ -21,7 +21,7 @@ import httpx
 import pytest
 from google.adk.cli import service_registry
 from google.adk.cli.fast_api import get_fast_api_app
-from playwright.async_api import Page, expect
+from playwright.async_api import Locator, Page, expect
 from support.adk_tools import with_database
 from support.http_server import Client, serving
 
@@ -219,9 +219,14 @@ async def test_the_chat_lists_answers_and_pushes() -> None:
         assert (other.status_code, unknown.status_code) == (403, 404)
 
 
+def messages(window: Page) -> Locator:
+    """The lines of the conversation that a window shows."""
+    return window.locator("#messages p")
+
+
 @pytest.mark.usefixtures("uri")
 async def test_the_chat_page_shows_turns_in_every_window(page: Page) -> None:
-    """What one window sends is shown in both, and still there after a reload."""
+    """What one sends is shown in both, and after a reload; a failure loses no text."""
     chat = load("fastapi_chat")
     async with chat.lifespan(chat.app), serving(chat.app) as url:
         await page.goto(url)
@@ -234,9 +239,18 @@ async def test_the_chat_page_shows_turns_in_every_window(page: Page) -> None:
 
         told = ["user: <b>Hello</b>", "chat_agent: This is message 1 of this session."]
         for window in (page, other):
-            await expect(window.get_by_role("paragraph")).to_have_text(told)
+            await expect(messages(window)).to_have_text(told)
         await other.reload()
-        await expect(other.get_by_role("paragraph")).to_have_text(told)
+        await expect(messages(other)).to_have_text(told)
+
+        opened = page.url.partition("#")[2]
+        await chat.service.delete_session(
+            app_name="chat", user_id="ada", session_id=opened
+        )
+        await page.get_by_label("Message").fill("Too late")
+        await page.get_by_role("button", name="Send").click()
+        await expect(page.get_by_role("alert")).to_contain_text("404")
+        await expect(page.get_by_label("Message")).to_have_value("Too late")
 
 
 async def test_adk_finds_the_service_in_the_folder(

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 
@@ -90,6 +91,16 @@ def test_version_is_the_same_everywhere() -> None:
     installed = importlib.metadata.version("mongo-session-service")
 
     assert installed == mongo_session_service.__version__
+
+
+def test_the_metadata_names_the_address_of_the_site() -> None:
+    """The documentation's address is the one that the site is built for."""
+    published = importlib.metadata.metadata("mongo-session-service")
+    site = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["site_url"]
+
+    urls = dict(each.split(", ") for each in published.get_all("Project-URL") or [])
+
+    assert urls["Documentation"] == site
 
 
 def test_licence_is_apache() -> None:
