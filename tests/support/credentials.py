@@ -114,13 +114,13 @@ def state() -> dict[str, Any]:
     }
 
 
-def event() -> Event:
+def event(said: str = "Please log in \ud800.") -> Event:
     """An event that asks for credentials, answers with one, and parks them."""
     shown = config().model_dump(mode="json", by_alias=True, exclude_none=True)
     snake = config().model_dump(mode="json", exclude_none=True)
     args = {"functionCallId": "fc-1", "authConfig": shown, "auth_config": snake}
     parts = [
-        types.Part(text="Please log in \ud800."),  # beside what JSON has no place for
+        types.Part(text=said),
         types.Part(function_call=types.FunctionCall(name=REQUEST, args=args)),
         types.Part(
             function_response=types.FunctionResponse(name=REQUEST, response=shown)

@@ -8,21 +8,27 @@ everywhere.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import pytest
+from google.adk.auth import auth_credential
+from google.adk.cli import service_registry
+from google.adk.cli.fast_api import get_fast_api_app
 from google.adk.events import Event
 from support import credentials
+from support.adk_tools import SERVICES
 from support.cli_runner import PATIENCE, call, start
 from support.credentials import CANARY
 from support.http_server import Client, serving
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes.change import Change
-from mongo_session_service.http import live_app
+from mongo_session_service.http import changes_route, live_app
 
 WHERE: Final = {"app_name": "app", "user_id": "user", "session_id": "s"}
 CONSUMER: Final = "billing"
@@ -155,6 +161,37 @@ async def world(service: MongoSessionService, mongodb_uri: str, database: str) -
         False,
     ]
     return World(service, ("--uri", mongodb_uri, "--database", database))
+
+
+@pytest.mark.skipif(
+    not hasattr(auth_credential, "_redact_credential_secrets"),
+    reason="this ADK's own server sends credentials",
+)
+async def test_a_stream_says_what_adks_own_server_says(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same state and events, whoever is asked, and neither has a secret."""
+    session = await service.create_session(**WHERE, state=credentials.state())
+    await service.append_event(session, credentials.event("Please log in."))
+    await service.append_event(session, Event(author="agent"))
+    monkeypatch.setattr(service_registry, "_service_registry_instance", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "services.yaml").write_text(SERVICES)
+    uri = mongodb_uri.replace("/?", f"/{database}?")
+    app = get_fast_api_app(agents_dir=str(tmp_path), session_service_uri=uri, web=False)
+    app.router.routes.append(changes_route(service, authorize=lambda *_: True))
+    async with serving(app) as url, Client(f"{url}/changes", history="all") as client:
+        told = await client.take(3)
+        async with httpx.AsyncClient(trust_env=False) as http:
+            theirs = await http.get(f"{url}/apps/app/users/user/sessions/s")
+
+    assert CANARY not in theirs.text
+    assert told[0].data["state"] == theirs.json()["state"]
+    assert [each.data["event"] for each in told[1:]] == theirs.json()["events"]
 
 
 @pytest.mark.parametrize("name", OUTLETS)
