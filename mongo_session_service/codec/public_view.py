@@ -23,6 +23,7 @@ from enum import Enum
 from itertools import repeat
 from typing import Any, Final
 
+from google.adk.auth.auth_credential import AuthCredentialTypes
 from google.adk.events.event import Event
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -34,14 +35,8 @@ _METADATA: Final = "customMetadata"
 
 _AUTH_TYPES: Final = frozenset(
     spelling
-    for name, value in {
-        "API_KEY": "apiKey",
-        "HTTP": "http",
-        "OAUTH2": "oauth2",
-        "OPEN_ID_CONNECT": "openIdConnect",
-        "SERVICE_ACCOUNT": "serviceAccount",
-    }.items()
-    for spelling in (name, name.lower(), value)
+    for each in AuthCredentialTypes
+    for spelling in (each.value, each.name, each.name.lower())
 )
 
 
