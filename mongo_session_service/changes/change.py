@@ -20,7 +20,7 @@ class Change(BaseModel):
     Subscribers of the same session receive the same object: do not modify its content.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64")  # as ADK's events
 
     kind: Literal["snapshot", "created", "appended", "state", "deleted"]
     app_name: str

@@ -24,7 +24,11 @@ from mongo_session_service.cli import options, terminal
     show_default=True,
     help="0 for any free port.",
 )
-@click.option("--no-open", is_flag=True, help="Do not open a browser.")
+@click.option(
+    "--no-open",
+    is_flag=True,
+    help="Do not open a browser, whose command line other users of this machine see.",
+)
 @options.connected
 async def live(
     place: options.Place, watched: options.Watched, port: int, *, no_open: bool

@@ -159,6 +159,13 @@ def test_what_json_has_no_place_for_has_a_form(value: Any, form: Any) -> None:
     assert shown["state"] == {"k": form}
 
 
+def test_the_whole_change_has_the_same_form_of_bytes() -> None:
+    """A relay that sends all of it stumbles over no bytes, either."""
+    it = change(event=Event(author="a", output=b"\xff\xfe"))
+    dumped = json.loads(it.model_dump_json(by_alias=True, exclude_none=True))
+    assert dumped["event"] == sent(it)["event"]
+
+
 def test_what_is_too_deep_ends_in_null() -> None:
     """Levels that only another tool can have stored are cut off, not the stream."""
     deep = nested(900, "leaf")
