@@ -30,7 +30,7 @@ class PackageReadme(MetadataHookInterface):
                 return f"]({urls['Source'].rstrip('/')}/{path})"
             page = path.removeprefix("docs/")
             if page.endswith(".md"):
-                page = page.removesuffix(".md").removesuffix("index") + "/"
+                page = f"{page.removesuffix('.md')}/".removesuffix("index/")
             return f"]({urls['Documentation']}{page}{anchor})"
 
         metadata["readme"] = {

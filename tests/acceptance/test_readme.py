@@ -56,5 +56,5 @@ def test_a_package_index_shows_absolute_links() -> None:
     assert project.urls["Documentation"] == base
     assert len(shown) == len(_LINK.findall(README))
     assert [link for link in shown if not link.startswith("https://")] == []
-    assert f"{base}getting-started/" in shown
+    assert {f"{base}getting-started/", f"{base}reference/"} <= {*shown}
     assert f"{base}live.png" in shown
