@@ -50,8 +50,20 @@ def _reference() -> Iterator[str]:
     yield from ["## Options of every command", ""]
     yield "Most commands take these, before or after the command's name:"
     yield from ["", *_table([row for row in counted if row in shared]), ""]
+    yield from _exit_codes()
     for path, command in commands.items():
         yield from _section(path, command, shared)
+
+
+def _exit_codes() -> Iterator[str]:
+    """The end of ``--help``: a heading, then a code and its meaning in each line."""
+    lines = inspect.cleandoc(main.epilog or "").replace("\b\n", "").splitlines()
+    heading, *codes = lines
+    yield from [f"## {heading.removesuffix(':')}", "", "| code | |", "|---|---|"]
+    for line in codes:
+        code, meaning = line.split(maxsplit=1)
+        yield f"| `{code}` | {meaning} |"
+    yield ""
 
 
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
