@@ -18,6 +18,9 @@ _PROGRAM = "mongo-session-service"
 _EVERYWHERE = 0.75
 """An option that more commands than this share have is explained once, at the top."""
 
+_PIPE = "&#124;"
+"""A ``|`` that ends no cell of a table."""
+
 _EXAMPLE = re.compile(r"^Example:\n((?: .*\n?|\n)+)", re.MULTILINE)
 
 
@@ -62,7 +65,7 @@ def _exit_codes() -> Iterator[str]:
     yield from [f"## {heading.removesuffix(':')}", "", "| code | |", "|---|---|"]
     for line in codes:
         code, meaning = line.split(maxsplit=1)
-        yield f"| `{code}` | {meaning} |"
+        yield f"| `{code}` | {meaning.replace('|', _PIPE)} |"
     yield ""
 
 
@@ -105,7 +108,7 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
     if not rows:
         return []
     cells = [
-        f"| `{names.replace('|', chr(92) + '|')}` | {help_.replace('|', '&#124;')} |"
+        f"| `{names.replace('|', chr(92) + '|')}` | {help_.replace('|', _PIPE)} |"
         for names, help_ in rows
     ]
     return ["| option | |", "|---|---|", *cells]
