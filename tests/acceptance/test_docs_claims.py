@@ -17,6 +17,18 @@ from mongo_session_service import MongoSessionService
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "mongo_session_service"
+ELSEWHERE = {
+    "Connection refused",
+    "Directory '.[sse]' is not installable",
+    "Invalid database URL format",
+    "Name or service not known",
+    "No module named 'sqlalchemy'",
+    "No replica set members available for replica set name",
+    "No servers found yet",
+    "after_load failed with InvalidToken",
+}
+"""Messages of the driver, of ADK and of pip, and one that names another error."""
 
 
 def test_sealed_data_is_not_in_clear(
@@ -63,3 +75,18 @@ def test_the_tests_that_pages_name_exist() -> None:
     guarantees = (DOCS / "concepts" / "guarantees.md").read_text()
 
     assert set(re.findall(r"`(test_\w+\.py)`", guarantees)) - tests == set()
+
+
+def test_troubleshooting_quotes_real_messages() -> None:
+    """Each text that readers search for is a message, of the package or of others."""
+    page = (DOCS / "operations" / "troubleshooting.md").read_text()
+    headings = [line for line in page.splitlines() if line.startswith("### ")]
+    quoted = re.findall(r"`([^`]+)`", "".join(headings))
+    sources = (path.read_text() for path in PACKAGE.rglob("*.py"))
+    messages = re.sub(r'"\s+f?"', "", "".join(sources))
+
+    parts = {part.strip(" .;") for text in quoted for part in text.split("...")}
+
+    assert {
+        part for part in parts - ELSEWHERE if part.strip("'") not in messages
+    } == set()
