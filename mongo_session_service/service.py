@@ -85,9 +85,10 @@ class MongoSessionService(BaseSessionService):
     that are no non-empty strings of 4,096 bytes at most for example,
     ``ConfigurationError``, ``SchemaVersionError``, ``StorageError`` and its
     ``StorageUnavailableError``. A write that raises was not done, unless that is
-    ``UnknownOutcomeError``. The README has a table of them. As in ADK's own services,
-    ``get_session``, ``list_sessions``, ``get_user_state`` and ``delete_session`` accept
-    any string as an id, and find nothing under one that cannot be stored.
+    ``UnknownOutcomeError``. The documentation has a table of them. As in ADK's own
+    services, ``get_session``, ``list_sessions``, ``get_user_state`` and
+    ``delete_session`` accept any string as an id, and find nothing under one that
+    cannot be stored.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class MongoSessionService(BaseSessionService):
                 into the session, and append on top of it.
             before_store: Called as ``before_store(value, subject)`` with each event and
                 each value of state that is to be stored; what it returns is stored
-                instead. See :class:`Subject` and the README.
+                instead. See :class:`Subject` and the documentation.
             after_load: Its inverse, called with what was stored.
             **adk_kwargs: ``agents_dir``, which ADK's service registry passes along, is
                 ignored. Any other is refused, since it may be misspelt.

@@ -18,6 +18,9 @@ _PROGRAM = "mongo-session-service"
 _EVERYWHERE = 0.75
 """An option that more commands than this share have is explained once, at the top."""
 
+_PIPE = "&#124;"
+"""A ``|`` that ends no cell of a table."""
+
 _EXAMPLE = re.compile(r"^Example:\n((?: .*\n?|\n)+)", re.MULTILINE)
 
 
@@ -50,8 +53,20 @@ def _reference() -> Iterator[str]:
     yield from ["## Options of every command", ""]
     yield "Most commands take these, before or after the command's name:"
     yield from ["", *_table([row for row in counted if row in shared]), ""]
+    yield from _exit_codes()
     for path, command in commands.items():
         yield from _section(path, command, shared)
+
+
+def _exit_codes() -> Iterator[str]:
+    """The end of ``--help``: a heading, then a code and its meaning in each line."""
+    lines = inspect.cleandoc(main.epilog or "").replace("\b\n", "").splitlines()
+    heading, *codes = lines
+    yield from [f"## {heading.removesuffix(':')}", "", "| code | |", "|---|---|"]
+    for line in codes:
+        code, meaning = line.split(maxsplit=1)
+        yield f"| `{code}` | {meaning.replace('|', _PIPE)} |"
+    yield ""
 
 
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -93,7 +108,7 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
     if not rows:
         return []
     cells = [
-        f"| `{names.replace('|', chr(92) + '|')}` | {help_.replace('|', '&#124;')} |"
+        f"| `{names.replace('|', chr(92) + '|')}` | {help_.replace('|', _PIPE)} |"
         for names, help_ in rows
     ]
     return ["| option | |", "|---|---|", *cells]

@@ -35,7 +35,7 @@ def _entries(nav: list[Any], base: str) -> Iterator[str]:
 def _line(page: str, base: str) -> str:
     _, matter, text = (_ROOT / "docs" / page).read_text().split("---\n", 2)
     heading = next(line for line in text.splitlines() if line.startswith("# "))
-    address = base + page.removesuffix(".md").removesuffix("index")
+    address = base + f"{page.removesuffix('.md')}/".removesuffix("index/")
     return f"- [{heading[2:]}]({address}): {yaml.safe_load(matter)['description']}"
 
 

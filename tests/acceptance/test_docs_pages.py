@@ -1,22 +1,22 @@
-"""What the pages of the site show works as shown, from the first block to the last."""
+"""What the README and the site show works as shown, from first block to last."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from support.doc_blocks import Reader, blocks_of
+from support.doc_blocks import OUTPUTS, Reader, blocks_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): blocks
-    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if (blocks := blocks_of(page))
 }
 SLOW = {"docs/guide/adk-tools.md", "docs/guide/testing.md"}
 """They start servers of their own, which other tests do as well."""
 
-MARKS = {"", "Fragment", "Not run", "Output"}
+MARKS = {"", "Fragment", "Not run", *OUTPUTS}
 
 pytestmark = pytest.mark.xdist_group("docs")
 
@@ -36,6 +36,7 @@ def test_a_page_works_twice(
     uri = mongodb_uri.replace("/?", f"/{database}?")
     with Reader(uri, tmp_path) as reader:
         for time in ("first", "second"):
+            reader.is_first_time = time == "first"
             for block in PAGES[page]:
                 try:
                     reader.follow(block)

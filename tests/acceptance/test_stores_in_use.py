@@ -1,4 +1,4 @@
-"""A store that is still written is moved and caught up with, as the README says."""
+"""A store that is still written is moved and caught up with, as the docs say."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def test_layout(
 async def test_plain_queries_work(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """State and events can be queried the way the README shows."""
+    """State and events can be queried the way the docs show."""
     await fill(service, events=2)
     db = admin[database]
 

@@ -114,7 +114,7 @@ def test_a_page_costs_what_it_shows(
 async def test_a_state_key_can_have_an_index(
     service: MongoSessionService, database: str, sessions: MongoClient
 ) -> None:
-    """An index on a key of state, made as the README says, is used for its values."""
+    """An index on a key of state, made as the docs say, is used for its values."""
     collection = sessions[database].sessions
     keys = ("_id.app_name", "state.n", "create_time", "_id.user_id", "_id.session_id")
     collection.create_index([(key, 1) for key in keys], name="by_n")

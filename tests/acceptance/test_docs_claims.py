@@ -1,0 +1,92 @@
+"""What the pages say of stored data, of tests and of errors is so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from google.adk.events import Event
+from google.genai import types
+from pymongo import MongoClient
+from support.doc_blocks import Reader, blocks_of
+from support.encryption_hooks import CANARY, clear_text, cluster_time
+
+from mongo_session_service import MongoSessionService
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "mongo_session_service"
+ELSEWHERE = {
+    "Connection refused",
+    "Directory '.[sse]' is not installable",
+    "Invalid database URL format",
+    "Name or service not known",
+    "No module named 'sqlalchemy'",
+    "No replica set members available for replica set name",
+    "No servers found yet",
+    "after_load failed with InvalidToken",
+}
+"""Messages of the driver, of ADK and of pip, and one that names another error."""
+
+
+def test_sealed_data_is_not_in_clear(
+    mongodb_uri: str, database: str, admin: MongoClient, tmp_path: Path
+) -> None:
+    """The example that encrypts prints what it stored, and stores nothing of it."""
+    since = cluster_time(admin)
+    secrets = re.compile('influenza|penicillin|(?<=author=")nurse')
+
+    with Reader(mongodb_uri.replace("/?", f"/{database}?"), tmp_path) as reader:
+        for block in blocks_of(DOCS / "guide" / "encryption.md"):
+            reader.follow(replace(block, text=secrets.sub(CANARY, block.text)))
+
+    assert list(clear_text(admin, [database], since)) == []
+    assert admin[database].user_states.count_documents({}) == 1
+
+
+async def test_the_queries_find_what_they_name(
+    service: MongoSessionService, database: str, admin: MongoClient
+) -> None:
+    """Each query shown for mongosh finds the document it is about."""
+    state = {"topic": "weather", "user:city": "Turin"}
+    session = await service.create_session(app_name="a", user_id="u", state=state)
+    call = types.Part.from_function_call(name="get_weather", args={})
+    content = types.Content(role="model", parts=[call])
+    await service.append_event(session, Event(author="weather_agent", content=content))
+
+    blocks = blocks_of(DOCS / "operations" / "mongodb.md")
+    (queries,) = (block.text for block in blocks if block.language == "js")
+    shown = re.findall(
+        r"^db\.(\w+)\.find\(\{\"(.+?)\": \"(.+?)\"\}\)$", queries, re.MULTILINE
+    )
+
+    assert len(shown) == len(queries.splitlines())
+    for collection, path, value in shown:
+        query: dict[str, Any] = {path: value}
+        assert admin[database][collection].count_documents(query) == 1, query
+
+
+def test_the_tests_that_pages_name_exist() -> None:
+    """A promise leads to the tests that hold it."""
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+    guarantees = (DOCS / "concepts" / "guarantees.md").read_text()
+
+    assert set(re.findall(r"`(test_\w+\.py)`", guarantees)) - tests == set()
+
+
+def test_troubleshooting_quotes_real_messages() -> None:
+    """Each text that readers search for is a message, of the package or of others."""
+    page = (DOCS / "operations" / "troubleshooting.md").read_text()
+    headings = [line for line in page.splitlines() if line.startswith("### ")]
+    quoted = re.findall(r"`([^`]+)`", "".join(headings))
+    sources = (path.read_text() for path in PACKAGE.rglob("*.py"))
+    messages = re.sub(r'"\s+f?"', "", "".join(sources))
+
+    parts = {part.strip(" .;") for text in quoted for part in text.split("...")}
+
+    assert {
+        part for part in parts - ELSEWHERE if part.strip("'") not in messages
+    } == set()
