@@ -69,7 +69,11 @@ async def create_session(user: User, title: Text) -> dict[str, Any]:
 
 @app.post("/sessions/{session_id}/messages")
 async def send(user: User, session_id: str, text: Text) -> dict[str, Any]:
-    """Run a turn. Every window that shows the session receives its events."""
+    """Run a turn. Every window that shows the session receives its events.
+
+    To show words as a model produces them, stream ADK's partial events from here: they
+    are not stored, so /changes does not have them.
+    """
     answer = ""
     try:
         async for event in runner.run_async(
