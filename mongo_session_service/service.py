@@ -34,7 +34,7 @@ from mongo_session_service.consumers import checkpoint
 from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.consumers.coordinator import OnHistoryLost, Settings, Start
 from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
-from mongo_session_service.driver.errors import once_written
+from mongo_session_service.driver.errors import in_parts, once_written
 from mongo_session_service.driver.uri import ConnectionSettings
 from mongo_session_service.errors import (
     ConfigurationError,
@@ -719,6 +719,9 @@ class MongoSessionService(BaseSessionService):
         Args:
             app_name: The app.
             user_id: The user.
+
+        Raises:
+            UnknownOutcomeError: a part may be erased; call it again for the rest.
         """
         app_name, user_id = check_id("app_name", app_name), check_id("user_id", user_id)
         id_ = queries.user_state_id(app_name, user_id)
@@ -746,15 +749,16 @@ class MongoSessionService(BaseSessionService):
         async with self._backend() as backend:
             at = backend.connection
             logs = await deletion.erase_logs(at, app_name, user_id)
-            users = await at.user_states.delete_many(states)
-            await at.imports.delete_many(notes)
-            letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)
-            apps = consumers = 0
-            if user_id is None:
-                app = await at.app_states.delete_one({"_id": app_name})
-                apps = app.deleted_count
-                consumers = await checkpoint.remove_consumers(at, app_name)
-            places = await checkpoint.forget_in_checkpoints(at, app_name, user_id)
+            with in_parts():
+                users = await at.user_states.delete_many(states)
+                await at.imports.delete_many(notes)
+                letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)
+                apps = consumers = 0
+                if user_id is None:
+                    app = await at.app_states.delete_one({"_id": app_name})
+                    apps = app.deleted_count
+                    consumers = await checkpoint.remove_consumers(at, app_name)
+                places = await checkpoint.forget_in_checkpoints(at, app_name, user_id)
             return Erased(
                 sessions=logs.sessions,
                 events=logs.events,

@@ -82,6 +82,10 @@ def event_document(append: Append, revision: int, *, encoded: bool = False) -> D
 _NUMBER: Final = (int, float)
 
 
+OVER: Final = 0
+"""The ``ttl`` of a session that has expired for good: nothing renews it any more."""
+
+
 def is_visible(session: dict[str, Any], now: float) -> bool:
     """Whether a document of the sessions collection is a session to be shown.
 
@@ -89,7 +93,7 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
     """
     expires = session.get("expire_time", math.inf)
     is_over = isinstance(expires, _NUMBER) and expires <= now
-    return "revision" in session and not is_over
+    return "revision" in session and not is_over and session.get("ttl") != OVER
 
 
 def check_session(session: dict[str, Any]) -> None:

@@ -31,6 +31,11 @@ _UNKNOWN_OUTCOME: Final = (
     " been done or not. Do the same again; an event that is stored is recognised."
 )
 
+_IN_PARTS: Final = (
+    "MongoDB stopped answering during a removal, of which a part was done, perhaps all."
+    " Call it again: it removes the rest."
+)
+
 _STORED: Final = "It is stored, but could not be read back. "
 
 _NOT_FOUND: Final = (
@@ -135,6 +140,18 @@ def once_written() -> Iterator[None]:
         if isinstance(told, NotAuthorizedError):
             raise NotAuthorizedError(str(told), told.refusal, _STORED) from None
         raise errors.UnknownOutcomeError(f"{_STORED}{told}") from None
+
+
+@contextmanager
+def in_parts() -> Iterator[None]:
+    """Report, if a removal ends after its first step, that a part of it was done."""
+    try:
+        yield
+    except (PyMongoError, errors.StorageUnavailableError) as error:
+        told = translation(error) if isinstance(error, PyMongoError) else error
+        if isinstance(told, errors.StorageUnavailableError):
+            raise errors.UnknownOutcomeError(_IN_PARTS) from None
+        raise
 
 
 def is_duplicate_key(error: PyMongoError) -> bool:

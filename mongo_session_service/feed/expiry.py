@@ -25,6 +25,7 @@ from mongo_session_service.changes.decoder import Appended, Created, Deleted, Ex
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions import deletion
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _REST: Final = 0.25
 """Seconds between two scans, however soon the next session expires."""
 _LONGEST: Final = 60.0
 """Seconds after which a scan is due in any case: clocks may be set back."""
+_LOCKED_REST: Final = 1.0
+"""Seconds between two scans while an expired session may yet be renewed."""
 _AGAIN: Final = 4.0
 """Seconds after a failed scan."""
 _TICK: Final = 0.001
@@ -120,6 +123,8 @@ class ExpiryScanner:
         until = _whole(over) if len(over) == _MOST else now
         future = sessions.find(expiring_between(until, math.inf), _FIELDS)
         following = await future.sort("expire_time", 1).limit(1).to_list(None)
+        ended = await deletion.ended(connection, [each["_id"] for each in over], now)
+        gone = {decoder.session_key(it, SessionKey._fields) for it in ended}
         latest = await snapshots.now(connection)
         self._changed.clear()
         self._since = until
@@ -131,7 +136,10 @@ class ExpiryScanner:
             if each["expire_time"] > until:
                 break
             key = decoder.session_key(each["_id"], SessionKey._fields)
-            if key is not None and key not in self._delivered:
+            if key not in gone:
+                self._expect(each["expire_time"])  # an append may be renewing it
+                self._rests_until = time.monotonic() + _LOCKED_REST
+            elif key is not None and key not in self._delivered:
                 self._found.setdefault(key, (at, Deleted(key, each["expire_time"])))
 
     def due_before(

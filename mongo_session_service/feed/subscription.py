@@ -28,7 +28,7 @@ from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Inbox, Notificati
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions import deletion, event_log, queries
 from mongo_session_service.sessions.store import not_found
 
 if TYPE_CHECKING:
@@ -293,7 +293,11 @@ class SessionSubscription(Subscription):
         delay = self._plan_expiry_check(expire_time)
         if self._is_closed or delay > 0:
             return
-        if revision > self._delivered_revision:  # deliver appended events first
+        now = platform_time.get_time()
+        is_over = await persistently(lambda: deletion.ended(connection, [key.id], now))
+        _, revision = await load_expiry(connection, key, create_time)
+        # An append may be renewing it; and what was appended is delivered first.
+        if not is_over or revision > self._delivered_revision:
             self._expiry_check_at = asyncio.get_running_loop().time() + _MOMENT
         else:
             self._queue_deleted()

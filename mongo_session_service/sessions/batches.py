@@ -82,6 +82,8 @@ class Caller:
     """The documents that the write changes and other writes may change as well."""
     now: float = field(default_factory=platform_time.get_time)
     """The caller's time: its batch runs outside its context."""
+    clock: float = field(init=False)
+    """By how much the caller's time is ahead of the monotonic clock."""
     is_done: asyncio.Event = field(default_factory=asyncio.Event)
     is_withdrawn: bool = False
     """Whether the call was cancelled, so that its write is not tried again."""
@@ -96,6 +98,7 @@ class Caller:
         app_name, user_id, _ = self.write.key
         if self.copy is not None:
             self.started = self.copy.started
+        self.clock = self.now - time.monotonic()
         self.documents = [self.write.key]
         if self.write.delta.app:
             self.documents.append((app_name,))
@@ -116,6 +119,10 @@ class Caller:
         if self.copy is None:
             raise TypeError("An append has a session that shows it.")
         return self.copy.expected()
+
+    def look_at_the_clock(self) -> None:
+        """Bring the caller's time up to date: it has waited for long."""
+        self.now = self.clock + time.monotonic()
 
     def settle(self, error: BaseException | None = None) -> None:
         """End the call's wait."""

@@ -15,8 +15,13 @@ from __future__ import annotations
 from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
+from pymongo.errors import ExecutionTimeout, OperationFailure
+from pymongo.read_concern import ReadConcern
+
+from mongo_session_service.codec.documents import OVER
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import in_parts
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import placeholders, queries
@@ -26,6 +31,11 @@ STEP: Final = 1000
 
 _SESSIONS: Final = 50
 """Short sessions removed in one transaction."""
+
+_MARK_MS: Final = 100
+"""The server's time limit for marking expired sessions, of which some may be locked."""
+
+_UNAUTHORIZED: Final = 13
 
 ATTEMPTS: Final = 10
 """How often an id that was found free may turn out to be taken."""
@@ -50,7 +60,8 @@ async def remove_session(connection: Connection, key: SessionKey, now: float) ->
     step = await remove_some(connection, wanted)
     if not step.is_last:
         # Only the tombstone: by now there may be a new session with the same id.
-        await remove_tombstone(connection, key)
+        with in_parts():
+            await remove_tombstone(connection, key)
 
 
 async def remove_tombstone(connection: Connection, key: SessionKey) -> None:
@@ -65,6 +76,37 @@ async def remove_expired(connection: Connection, key: SessionKey, now: float) ->
     """
     await _remove_all(connection, {"_id": key.id, **queries.expired(now)})
     return await connection.sessions.find_one({"_id": key.id}, {"_id": 1}) is None
+
+
+async def ended(
+    connection: Connection, ids: list[Document], now: float
+) -> list[Document]:
+    """Which sessions have expired for good, by their ``_id``.
+
+    An append that began in time, and renews its session, may not be committed yet. So a
+    session that has expired is marked. The mark waits for such an append, which then
+    has renewed the session; an append that comes later finds the mark, and no session.
+    A session that cannot be marked at once is not among the result.
+    """
+    which = {"_id": {"$in": ids}, **queries.expired(now)}
+    mark = {"q": {**which, "ttl": {"$ne": OVER}}, "u": {"$set": {"ttl": OVER}}}
+    command = {
+        "update": connection.sessions.name,
+        "updates": [{**mark, "multi": True}],
+        "writeConcern": connection.sessions.write_concern.document,
+        "maxTimeMS": _MARK_MS,
+    }
+    try:
+        await connection.database.command(command)
+    except ExecutionTimeout:
+        pass  # a session is locked
+    except OperationFailure as error:
+        if error.code != _UNAUTHORIZED:
+            raise
+        return ids  # a user who may only read cannot find out more
+    marked = {**which, "ttl": OVER}
+    sessions = connection.sessions.with_options(read_concern=ReadConcern("majority"))
+    return [it["_id"] for it in await sessions.find(marked, {"_id": 1}).to_list(None)]
 
 
 async def _remove_all(connection: Connection, wanted: Document) -> None:
@@ -193,11 +235,12 @@ async def erase_logs(
     connection: Connection, app_name: str, user_id: str | None
 ) -> Step:
     """Remove all sessions, and events without one that a crash may have left."""
-    sessions = events = 0
-    step = None
-    while step is None or not step.is_last:
-        wanted = queries.all_sessions(app_name, user_id)
-        step = await remove_some(connection, wanted)
-        sessions, events = sessions + step.sessions, events + step.events
-    events += await remove_events(connection, app_name, user_id)
+    wanted = queries.all_sessions(app_name, user_id)
+    step = await remove_some(connection, wanted)
+    sessions, events = step.sessions, step.events
+    with in_parts():
+        while not step.is_last:
+            step = await remove_some(connection, wanted)
+            sessions, events = sessions + step.sessions, events + step.events
+        events += await remove_events(connection, app_name, user_id)
     return Step(sessions, events, is_last=True)

@@ -114,7 +114,7 @@ def events_of_user(app_name: str, user_id: str, after: Document | None) -> Docum
     return {"_id": {"$gt": after or user, "$lt": {**user, "session_id": {}}}}
 
 
-_HEAD: Final = ("create_time", "revision", "expire_time")
+_HEAD: Final = ("create_time", "revision", "expire_time", "ttl")
 _KEY: Final = SessionKey._fields
 
 

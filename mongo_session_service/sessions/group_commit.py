@@ -473,6 +473,8 @@ class Committer:
             batch = batches.take_batch(lane.waiting, self._most, self._busy)
             if batch or not lane.waiting:
                 self._claims.pop(lane, None)
+                for caller in batch:
+                    caller.look_at_the_clock()
                 return batch
             self._claims[lane] = lane.waiting[0].documents
             await self._freed.wait()

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec.documents import INITIAL, is_apart
+from mongo_session_service.codec.documents import INITIAL, OVER, is_apart
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -30,11 +30,12 @@ EXPIRES: Final = "expires"
 
 
 def visible(now: float) -> Document:
-    """What is a session: it has a revision, and its time, if any, has not come.
+    """What is a session: it has a revision, and has not expired.
 
     A tombstone, of a session that is being removed, has none; nor has a reservation.
     """
-    return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
+    is_unexpired = {"expire_time": {"$not": {"$lte": now}}, "ttl": {"$ne": OVER}}
+    return {"revision": {"$gte": 0}, **is_unexpired}
 
 
 def expired(now: float) -> Document:

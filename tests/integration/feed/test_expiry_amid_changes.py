@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from bson.decimal128 import Decimal128
-from bson.timestamp import Timestamp
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time as platform_time
 from pymongo import MongoClient
 from support.fake_clock import Clock
@@ -26,8 +26,8 @@ from support.subscriptions import (
 
 from mongo_session_service import HistoryLostError, MongoSessionService
 from mongo_session_service.changes import stream
-from mongo_session_service.driver import snapshots
 from mongo_session_service.feed import expiry, reader, subscription
+from mongo_session_service.sessions import deletion
 
 
 async def test_an_append_that_meets_the_look_keeps_the_session(
@@ -44,13 +44,13 @@ async def test_an_append_that_meets_the_look_keeps_the_session(
         await service.append_event(session, new_event())
         is_renewed.set()
 
-    async def after_the_look(connection: Any) -> Timestamp:
+    async def after_the_look(*arguments: Any) -> list[Any]:
         if clock.now > mine.now and not is_renewed.is_set():
             renewing = asyncio.run_coroutine_threadsafe(renew(), loop)
             await asyncio.wrap_future(renewing)
-        return await snapshots.now(connection)
+        return await deletion.ended(*arguments)
 
-    monkeypatch.setattr(expiry, "snapshots", SimpleNamespace(now=after_the_look))
+    monkeypatch.setattr(expiry, "deletion", SimpleNamespace(ended=after_the_look))
     monkeypatch.setattr(expiry, "_SCAN_LIMIT", PATIENCE)  # the append is a part of it
     async with Follower(service.watch(APP)) as follower:
         await service.create_session(**IDS)
@@ -69,7 +69,7 @@ async def test_an_append_that_meets_the_look_keeps_the_session(
 async def test_a_delete_is_told_of_what_was_kept(
     service: MongoSessionService, clock: Clock
 ) -> None:
-    """Who is slower than the feed may keep what was told to be over, and delete it."""
+    """A writer whose clock is slow cannot keep what is over, and may delete it."""
     mine = Clock.set()
     mine.now -= 1
     await service.create_session(**SESSION, ttl=10)
@@ -77,7 +77,10 @@ async def test_a_delete_is_told_of_what_was_kept(
         clock.now += 9.5
         mine.now += 9.5
         await follower.until(lambda: follower.gone == [ID])
-        await service.update_session(**SESSION, ttl=1000)
+        with pytest.raises(SessionNotFoundError):
+            await service.update_session(**SESSION, ttl=1000)
+        await service.delete_session(**SESSION)
+        await service.create_session(**SESSION)
         await service.delete_session(**SESSION)
         await follower.until(lambda: follower.gone == [ID, ID])
 
