@@ -52,8 +52,8 @@ class Consumer:
     Reading and committing raise:
 
     - ``LeaseLostError``: another reader has taken over; nothing was committed.
-    - ``HistoryLostError``: the change stream cannot be resumed, and
-      ``on_history_lost`` is ``raise``.
+    - ``HistoryLostError``: the change stream cannot be resumed, or the database or the
+      checkpoint was dropped, and ``on_history_lost`` is ``raise``.
     - ``ConfigurationError``: the name belongs to another app's changes, or the server
       has no change streams.
     - ``StorageUnavailableError``: MongoDB has been unreachable for a minute.
