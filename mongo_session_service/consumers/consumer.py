@@ -21,12 +21,15 @@ from mongo_session_service.driver.cancellation import Step, uninterrupted
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import (
-    InvalidInputError,
     LeaseLostError,
     MongoSessionServiceError,
     quoted,
 )
-from mongo_session_service.model.validation import check_callable, check_flag
+from mongo_session_service.model.validation import (
+    check_callable,
+    check_count,
+    check_flag,
+)
 
 _handling: ContextVar[Consumer | None] = ContextVar("_handling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
@@ -180,9 +183,7 @@ class Consumer:
         """
         check_callable("handler", handler)
         check_flag("transactional", transactional)
-        is_number = isinstance(max_attempts, int) and not isinstance(max_attempts, bool)
-        if not is_number or max_attempts < 1:
-            raise InvalidInputError("max_attempts must be a number, 1 or more.")
+        check_count("max_attempts", max_attempts)
         self._check_free()
         self._is_running = True
         token = _handling.set(self)

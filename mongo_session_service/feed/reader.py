@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
 
+import bson
 from bson.timestamp import Timestamp
 
 from mongo_session_service import errors
@@ -192,12 +193,14 @@ class Reader:
             return
         has_ended = self._expiry_scanner.note(item)
         notification = Notification(at, None)
+        size = 0
         try:
             for each, payload in self._router.deliveries(item):
                 if has_ended and not each.scope.is_session:
                     continue
                 if notification.change is not payload:
-                    notification = Notification(at, payload)
+                    size = size or len(bson.encode(change))
+                    notification = Notification(at, payload, size)
                 self._deliver(each, notification)
         except errors.StorageError as error:
             for each in self._router.recipients(item):

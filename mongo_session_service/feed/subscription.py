@@ -153,9 +153,10 @@ class Subscription:
     - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
     """
 
-    def __init__(self, feed: Feed, scope: Scope) -> None:
+    def __init__(self, feed: Feed, scope: Scope, max_bytes: int) -> None:
         self.scope = scope
         self._feed = feed
+        self._max_bytes = max_bytes
         self._inbox: Inbox | None = None
         self._since = _THE_BEGINNING
         self._is_closed = False
@@ -177,7 +178,7 @@ class Subscription:
         if self._inbox is not None:
             message = "A subscription can be opened only once; call watch() again."
             raise RuntimeError(message)
-        self._inbox = Inbox(self._feed.waker(), CAPACITY)
+        self._inbox = Inbox(self._feed.waker(), CAPACITY, self._max_bytes)
         try:
             with translated():
                 await self._begin()
@@ -237,8 +238,10 @@ class SessionSubscription(Subscription):
     missing from the inbox, it catches up again.
     """
 
-    def __init__(self, feed: Feed, key: SessionKey, after_revision: int | None) -> None:
-        super().__init__(feed, Scope(*key))
+    def __init__(
+        self, feed: Feed, key: SessionKey, after_revision: int | None, max_bytes: int
+    ) -> None:
+        super().__init__(feed, Scope(*key), max_bytes)
         self._key = key
         self._revision = after_revision
         self._create_time: float | None = None
@@ -328,7 +331,7 @@ class SessionSubscription(Subscription):
     async def _catch_up(self) -> None:
         """Queue what was missed, and follow if that is complete."""
         # A new inbox: the old one may have overflowed with what is read here.
-        self._inbox = Inbox(self._feed.waker(), CAPACITY)
+        self._inbox = Inbox(self._feed.waker(), CAPACITY, self._max_bytes)
         position = await self._feed.attach(self)
         connection = await self._feed.connection()
         load = partial(load_view, connection, self._key, self._revision, position)
