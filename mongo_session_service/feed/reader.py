@@ -39,7 +39,7 @@ from mongo_session_service.model.records import Document
 logger = logging.getLogger(__name__)
 
 LINGER: Final = 10.0
-"""Seconds the stream is kept open after the last subscription was closed."""
+"""Seconds the stream stays open after its last subscription, if event loops remain."""
 
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _SWEPT_EVERY: Final = 1.0  # seconds
@@ -61,8 +61,12 @@ class Reader:
         self._expiry_scanner = ExpiryScanner()
         self._lock = threading.Lock()
         self._waiting: list[tuple[Subscription, Future[Timestamp]]] = []
+        self._served: set[asyncio.AbstractEventLoop] = set()
+        """The event loops of its subscriptions, of former ones as well."""
         self.has_ended = False
         """Whether no subscription can be attached any more."""
+        self.thread: threading.Thread | None = None
+        """The thread that it runs in, if that is its own."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._position: Timestamp | None = None
@@ -78,6 +82,7 @@ class Reader:
             if self.has_ended:
                 return None
             self._waiting.append((subscription, future))
+            self._served.add(asyncio.get_running_loop())
             if self._loop is not None:
                 try:
                     self._loop.call_soon_threadsafe(self._admit)
@@ -89,6 +94,13 @@ class Reader:
     def detach(self, subscription: Subscription) -> None:
         """Deliver nothing more to a subscription."""
         self._post(self._router.detach, subscription)
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note that an event loop ends; with the last one, this run ends as well."""
+        with self._lock:
+            self._served.discard(loop)
+        if not self._served:
+            self.stop()
 
     def stop(self) -> None:
         """End soon."""
@@ -269,6 +281,8 @@ class Reader:
                 self._emptied_at = time.monotonic()
             elif time.monotonic() - self._emptied_at > LINGER:
                 self.has_ended = True
+            elif all(each.is_closed() for each in self._served):
+                self.has_ended = True  # nobody is left to come back
             return self.has_ended
 
     def end(self, error: Exception | None) -> None:
