@@ -60,7 +60,8 @@ class Consumer:
     - ``ConfigurationError``: the name belongs to another app's changes, or the server
       has no change streams.
     - ``StorageUnavailableError``: MongoDB has been unreachable for a minute.
-    - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
+    - ``StorageError``: MongoDB refused, or the change cannot be decoded; the next read
+      continues after it, and ``run()`` keeps it as a dead letter.
     """
 
     def __init__(self, opener: Opener, settings: Settings) -> None:

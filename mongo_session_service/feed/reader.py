@@ -23,6 +23,7 @@ from bson.timestamp import Timestamp
 from mongo_session_service import errors
 from mongo_session_service.backend import Opener
 from mongo_session_service.changes import decoder
+from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import Dropped, Names
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
@@ -30,6 +31,7 @@ from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import PAUSE_AFTER_LOSS, persistently
+from mongo_session_service.feed import unreadable
 from mongo_session_service.feed.expiry import ExpiryScanner
 from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Notification
 from mongo_session_service.feed.stats import Counters
@@ -206,17 +208,23 @@ class Reader:
         has_ended = self._expiry_scanner.note(item)
         notification = Notification(at, None)
         size = 0
+        for each, payload in self._deliveries(item):
+            if has_ended and not each.scope.is_session:
+                continue
+            if notification.change is not payload:
+                size = size or len(bson.encode(change))
+                notification = Notification(at, payload, size)
+            self._deliver(each, notification)
+
+    def _deliveries(
+        self, item: decoder.ChangeEvent
+    ) -> list[tuple[Subscription, Change | None]]:
         try:
-            for each, payload in self._router.deliveries(item):
-                if has_ended and not each.scope.is_session:
-                    continue
-                if notification.change is not payload:
-                    size = size or len(bson.encode(change))
-                    notification = Notification(at, payload, size)
-                self._deliver(each, notification)
+            return list(self._router.deliveries(item))
         except errors.StorageError as error:
-            for each in self._router.recipients(item):
-                self._end_subscription(each, error)
+            change = unreadable.without_content(item, error)
+            recipients = self._router.recipients(item) if change else []
+            return [(each, change) for each in recipients]
 
     async def _deliver_expired(self, before: Timestamp | None) -> None:
         """Deliver expired sessions to all but the subscriptions to a single session."""
