@@ -12,13 +12,11 @@ import asyncio
 import os
 import threading
 import warnings
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-from pymongo import AsyncMongoClient
 
 from mongo_session_service.driver.cancellation import cancellations, heed_cancellation
 from mongo_session_service.driver.causal import Latest
@@ -157,9 +155,9 @@ class Backends:
     def _open(self, loop: asyncio.AbstractEventLoop) -> Backend:
         with self._lock:
             if self._uri is not None:
-                _forget_closed_loops(self._entries)
+                forget_closed_loops(self._entries)
                 client: Any = open_client(self._uri)
-                keeper = _keep_until_loop_ends(client, loop)
+                keeper = keep_until_loop_ends(client.close, loop)
             else:
                 # A borrowed client stays bound to its loop even when that is closed.
                 client, keeper = self._client, None
@@ -240,10 +238,10 @@ _keepers: dict[asyncio.AbstractEventLoop, list[AsyncGenerator[None, None]]] = {}
 """Referred to from here, since a keeper has to outlive a service that is let go."""
 
 
-def _keep_until_loop_ends(
-    client: AsyncMongoClient[Any], loop: asyncio.AbstractEventLoop
+def keep_until_loop_ends(
+    close: Callable[[], Awaitable[None]], loop: asyncio.AbstractEventLoop
 ) -> AsyncGenerator[None, None]:
-    """A generator that, once started, closes the client when it or its loop ends.
+    """A generator that, once started, calls ``close`` when it or its loop ends.
 
     What is started is finished by ``loop.shutdown_asyncgens()``, which ``asyncio.run``
     calls when all tasks are done: the one moment a library has for it.
@@ -258,15 +256,16 @@ def _keep_until_loop_ends(
                 # Older PyMongo closes by means of such generators itself.
                 message = "asynchronous generator .* was scheduled after"
                 warnings.filterwarnings("ignore", message, ResourceWarning)
-                await client.close()
+                await close()
 
     keeper = keep()
-    _forget_closed_loops(_keepers)
+    forget_closed_loops(_keepers)
     _keepers.setdefault(loop, []).append(keeper)
     return keeper
 
 
-def _forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
+def forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
+    """Remove the event loops that are closed."""
     for loop in list(mapping):
         if loop.is_closed():
             mapping.pop(loop, None)

@@ -775,6 +775,7 @@ class MongoSessionService(BaseSessionService):
         session_id: str | None = None,
         *,
         after_revision: int | None = None,
+        max_bytes: int = 64_000_000,
     ) -> Subscription:
         """Subscribes to a session, to a user's or an app's, or to the whole database.
 
@@ -790,16 +791,21 @@ class MongoSessionService(BaseSessionService):
             session_id: The session, stripped; None for every session of the user.
             after_revision: Of a session: begin with the events after this revision
                 instead, however old, then the ``state`` of its user and app as it is.
+            max_bytes: How many bytes of changes, as MongoDB stores them, may wait to be
+                read; 1,024 changes may in any case, and one of any size. Reading raises
+                ``SlowSubscriberError`` where more would have to wait.
 
         Raises:
-            InvalidInputError: the arguments name nothing that can be watched.
+            InvalidInputError: the arguments name nothing that can be watched, or
+                ``max_bytes`` is no number from 1 on.
         """
+        validation.check_count("max_bytes", max_bytes)
         validation.check_revision("after_revision", after_revision)
         if session_id is not None:
             if app_name is None or user_id is None:
                 raise InvalidInputError("A session_id needs its app_name and user_id.")
             key = session_key(app_name, user_id, session_id)
-            return SessionSubscription(self._feed, key, after_revision)
+            return SessionSubscription(self._feed, key, after_revision, max_bytes)
         if after_revision is not None:
             message = "after_revision is a session's: it needs a session_id."
             raise InvalidInputError(message)
@@ -809,7 +815,7 @@ class MongoSessionService(BaseSessionService):
             user_id = check_id("user_id", user_id)
         if app_name is not None:
             app_name = check_id("app_name", app_name)
-        return Subscription(self._feed, Scope(app_name, user_id))
+        return Subscription(self._feed, Scope(app_name, user_id), max_bytes)
 
     @traced
     async def wait_for(

@@ -33,7 +33,7 @@ class Change(BaseModel):
     identifies an ``appended`` change, unless the session is deleted and recreated. None
     for what belongs to no session, and for ``deleted``."""
     event: Event | None = None
-    """The event that was appended."""
+    """The event that was appended; None if it cannot be decoded."""
     state_delta: dict[str, Any] = {}
     """What was set, its keys prefixed by scope: by an event, by a write to the state of
     the app or user, or as the initial state of a session ``created``."""

@@ -21,12 +21,15 @@ from mongo_session_service.driver.cancellation import Step, uninterrupted
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import (
-    InvalidInputError,
     LeaseLostError,
     MongoSessionServiceError,
     quoted,
 )
-from mongo_session_service.model.validation import check_callable, check_flag
+from mongo_session_service.model.validation import (
+    check_callable,
+    check_count,
+    check_flag,
+)
 
 _handling: ContextVar[Consumer | None] = ContextVar("_handling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
@@ -52,12 +55,13 @@ class Consumer:
     Reading and committing raise:
 
     - ``LeaseLostError``: another reader has taken over; nothing was committed.
-    - ``HistoryLostError``: the change stream cannot be resumed, and
-      ``on_history_lost`` is ``raise``.
+    - ``HistoryLostError``: the change stream cannot be resumed, or the database or the
+      checkpoint was dropped, and ``on_history_lost`` is ``raise``.
     - ``ConfigurationError``: the name belongs to another app's changes, or the server
       has no change streams.
     - ``StorageUnavailableError``: MongoDB has been unreachable for a minute.
-    - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
+    - ``StorageError``: MongoDB refused, or the change cannot be decoded; the next read
+      continues after it, and ``run()`` keeps it as a dead letter.
     """
 
     def __init__(self, opener: Opener, settings: Settings) -> None:
@@ -180,9 +184,7 @@ class Consumer:
         """
         check_callable("handler", handler)
         check_flag("transactional", transactional)
-        is_number = isinstance(max_attempts, int) and not isinstance(max_attempts, bool)
-        if not is_number or max_attempts < 1:
-            raise InvalidInputError("max_attempts must be a number, 1 or more.")
+        check_count("max_attempts", max_attempts)
         self._check_free()
         self._is_running = True
         token = _handling.set(self)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Self
@@ -64,6 +65,8 @@ class Coordinator:
         self._settings = settings
         self._fetcher: Fetcher | None = None
         self._uncommitted: Position | None = None
+        self._lost: HistoryLostError | None = None
+        """Why the next read replays or skips."""
         self._reading = Step[Delivery | None]()
         self._over = asyncio.Event()
         self._is_replaying = False
@@ -108,7 +111,7 @@ class Coordinator:
         now = await persistently(lambda: snapshots.now(self.connection))
         begin = Position.at_end if start == "now" else Position.at_beginning
         position = begin(now)
-        await self.save(position)
+        await self._save(position)
         self._read_from(position)
 
     def _read_from(self, position: Position) -> None:
@@ -126,6 +129,7 @@ class Coordinator:
         await asyncio.sleep(PAUSE_AFTER_LOSS)
         # It may be another one by now, or none until the next append creates it.
         self._log = await _log_id(self.connection)
+        await self._lease.restore(self._settings.app_name)
         await self._begin_at("now" if option == "skip" else "beginning")
 
     async def next(self) -> Delivery:
@@ -138,7 +142,7 @@ class Coordinator:
         while not self.is_over and self._fetcher is not None:
             step = partial(self._next, self._fetcher)
             delivery = await self._reading.result(step)
-            if delivery is not None and not self.is_over:
+            if delivery is not None and not self.is_over and self._lost is None:
                 self._lease.check()
                 self._uncommitted = delivery.position
                 return delivery
@@ -147,22 +151,25 @@ class Coordinator:
     async def _next(self, fetcher: Fetcher) -> Delivery | None:
         self._lease.check()
         try:
+            if self._lost is not None:
+                raise self._lost
             delivery = await fetcher.next()
+            if delivery is None and self._uncommitted is None:
+                self._lease.check()
+                await self._save_silence(fetcher)
+            return delivery
         except HistoryLostError as error:
             await self._recover(error)
+            self._lost = None
             return None
-        if delivery is None and self._uncommitted is None:
-            self._lease.check()
-            await self._save_silence(fetcher)
-        return delivery
 
     async def _save_silence(self, fetcher: Fetcher) -> None:
         """Save that a replay has ended, or how far an idle stream has come."""
         if self._is_replaying and not fetcher.position.is_replaying:
-            await self.save(fetcher.position)
+            await self._save(fetcher.position)
         elif time.monotonic() - self.saved_at > IDLE_SAVE:
             now = await persistently(lambda: snapshots.now(self.connection))
-            await self.save(fetcher.position.as_of(now))
+            await self._save(fetcher.position.as_of(now))
 
     async def commit(self) -> None:
         """Save that everything delivered is handled."""
@@ -171,14 +178,29 @@ class Coordinator:
 
     async def save(self, position: Position) -> None:
         """Save a position: everything up to it is handled."""
+        with self._losing():
+            await self._save(position)
+
+    async def _save(self, position: Position) -> None:
         await self._lease.save(position, self._log)
         self._note_saved(position)
 
     async def save_with(self, work: Work, position: Position) -> None:
         """Do work and save a position, in one transaction."""
-        saving = await self._lease.saving(position, self._log)
-        await in_transaction(self.connection, work, saving)
-        self._note_saved(position)
+        with self._losing():
+            saving = await self._lease.saving(position, self._log)
+            await in_transaction(self.connection, work, saving)
+            self._note_saved(position)
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Have the next read replay or skip, if the checkpoint was dropped."""
+        try:
+            yield
+        except HistoryLostError as error:
+            if self._settings.on_history_lost == "raise":
+                raise
+            self._lost, self._uncommitted = error, None
 
     def _note_saved(self, position: Position) -> None:
         self.saved_at = time.monotonic()

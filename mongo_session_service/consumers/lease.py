@@ -1,9 +1,10 @@
 """Consumer lease: one active reader per name, fenced by a rising epoch.
 
 The lease has its own document, so that its renewals do not conflict with a handler's
-transaction, which ends with the checkpoint. Each holder raises the checkpoint's epoch
-and includes it in the filter of every save: a replaced holder matches nothing and saves
-nothing. All times are the server's; clocks need not be synchronised.
+transaction, which ends with the checkpoint. A reader takes the lease and raises its
+epoch in one step. It writes epoch and owner into the checkpoint, unless that has a
+higher epoch, and includes them in the filter of every save: a replaced holder matches
+nothing and saves nothing. All times are the server's; clocks need not be synchronised.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import socket
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from bson.codec_options import CodecOptions
-from pymongo.errors import NetworkTimeout, PyMongoError
+from pymongo.errors import DuplicateKeyError, NetworkTimeout, PyMongoError
 
+from mongo_session_service import errors
 from mongo_session_service.consumers import checkpoint as checkpoints
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.handler import Work
@@ -27,7 +30,6 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.errors import ConfigurationError, LeaseLostError, quoted
 from mongo_session_service.model.records import Document
 
 LEASE: Final = 5.0
@@ -36,36 +38,57 @@ LEASE: Final = 5.0
 RENEWAL: Final = 1.0  # seconds
 _RETRY: Final = 0.5  # seconds
 
-_IS_FREE: Final[Document] = {
-    "$or": [{"owner": None}, {"$expr": {"$lt": ["$expires_at", "$$NOW"]}}]
-}
-
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class Claim:
     """One reader's claim in the lease document of a name."""
 
     connection: Connection
     name: str
     owner: str
 
-    async def renew(self) -> bool:
-        """Renew the lease; False if another reader holds it."""
-        renewed = await self.connection.leases.update_one(
-            {"_id": self.name, "owner": self.owner}, [{"$set": _expiry()}]
-        )
-        return bool(renewed.matched_count)
+    async def renew(self, epoch: int) -> bool:
+        """Renew the lease, stored again if it was dropped; False if it is another's."""
+        mine = {"_id": self.name, "owner": self.owner}
+        renewed = [{"$set": {"epoch": epoch, **_expiry()}}]
+        try:
+            await self.connection.leases.update_one(mine, renewed, upsert=True)
+        except DuplicateKeyError:
+            return False
+        return True
 
-    async def take(self) -> bool:
-        """Take the lease if it is free; a cancellation waits for the outcome."""
+    async def take(self, floor: int) -> int | None:
+        """Take the lease if it is free; its new epoch, which is above ``floor``.
+
+        A cancellation waits for the outcome.
+        """
+        is_free = {"$lt": ["$expires_at", "$$NOW"]}
+        is_mine = {"$in": [{"$ifNull": ["$owner", None]}, [None, self.owner]]}
+        above = {"$add": [{"$max": ["$epoch", floor]}, 1]}
+        taken = {"_id": "$_id", "owner": self.owner, "epoch": above, **_expiry()}
+        take = {"$cond": [{"$or": [is_free, is_mine]}, taken, "$$ROOT"]}
         taking = _plain(self.connection.leases).find_one_and_update(
-            {"_id": self.name, **_IS_FREE},
-            [{"$set": {"owner": self.owner, **_expiry()}}],
+            {"_id": self.name},
+            [{"$replaceWith": take}],
+            upsert=True,
+            return_document=True,
         )
         try:
-            return await uninterrupted(asyncio.wait_for(taking, LEASE)) is not None
+            lease = await uninterrupted(asyncio.wait_for(taking, LEASE))
         except TimeoutError:
             raise NetworkTimeout(f"no answer within {LEASE:g} seconds") from None
+        return lease["epoch"] if lease["owner"] == self.owner else None
+
+    async def enter(self, epoch: int) -> Document | None:
+        """Put this reader into the checkpoint; None if it has a higher epoch."""
+        checkpoint: Document | None = await persistently(
+            lambda: _plain(self.connection.checkpoints).find_one_and_update(
+                {"_id": self.name, "epoch": {"$lt": epoch}},
+                {"$set": {"epoch": epoch, "owner": self.owner, "serial": 0}},
+                return_document=True,
+            )
+        )
+        return checkpoint
 
     async def give_up(self) -> None:
         """Release the lease; if that takes long, it expires by itself."""
@@ -79,13 +102,13 @@ class _Claim:
 class Lease:
     """The exclusive right to read and to save under a consumer's name.
 
-    Its methods raise ``LeaseLostError`` if another reader has taken over; nothing was
-    saved then.
+    Its methods raise ``LeaseLostError`` if another reader has taken over, and
+    ``HistoryLostError`` if the checkpoint was dropped; nothing was saved then.
     """
 
-    def __init__(self, claim: _Claim, checkpoint: Document) -> None:
+    def __init__(self, claim: Claim, checkpoint: Document) -> None:
         self._claim = claim
-        self._mine = {"_id": claim.name, "epoch": checkpoint["epoch"]}
+        self._mine = {name: checkpoint[name] for name in ("_id", "epoch", "owner")}
         self._saves: int | None = checkpoint["saves"]
         self._serial = 0
         """The latest save's number: the server ignores an earlier save that is late."""
@@ -96,7 +119,7 @@ class Lease:
         """The last saved position; None if there is none."""
         self.log: object = checkpoint["log"]
         """The identity of the events collection that the position belongs to."""
-        keeping = _keep_renewing(claim, weakref.ref(self))
+        keeping = _keep_renewing(claim, checkpoint["epoch"], weakref.ref(self))
         self._renewal = asyncio.create_task(keeping)
 
     @classmethod
@@ -109,21 +132,16 @@ class Lease:
             ConfigurationError: the name is in use for another app's changes.
         """
         owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        await _add(connection.leases, name, {"owner": None, "expires_at": None})
-        await add_checkpoint(connection, name, app_name, None, None)
-        await _check_app(connection, name, app_name)
-        claim = _Claim(connection, name, owner)
+        claim = Claim(connection, name, owner)
+        checkpoint = None
         try:
-            # Another process sends no signal.
-            while not await persistently(claim.take):  # noqa: ASYNC110
-                await asyncio.sleep(_RETRY)
-            checkpoint: Document = await persistently(
-                lambda: _plain(connection.checkpoints).find_one_and_update(
-                    {"_id": name},
-                    {"$inc": {"epoch": 1}, "$set": {"serial": 0}},
-                    return_document=True,
-                )
-            )
+            while checkpoint is None:
+                floor = await _highest_epoch(connection, name, app_name)
+                take = partial(claim.take, floor)
+                # Another process sends no signal.
+                while (epoch := await persistently(take)) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(_RETRY)
+                checkpoint = await claim.enter(epoch)
             return cls(claim, checkpoint)
         except BaseException:
             await uninterrupted(claim.give_up())
@@ -132,12 +150,13 @@ class Lease:
     def check(self) -> None:
         """Raise if it is known to be lost."""
         if self.is_lost:
+            name = errors.quoted(self._claim.name)
             message = (
-                f"Another reader has taken over consumer {quoted(self._claim.name)},"
+                f"Another reader has taken over consumer {name},"
                 f" since this one did not renew its lease for {LEASE:.0f} seconds."
                 " Changes that were not committed here are delivered there."
             )
-            raise LeaseLostError(message)
+            raise errors.LeaseLostError(message)
 
     async def save(self, position: Position, log: object) -> None:
         """Save a position, with a majority, unless a later one was; idempotent."""
@@ -149,11 +168,9 @@ class Lease:
                 not_later, change, projection={"saves": 1}, return_document=True
             )
         )
-        if saved is not None:
-            self._saves = saved["saves"]
-        else:
-            mine = await persistently(lambda: self._stored.find_one(self._mine))
-            self._note(is_held=mine is not None)
+        if saved is None:
+            saved = await persistently(self._load)  # a later position was saved
+        self._saves = saved["saves"]
 
     async def saving(self, position: Position, log: object) -> Work:
         """The work of saving a position at the end of a transaction, exactly once.
@@ -163,15 +180,15 @@ class Lease:
         """
         self.check()
         if self._saves is None:
-            found = await persistently(lambda: self._stored.find_one(self._mine))
-            self._note(is_held=found is not None)
-            self._saves = found["saves"]
+            self._saves = (await persistently(self._load))["saves"]
         not_later, change = self._next_save(position, log)
         last = {**not_later, "saves": self._saves}
 
         async def work(txn: Txn) -> None:
             saved = await self._stored.update_one(last, change, session=txn)
-            self._note(is_held=bool(saved.matched_count))
+            if not saved.matched_count:
+                await self._load(txn)
+                self._lose()  # to itself: the transaction was committed before
 
         self._saves = None
         return work
@@ -194,8 +211,27 @@ class Lease:
         found = {**self._mine, "serial": {"$not": {"$gt": self._serial}}}
         return found, [{"$set": saved}]
 
-    def _note(self, *, is_held: bool) -> None:
-        self.is_lost = self.is_lost or not is_held
+    async def _load(self, txn: Txn = None) -> Document:
+        """The checkpoint, of which this reader is the current one."""
+        found = await self._stored.find_one({"_id": self._claim.name}, session=txn)
+        if found is None:
+            who = f"The checkpoint of consumer {errors.quoted(self._claim.name)}"
+            raise errors.HistoryLostError(
+                f"{who} was dropped: its position is unknown."
+            )
+        if not self._mine.items() <= found.items():
+            self._lose()
+        stored: Document = found
+        return stored
+
+    async def restore(self, app_name: str | None) -> None:
+        """Store a checkpoint for this reader again, unless there is one."""
+        holder = {name: self._mine[name] for name in ("epoch", "owner")}
+        at, name = self._claim.connection, self._claim.name
+        await add_checkpoint(at, name, app_name, None, None, **holder)
+
+    def _lose(self) -> None:
+        self.is_lost = True
         self.check()
 
     async def release(self) -> None:
@@ -205,12 +241,12 @@ class Lease:
         await self._claim.give_up()
 
 
-async def _keep_renewing(claim: _Claim, lease: weakref.ref[Lease]) -> None:
+async def _keep_renewing(claim: Claim, epoch: int, lease: weakref.ref[Lease]) -> None:
     """Renew until the lease is lost or released; give it up if it was collected."""
     while (held := lease()) is not None and not held.is_lost:
         del held
         with suppress(PyMongoError):
-            is_held = await claim.renew()
+            is_held = await claim.renew(epoch)
             if not is_held and (held := lease()) is not None:
                 held.is_lost = True
                 del held
@@ -234,38 +270,39 @@ async def add_checkpoint(
     app_name: str | None,
     log: object,
     position: Position | None,
-) -> None:
-    """Store a new name's checkpoint, unless it has one."""
+    **holder: object,
+) -> Document:
+    """The name's checkpoint, stored first if there is none."""
     new = {
         "app_name": app_name,
         "epoch": 0,
         "saves": 0,
         "log": log,
         "position": position and checkpoints.encode_position(position),
+        **holder,
     }
-    await _add(connection.checkpoints, name, new)
-
-
-async def _add(collection: Any, name: str, fields: Document) -> None:
-    """Store a consumer's document, unless it is stored already."""
-    await persistently(
-        lambda: collection.update_one(
-            {"_id": name}, {"$setOnInsert": fields}, upsert=True
+    stored: Document = await persistently(
+        lambda: _plain(connection.checkpoints).find_one_and_update(
+            {"_id": name}, {"$setOnInsert": new}, upsert=True, return_document=True
         )
     )
+    return stored
 
 
-async def _check_app(connection: Connection, name: str, app_name: str | None) -> None:
-    stored = await persistently(
-        lambda: connection.checkpoints.find_one({"_id": name}, {"app_name": 1})
-    )
-    if stored is not None and stored["app_name"] != app_name:
+async def _highest_epoch(
+    connection: Connection, name: str, app_name: str | None
+) -> int:
+    """The epoch of the name's latest reader, 0 if there was none."""
+    stored = await add_checkpoint(connection, name, app_name, None, None)
+    if stored["app_name"] != app_name:
         what = stored["app_name"]
         message = (
-            f"Consumer {quoted(name)} was started with app_name={what!r}, not"
+            f"Consumer {errors.quoted(name)} was started with app_name={what!r}, not"
             f" {app_name!r}, and its checkpoint covers only that. Choose another name."
         )
-        raise ConfigurationError(message)
+        raise errors.ConfigurationError(message)
+    epoch: int = stored["epoch"]
+    return epoch
 
 
 def _expiry() -> Document:

@@ -11,12 +11,18 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final
+from weakref import WeakSet
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.backend import Opener
+from mongo_session_service.backend import (
+    Opener,
+    forget_closed_loops,
+    keep_until_loop_ends,
+)
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.feed.inbox import Waker
 from mongo_session_service.feed.reader import Reader
@@ -24,6 +30,9 @@ from mongo_session_service.feed.stats import Counters, FeedStats
 from mongo_session_service.feed.subscription import Subscription
 
 THREAD_NAME: Final = "mongo-session-service-feed"
+
+_FAREWELL: Final = 3.0
+"""Seconds that an event loop's end waits for a feed to end with it."""
 
 _Runner = threading.Thread | asyncio.Task[None]
 
@@ -67,8 +76,7 @@ class Feed:
         self._check_process()
         loop = asyncio.get_running_loop()
         with self._lock:
-            for each in [each for each in self._wakers if each.is_closed()]:
-                del self._wakers[each]
+            forget_closed_loops(self._wakers)
             return self._wakers.setdefault(loop, Waker(loop))
 
     async def attach(self, subscription: Subscription) -> Timestamp:
@@ -82,7 +90,10 @@ class Feed:
         self._check_process()
         entered = None
         while entered is None:
-            entered = self._current_reader().attach(subscription)
+            reader = self._current_reader()
+            entered = reader.attach(subscription)
+        if self._closer is not None:
+            await _end_with_loop(reader)
         return await asyncio.wrap_future(entered)
 
     def detach(self, subscription: Subscription) -> None:
@@ -140,8 +151,34 @@ def _started(reader: Reader, closer: Callable[[], Awaitable[None]] | None) -> _R
         return asyncio.create_task(reader.run(), context=Context())
     thread = threading.Thread(target=_run, args=[reader, closer], name=THREAD_NAME)
     thread.daemon = True
+    reader.thread = thread
     thread.start()
     return thread
+
+
+_served: dict[asyncio.AbstractEventLoop, WeakSet[Reader]] = {}
+"""The readers to be told when an event loop ends."""
+
+
+async def _end_with_loop(reader: Reader) -> None:
+    """End a reader with the last of the event loops that it serves."""
+    loop = asyncio.get_running_loop()
+
+    async def end() -> None:
+        readers = list(_served.pop(loop))
+        for each in readers:
+            each.leave(loop)
+        ending = [each.thread for each in readers if each.thread and each.has_ended]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                while any(map(_is_running, ending)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+
+    if loop not in _served:
+        forget_closed_loops(_served)
+        _served[loop] = WeakSet()
+        await anext(keep_until_loop_ends(end, loop))
+    _served[loop].add(reader)
 
 
 def _is_running(runner: _Runner) -> bool:

@@ -28,6 +28,8 @@ class Notification:
     at: Timestamp
     change: Change | None
     """None if the watched session's expiry time has changed."""
+    size: int = 0
+    """Bytes that it takes up, about."""
 
 
 RESYNC: Final = Notification(Timestamp(2**32 - 1, 2**32 - 1), None)
@@ -70,11 +72,12 @@ class Waker:
 class Inbox:
     """The changes that wait for one subscription: any writers, one reader."""
 
-    __slots__ = ("_arrived", "_end", "_has_ended", "_notifications", "_size", "_waker")
-
-    def __init__(self, waker: Waker, size: int) -> None:
+    def __init__(self, waker: Waker, capacity: int, max_bytes: int) -> None:
         self._waker = waker
-        self._size = size
+        self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        """An upper bound of what waits, of which only the writer knows."""
         self._notifications: deque[Notification] = deque()
         self._arrived = asyncio.Event()
         self._has_ended = False
@@ -99,7 +102,12 @@ class Inbox:
         Raises:
             RuntimeError: the reader's loop is closed.
         """
-        if len(self._notifications) >= self._size:
+        self._bytes += notification.size
+        if self._bytes > self._max_bytes:
+            waiting = sum(each.size for each in self._notifications.copy())
+            self._bytes = waiting + notification.size
+        is_too_large = bool(self._notifications) and self._bytes > self._max_bytes
+        if is_too_large or len(self._notifications) >= self._capacity:
             return False
         self._notifications.append(notification)
         if len(self._notifications) == 1:

@@ -17,11 +17,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
 
+import bson
 from bson.timestamp import Timestamp
 
 from mongo_session_service import errors
 from mongo_session_service.backend import Opener
 from mongo_session_service.changes import decoder
+from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import Dropped, Names
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
@@ -29,6 +31,7 @@ from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import PAUSE_AFTER_LOSS, persistently
+from mongo_session_service.feed import unreadable
 from mongo_session_service.feed.expiry import ExpiryScanner
 from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Notification
 from mongo_session_service.feed.stats import Counters
@@ -38,7 +41,7 @@ from mongo_session_service.model.records import Document
 logger = logging.getLogger(__name__)
 
 LINGER: Final = 10.0
-"""Seconds the stream is kept open after the last subscription was closed."""
+"""Seconds the stream stays open after its last subscription, if event loops remain."""
 
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _SWEPT_EVERY: Final = 1.0  # seconds
@@ -60,8 +63,12 @@ class Reader:
         self._expiry_scanner = ExpiryScanner()
         self._lock = threading.Lock()
         self._waiting: list[tuple[Subscription, Future[Timestamp]]] = []
+        self._served: set[asyncio.AbstractEventLoop] = set()
+        """The event loops of its subscriptions, of former ones as well."""
         self.has_ended = False
         """Whether no subscription can be attached any more."""
+        self.thread: threading.Thread | None = None
+        """The thread that it runs in, if that is its own."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._position: Timestamp | None = None
@@ -77,6 +84,7 @@ class Reader:
             if self.has_ended:
                 return None
             self._waiting.append((subscription, future))
+            self._served.add(asyncio.get_running_loop())
             if self._loop is not None:
                 try:
                     self._loop.call_soon_threadsafe(self._admit)
@@ -88,6 +96,13 @@ class Reader:
     def detach(self, subscription: Subscription) -> None:
         """Deliver nothing more to a subscription."""
         self._post(self._router.detach, subscription)
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note that an event loop ends; with the last one, this run ends as well."""
+        with self._lock:
+            self._served.discard(loop)
+        if not self._served:
+            self.stop()
 
     def stop(self) -> None:
         """End soon."""
@@ -192,16 +207,24 @@ class Reader:
             return
         has_ended = self._expiry_scanner.note(item)
         notification = Notification(at, None)
+        size = 0
+        for each, payload in self._deliveries(item):
+            if has_ended and not each.scope.is_session:
+                continue
+            if notification.change is not payload:
+                size = size or len(bson.encode(change))
+                notification = Notification(at, payload, size)
+            self._deliver(each, notification)
+
+    def _deliveries(
+        self, item: decoder.ChangeEvent
+    ) -> list[tuple[Subscription, Change | None]]:
         try:
-            for each, payload in self._router.deliveries(item):
-                if has_ended and not each.scope.is_session:
-                    continue
-                if notification.change is not payload:
-                    notification = Notification(at, payload)
-                self._deliver(each, notification)
+            return list(self._router.deliveries(item))
         except errors.StorageError as error:
-            for each in self._router.recipients(item):
-                self._end_subscription(each, error)
+            change = unreadable.without_content(item, error)
+            recipients = self._router.recipients(item) if change else []
+            return [(each, change) for each in recipients]
 
     async def _deliver_expired(self, before: Timestamp | None) -> None:
         """Deliver expired sessions to all but the subscriptions to a single session."""
@@ -266,6 +289,8 @@ class Reader:
                 self._emptied_at = time.monotonic()
             elif time.monotonic() - self._emptied_at > LINGER:
                 self.has_ended = True
+            elif all(each.is_closed() for each in self._served):
+                self.has_ended = True  # nobody is left to come back
             return self.has_ended
 
     def end(self, error: Exception | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -17,13 +18,18 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import Appended
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
-from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.server import naming_privileges
-from mongo_session_service.errors import InvalidInputError, SlowSubscriberError
+from mongo_session_service.errors import (
+    InvalidInputError,
+    SlowSubscriberError,
+    StorageError,
+)
+from mongo_session_service.feed import unreadable
 from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Inbox, Notification
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
@@ -34,6 +40,8 @@ from mongo_session_service.sessions.store import not_found
 if TYPE_CHECKING:
     from mongo_session_service.feed.feed import Feed
 
+
+logger = logging.getLogger(__name__)
 
 _SHORTEST: Final = 0.001
 """Seconds: the event loop's clock and the calendar's may differ by less."""
@@ -88,8 +96,8 @@ async def load_view(
         return None
     documents.check_session(session)
     hooks, update_time = connection.hooks, session["update_time"]
-    shared = documents.decode_shared_state(key, found.documents, hooks)
     if after_revision is None:
+        shared = documents.decode_shared_state(key, found.documents, hooks)
         own = documents.decode_state(session["state"], Owner.of_session(key), hooks)
         snapshot = Change(
             kind="snapshot",
@@ -102,17 +110,26 @@ async def load_view(
     else:
         following = queries.events_after(key, after_revision)
         page = await event_log.read_page(connection, following, at=found.at)
-        missed = [Appended(key, each, hooks).change() for each in page.events]
+        missed = [
+            unreadable.readable(Appended(key, each, hooks)) for each in page.events
+        ]
         is_complete = page.is_last
         if is_complete:
-            missed += _shared_state(key, shared, update_time)
+            missed += _shared_state(key, found.documents, hooks, update_time)
     expire_time = session.get("expire_time")
     return View(found.at, Marker.of(session), expire_time, missed, is_complete)
 
 
-def _shared_state(key: SessionKey, shared: ScopedState, time: float) -> list[Change]:
+def _shared_state(
+    key: SessionKey, stored: list[dict[str, Any]], hooks: Hooks, time: float
+) -> list[Change]:
     """State of the app and the user, as the changes that may have been missed."""
     app_name, user_id, _ = key
+    try:
+        shared = documents.decode_shared_state(key, stored, hooks)
+    except StorageError as error:
+        logger.warning("A subscriber does not receive shared state. %s", error)
+        return []
     app, user = ScopedState(app=shared.app), ScopedState(user=shared.user)
     return [
         Change(
@@ -150,12 +167,18 @@ class Subscription:
       collections were dropped. In the first case a session's subscription continues
       from storage instead, and does not raise.
     - ``StorageUnavailableError``: MongoDB has been unreachable for a minute.
-    - ``StorageError``: MongoDB refused, or holds an event this ADK cannot read.
+    - ``StorageError``: MongoDB refused.
+
+    An event that cannot be decoded, as one of a later ADK or one that ``after_load``
+    fails on, is an ``appended`` change whose ``event`` is None. A session ``created``
+    with such state has no ``state_delta``, and such state of an app or a user is left
+    out. A warning in the log says why; ``get_session`` raises it.
     """
 
-    def __init__(self, feed: Feed, scope: Scope) -> None:
+    def __init__(self, feed: Feed, scope: Scope, max_bytes: int) -> None:
         self.scope = scope
         self._feed = feed
+        self._max_bytes = max_bytes
         self._inbox: Inbox | None = None
         self._since = _THE_BEGINNING
         self._is_closed = False
@@ -177,7 +200,7 @@ class Subscription:
         if self._inbox is not None:
             message = "A subscription can be opened only once; call watch() again."
             raise RuntimeError(message)
-        self._inbox = Inbox(self._feed.waker(), CAPACITY)
+        self._inbox = Inbox(self._feed.waker(), CAPACITY, self._max_bytes)
         try:
             with translated():
                 await self._begin()
@@ -237,8 +260,10 @@ class SessionSubscription(Subscription):
     missing from the inbox, it catches up again.
     """
 
-    def __init__(self, feed: Feed, key: SessionKey, after_revision: int | None) -> None:
-        super().__init__(feed, Scope(*key))
+    def __init__(
+        self, feed: Feed, key: SessionKey, after_revision: int | None, max_bytes: int
+    ) -> None:
+        super().__init__(feed, Scope(*key), max_bytes)
         self._key = key
         self._revision = after_revision
         self._create_time: float | None = None
@@ -332,7 +357,7 @@ class SessionSubscription(Subscription):
     async def _catch_up(self) -> None:
         """Queue what was missed, and follow if that is complete."""
         # A new inbox: the old one may have overflowed with what is read here.
-        self._inbox = Inbox(self._feed.waker(), CAPACITY)
+        self._inbox = Inbox(self._feed.waker(), CAPACITY, self._max_bytes)
         position = await self._feed.attach(self)
         connection = await self._feed.connection()
         load = partial(load_view, connection, self._key, self._revision, position)

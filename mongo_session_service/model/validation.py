@@ -91,6 +91,12 @@ def check_flag(what: str, value: object) -> bool:
     return value
 
 
+def check_count(what: str, value: object) -> None:
+    """Require a whole number from 1 on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidInputError(f"{what} must be a number, 1 or more.")
+
+
 def check_callable(what: str, value: object) -> None:
     """Require a function."""
     if not callable(value):

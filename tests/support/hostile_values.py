@@ -203,6 +203,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "session": sessions,
     "event": events,
     "after_revision": numbers,
+    "max_bytes": numbers,
     "before_revision": numbers,
     "at_revision": numbers,
     "revision": numbers,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 from google.adk.sessions import Session
@@ -11,8 +13,9 @@ from pymongo import MongoClient
 from support.consumers import APP, PATIENCE, USER, append, begun, create, take, told
 from support.failpoints import failing
 
-from mongo_session_service import HistoryLostError, MongoSessionService
+from mongo_session_service import Change, HistoryLostError, MongoSessionService
 from mongo_session_service.consumers import coordinator, fetcher
+from mongo_session_service.consumers.coordinator import OnHistoryLost
 
 
 async def be_away(service: MongoSessionService) -> Session:
@@ -94,14 +97,112 @@ async def test_a_dropped_log_is_history_lost(
 async def test_a_dropped_database_is_history_lost(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """A database that is dropped under a reader is reported, or its lost lease is."""
+    """A database that is dropped under a reader is reported."""
     await append(service, await create(service))
     async with service.consumer("c") as consumer:
         await take(consumer, 1, commit=True)
         reading = asyncio.create_task(take(consumer, 1))
         admin.drop_database(database)
-        with pytest.raises(Exception, match="dropped|taken over"):
+        with pytest.raises(HistoryLostError, match="dropped"):
             await reading
+
+
+@pytest.mark.parametrize("option", ["replay", "skip"])
+async def test_a_reader_survives_a_dropped_database(
+    option: OnHistoryLost,
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """What is stored after the drop is delivered, and committed, by the same reader."""
+    await append(service, await create(service))
+    async with service.consumer("c", on_history_lost=option) as consumer:
+        await take(consumer, 1, commit=True)
+        reading = asyncio.create_task(take(consumer, 1, commit=True))
+        admin.drop_database(database)
+        await begun(service)
+        await append(service, await create(service, "new"))
+        [change] = await reading
+        assert change.session_id == "new"
+
+    assert (await service.consumers())[0].app_name is None
+
+
+async def drop(admin: MongoClient, database: str, what: str) -> None:
+    """Drop a collection, and return when its name is free."""
+    await asyncio.to_thread(admin[database].drop_collection, what)
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize(
+    ("option", "expected"), [("replay", [1, 2, 1, 2, 3]), ("skip", [1, 2, 4])]
+)
+async def test_a_dropped_checkpoint_is_replayed_or_skipped(
+    option: OnHistoryLost,
+    expected: list[int],
+    transactional: bool,  # noqa: FBT001
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """A reader whose checkpoint is gone starts again, as its option says."""
+    session = await create(service)
+    await append(service, session, 3)
+    revisions: list[int | None] = []
+    is_dropped = asyncio.Event()
+
+    async def handler(change: Change, *_: object) -> None:
+        revisions.append(change.revision)
+        if revisions == [1, 2]:
+            await drop(admin, database, "checkpoints")
+            is_dropped.set()
+        if revisions == expected:
+            await consumer.close()
+
+    consumer = service.consumer("c", on_history_lost=option)
+    running = asyncio.create_task(
+        consumer.run(handler, transactional=transactional, max_attempts=1)
+    )
+    async with asyncio.timeout(PATIENCE):
+        await is_dropped.wait()
+        await begun(service)
+        if option == "skip":
+            await append(service, session)
+        await running
+    assert revisions == expected
+
+
+async def test_a_dropped_checkpoint_is_history_lost(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A commit without a checkpoint says that this was dropped, not the lease lost."""
+    await append(service, await create(service), 2)
+    async with service.consumer("c") as consumer:
+        await take(consumer, 1)
+        await drop(admin, database, "checkpoints")
+        with pytest.raises(HistoryLostError, match="checkpoint of consumer 'c'"):
+            await consumer.commit()
+
+
+async def test_a_dropped_lease_is_stored_again(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A reader whose lease is gone keeps the name, and others go on waiting for it."""
+    await append(service, await create(service), 3)
+    async with service.consumer("c") as first:
+        await take(first, 1, commit=True)
+        [before] = await service.consumers()
+        await drop(admin, database, "leases")
+        async with asyncio.timeout(PATIENCE):
+            # No signal comes from the server.
+            while not (await service.consumers())[0].is_active:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(take(service.consumer("c"), 1))
+        await take(first, 1, commit=True)
+        assert await service.consumers() == [
+            replace(before, checkpoint_age_seconds=ANY, lag_seconds=ANY)
+        ]
+    assert told(await waiting) == [("s", 3)]
 
 
 async def test_a_checkpoint_belongs_to_one_log(

@@ -12,6 +12,7 @@ from support.consumers import append, create, take, told
 from support.failpoints import failing
 
 from mongo_session_service import Change, Consumer, LeaseLostError, MongoSessionService
+from mongo_session_service.consumers import lease
 
 
 def expire(admin: MongoClient, database: str) -> None:
@@ -99,6 +100,37 @@ async def test_who_was_overtaken_can_finish_no_transaction(
             await running
 
     assert admin[database].bills.count_documents({}) == 0
+
+
+async def test_a_claimant_that_stalls_deposes_nobody(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader that stalls right after it took the lease waits once that expired."""
+    await append(service, await create(service), 3)
+    has_taken, may_resume, taking = asyncio.Event(), asyncio.Event(), lease.Claim.take
+
+    async def stalling(self: lease.Claim, *arguments: Any) -> Any:
+        taken = await taking(self, *arguments)
+        if not has_taken.is_set():
+            has_taken.set()
+            await may_resume.wait()
+        return taken
+
+    monkeypatch.setattr(lease.Claim, "take", stalling)
+    first, second = service.consumer("c"), service.consumer("c")
+    claiming = asyncio.create_task(take(first, 1))
+    await has_taken.wait()
+    expire(admin, database)
+    await take(second, 1, commit=True)
+    may_resume.set()
+    await take(second, 1, commit=True)
+    await second.close()
+
+    assert told(await claiming) == [("s", 3)]
+    await first.close()
 
 
 async def test_an_abandoned_lease_expires(

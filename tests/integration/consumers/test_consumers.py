@@ -15,6 +15,7 @@ from mongo_session_service import (
     ConfigurationError,
     InvalidInputError,
     MongoSessionService,
+    StorageError,
 )
 from mongo_session_service.consumers import coordinator
 
@@ -291,3 +292,28 @@ async def test_a_consumer_goes_on_within_a_transaction(
     await append(service, sessions[0])
     async with service.consumer("c") as consumer:
         assert told(await take(consumer, 1)) == [("0", 2)]
+
+
+async def test_a_change_that_cannot_be_decoded_is_passed(
+    service: MongoSessionService, mongodb_uri: str, database: str
+) -> None:
+    """Reading it raises, once; the next read continues after it, and may commit."""
+
+    def choosy(value: Any, _: object) -> Any:
+        if "bad" in repr(value):
+            raise ValueError
+        return value
+
+    session = await create(service)
+    for author in ("x", "bad", "y"):
+        await service.append_event(session, Event(author=author))
+    async with (
+        MongoSessionService(
+            mongodb_uri, database=database, before_store=choosy, after_load=choosy
+        ) as reader,
+        reader.consumer("c") as consumer,
+    ):
+        await take(consumer, 1, commit=True)
+        with pytest.raises(StorageError, match="ValueError for an event"):
+            await take(consumer, 1)
+        assert told(await take(consumer, 1, commit=True)) == [("s", 3)]

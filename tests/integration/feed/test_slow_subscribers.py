@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from support.subscriptions import (
@@ -17,7 +18,11 @@ from support.subscriptions import (
     until,
 )
 
-from mongo_session_service import MongoSessionService, SlowSubscriberError
+from mongo_session_service import (
+    InvalidInputError,
+    MongoSessionService,
+    SlowSubscriberError,
+)
 from mongo_session_service.feed.inbox import CAPACITY
 
 
@@ -65,6 +70,55 @@ async def test_a_slow_reader_is_told_and_can_come_back(
     async with Follower(service.watch(APP, USER, ID, after_revision=last)) as back:
         await back.reached(total)
     assert back.revisions == {"app/user/s": list(range(2, total + 1))}
+
+
+async def test_unread_changes_are_bounded_in_bytes(
+    service: MongoSessionService,
+) -> None:
+    """Who lets too many bytes wait is ended; who reads receives changes of any size."""
+    session = await service.create_session(**SESSION)
+    large = {"large": "x" * 400_000}
+    async with (
+        service.watch(APP, USER, ID, max_bytes=1_000_000) as slow,
+        service.watch(APP, max_bytes=1_000_000) as slow_too,
+        service.watch(APP) as patient,
+        Follower(service.watch(APP, USER, ID, max_bytes=1)) as neighbour,
+    ):
+        await anext(slow)
+        for revision in (1, 2, 3):
+            await service.append_event(session, new_event(**large))
+            await neighbour.reached(revision)
+        await until(lambda: service.feed_stats().drops == 2)
+        with pytest.raises(SlowSubscriberError) as caught:
+            await anext(slow)
+        with pytest.raises(SlowSubscriberError):
+            await anext(slow_too)
+        assert [(await anext(patient)).revision for _ in range(3)] == [1, 2, 3]
+
+    assert caught.value.last_revision == 0
+    resumed = service.watch(APP, USER, ID, after_revision=0, max_bytes=1)
+    async with Follower(resumed) as follower:
+        await follower.reached(3)
+    assert neighbour.revisions == follower.revisions == {"app/user/s": [1, 2, 3]}
+
+
+async def test_bytes_that_were_read_are_not_counted(
+    service: MongoSessionService,
+) -> None:
+    """A reader that keeps up receives any number of bytes."""
+    session = await service.create_session(**SESSION)
+    async with service.watch(APP, max_bytes=1_000_000) as changes:
+        for revision in range(1, 9):
+            await service.append_event(session, new_event(large="x" * 400_000))
+            assert (await anext(changes)).revision == revision
+
+
+async def test_a_limit_of_bytes_is_a_number(service: MongoSessionService) -> None:
+    """Nothing else is accepted for one."""
+    wrong: list[Any] = [0, -1, True, None, "1", 1.5]
+    for max_bytes in wrong:
+        with pytest.raises(InvalidInputError, match="max_bytes"):
+            service.watch(APP, max_bytes=max_bytes)
 
 
 async def test_close_is_immediate(service: MongoSessionService) -> None:

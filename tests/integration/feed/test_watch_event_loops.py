@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.backend import backend_of
+from mongo_session_service.feed.feed import THREAD_NAME as FEED_THREAD
 
 LOOPS = 5
 
@@ -114,6 +117,60 @@ def test_loops_that_die_harm_nobody(shared: MongoSessionService) -> None:
             await shared.close()
 
     asyncio.run(main())
+
+
+def descriptors() -> int:
+    """How many files and sockets this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("is_left_open", [False, True])
+def test_a_feed_ends_with_its_loop(
+    is_left_open: bool,  # noqa: FBT001  a parameter of the test
+    mongodb_uri: str,
+    database: str,
+) -> None:
+    """Services that nobody closes leave no thread and no descriptor behind."""
+    opened: list[Any] = []
+
+    async def watch() -> None:
+        service = MongoSessionService(mongodb_uri, database=database)
+        subscription = service.watch(APP)
+        await subscription.__aenter__()
+        if is_left_open:
+            opened.append(subscription)
+        else:
+            subscription.close()
+
+    asyncio.run(watch())
+    threads, before = threading.active_count(), descriptors()
+    assert FEED_THREAD not in [each.name for each in threading.enumerate()]
+    for _ in range(5):
+        asyncio.run(watch())
+    assert threading.active_count() <= threads
+    assert descriptors() <= before
+
+
+def test_a_feed_ends_with_the_last_of_its_loops(shared: MongoSessionService) -> None:
+    """It serves a loop that is left, and ends when that is closed, however abruptly."""
+    loop = asyncio.new_event_loop()
+
+    async def watch() -> None:
+        async with shared.watch(APP):
+            pass
+
+    async def follow() -> None:
+        async with Follower(shared.watch(APP)) as follower:
+            await asyncio.to_thread(asyncio.run, watch())
+            await shared.create_session(**SESSION)
+            await follower.until(lambda: follower.told)
+
+    loop.run_until_complete(follow())
+    [feed] = [each for each in threading.enumerate() if each.name == FEED_THREAD]
+    loop.run_until_complete(backend_of(shared).close_here())
+    loop.close()
+    feed.join(5)
+    assert not feed.is_alive()
 
 
 @pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])

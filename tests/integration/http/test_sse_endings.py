@@ -15,7 +15,7 @@ from google.adk.sessions import Session
 from google.genai import types
 from pymongo import MongoClient
 from starlette.applications import Starlette
-from support.failpoints import failing
+from support.failpoints import failing, victim_uri
 from support.http_server import PATIENCE, Client, serving, until
 from support.subscriptions import SESSION, new_event
 
@@ -159,17 +159,19 @@ async def test_a_client_that_never_reads_is_cut_off(
     assert service.feed_stats().drops == 0
 
 
-@pytest.mark.usefixtures("session")
 async def test_a_stream_that_cannot_go_on_says_so(
-    service: MongoSessionService, admin: MongoClient, database: str
+    mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """Trouble is told in words that hold nothing stored, with a time to come back."""
-    async with serving(app_of(service)) as url, Client(f"{url}/changes") as client:
-        await client.next()
-        admin[database].events.insert_one(
-            {"_id": {**SESSION, "revision": 1}, "event": {"author": ["secret"]}}
-        )
-        told = await client.rest()
+    async with (
+        MongoSessionService(victim_uri(mongodb_uri), database=database) as service,
+        serving(app_of(service)) as url,
+    ):
+        await service.create_session(**SESSION)
+        async with Client(f"{url}/changes") as client:
+            await client.next()
+            with failing(admin, "getMore", errorCode=2):
+                told = await client.rest()
 
     assert [each.summary for each in told] == [("trouble", None)]
     assert told[0].data == {"reason": "Sessions cannot be read; see the server's log."}
