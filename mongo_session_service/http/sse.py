@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -276,10 +277,12 @@ async def _is_still_allowed(authorize: Any, request: Request, key: SessionKey) -
     asked = asyncio.ensure_future(_is_allowed(authorize, request, key))
     done, _ = await asyncio.wait({asked}, timeout=OPENING_PATIENCE)
     asked.add_done_callback(lambda it: it.cancelled() or it.exception())
-    if done and asked.exception() is None:
+    error = asked.exception() if done else TimeoutError()
+    if error is None:
         return asked.result()
-    why = type(asked.exception()).__name__ if done else "no answer"
-    logger.warning("A client's stream ends: authorize failed (%s).", why)
+    if not isinstance(error, HTTPException):
+        why = type(error).__name__
+        logger.warning("A client's stream ends: authorize failed (%s).", why)
     return False
 
 

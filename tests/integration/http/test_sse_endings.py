@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 import pytest
-from google.adk.events import Event
+from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from google.genai import types
 from pymongo import MongoClient
@@ -224,3 +224,28 @@ async def test_nobody_waits_long_for_mongodb(
         await until(lambda: victim.feed_stats().subscriptions == 0)
 
     assert response.status_code == 503
+
+
+async def test_nobody_can_end_anothers_stream(
+    service: MongoSessionService, session: Session
+) -> None:
+    """What one user stores reaches the app's others in a form that can be sent."""
+    other = await service.create_session(
+        app_name=SESSION["app_name"], user_id="mallory", session_id="m"
+    )
+    awkward = {"app:motd": {"\ud800": [1, "\udfff"]}, "app:note": "\ud800"}
+    async with (
+        serving(app_of(service)) as url,
+        Client(f"{url}/changes") as client,
+    ):
+        assert (await client.next()).kind == "snapshot"
+        actions = EventActions(state_delta=awkward)
+        await service.append_event(other, Event(author="x", actions=actions))
+        told = await client.next()
+        await service.append_event(session, new_event())
+        assert (await client.next()).kind == "appended"
+        async with Client(f"{url}/changes") as again:
+            snapshot = await again.next()
+
+    assert (told.kind, told.data["state_delta"]) == ("state", awkward)
+    assert awkward.items() <= snapshot.data["state"].items()
