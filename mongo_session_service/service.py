@@ -143,6 +143,7 @@ class MongoSessionService(BaseSessionService):
             hooks=Hooks(before_store, after_load),
         )
         self.database_name = settings.database
+        """The name of the database that it uses."""
         self._hooks = settings.hooks
         self._backends = Backends(uri, client, settings)
         closer = None if uri is None else self._backends.close_here

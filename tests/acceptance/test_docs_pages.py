@@ -16,7 +16,7 @@ PAGES = {
 SLOW = {"docs/guide/adk-tools.md", "docs/guide/testing.md"}
 """They start servers of their own, which other tests do as well."""
 
-MARKS = {"", "Fragment", "Not run", *OUTPUTS}
+MARKS = {"", "Fragment", "Example", *OUTPUTS}
 
 pytestmark = pytest.mark.xdist_group("docs")
 

@@ -10,7 +10,7 @@ How a block is marked says what a test does with it:
 - ``console``: after each ``$ ``, a command. Servers run until the page ends. Those of
   `ELSEWHERE` are not run.
 - ``python title="Fragment"``: statements that are run with a ``service`` at hand.
-- ``title="Not run"``: what needs more than this machine has; Python is compiled, and
+- ``title="Example"``: what needs more than this machine has; Python is compiled, and
   the options of this package's commands are checked.
 """
 
@@ -22,6 +22,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -45,12 +46,23 @@ ELSEWHERE = {
     "docker": "needs a Docker engine",
     "export": "is done by the test, with its own URI",
     "mongo-session-service mongod": "is what the test run has started already",
+    "mongod ": "is a program of its own",
+    "mongodump": "is a program of its own",
+    "mongorestore": "is a program of its own",
     "mongosh": "is a program of its own",
     "pip": "installs what is installed already",
+    "scripts/": "is for those who change the code",
 }
-SERVERS = ("adk api_server", "adk web", "mongo-session-service live", "uvicorn")
+SERVERS = ("adk api_server", "adk web", "uvicorn")
+FOLLOWERS = {
+    "mongo-session-service live": ["--port", "0", "--no-open"],
+    "mongo-session-service watch": [],
+}
+"""What runs until Ctrl-C, and arguments that a test adds."""
+
 PROGRAMS = Path(sys.executable).parent
 PATIENCE = 60.0
+INTERRUPTED = 130
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)(?: +title=\"(?P<title>[^\"]*)\")?\n"
@@ -153,7 +165,7 @@ class Reader:
             path = self.folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        elif block.title == "Not run":
+        elif block.title == "Example":
             _check(block)
         elif block.title == "Fragment":
             self._run_fragment(text)
@@ -174,6 +186,11 @@ class Reader:
             _check_command(command)
         elif any(command.startswith(each) for each in SERVERS):
             self._serve(command)
+        elif more := [
+            FOLLOWERS[each] for each in FOLLOWERS if command.startswith(each)
+        ]:
+            program, *arguments = shlex.split(command)
+            self._follow([str(PROGRAMS / program), *arguments, *more[0]])
         elif words[0] == "python" and words[1].endswith(".py"):
             self._run_program(words[1:])
         elif words[0] == "mongo-session-service" and not {"|", ">"} & {*words}:
@@ -217,18 +234,45 @@ class Reader:
             time.sleep(0.05)
 
     def _run_program(self, arguments: list[str]) -> None:
-        """Run a program in a fork of a process that has imported ADK already."""
-        output = self.folder / "output.txt"
-        process = _forks().Process(
-            target=_as_main, args=(arguments, self.folder, self._environment(), output)
-        )
-        process.start()
+        process = self._start(arguments)
         process.join(PATIENCE)
         process.kill()
         process.join()
-        self.printed += output.read_text()
-        errors = (self.folder / "errors.txt").read_text()
-        assert process.exitcode == 0, f"{self.printed}\n{errors}"
+        self.printed += self._output.read_text()
+        assert process.exitcode == 0, f"{self.printed}\n{self._errors.read_text()}"
+
+    def _follow(self, arguments: list[str]) -> None:
+        """Run a program until it says what it does, and then press Ctrl-C."""
+        process = self._start(arguments)
+        deadline = time.monotonic() + PATIENCE
+        while "." not in self._errors.read_text():
+            assert process.is_alive(), arguments
+            assert time.monotonic() < deadline, arguments
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(PATIENCE)
+        process.kill()
+        process.join()
+        assert process.exitcode == INTERRUPTED, self._errors.read_text()
+
+    def _start(self, arguments: list[str]) -> Any:
+        """Start a program as a fork of a process that has imported ADK already."""
+        self._errors.write_text("")
+        process = _forks().Process(
+            target=_as_main,
+            args=(arguments, self.folder, self._environment()),
+            kwargs={"output": self._output, "errors": self._errors},
+        )
+        process.start()
+        return process
+
+    @property
+    def _output(self) -> Path:
+        return self.folder / "output.txt"
+
+    @property
+    def _errors(self) -> Path:
+        return self.folder / "errors.txt"
 
     def _run_fragment(self, text: str) -> None:
         lines = [
@@ -257,10 +301,15 @@ def _forks() -> Any:
 
 
 def _as_main(
-    arguments: list[str], folder: Path, environment: dict[str, str], output: Path
+    arguments: list[str],
+    folder: Path,
+    environment: dict[str, str],
+    *,
+    output: Path,
+    errors: Path,
 ) -> None:
     """Be the process of a program, whose streams go to files."""
-    for descriptor, path in (1, output), (2, folder / "errors.txt"):
+    for descriptor, path in (1, output), (2, errors):
         with path.open("wb") as file:
             os.dup2(file.fileno(), descriptor)
     os.chdir(folder)
