@@ -78,7 +78,7 @@ class MongoSessionService(BaseSessionService):
 
     ::
 
-        service = MongoSessionService("mongodb://localhost/my_db?replicaSet=rs0")
+        service = MongoSessionService("mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
         runner = Runner(agent=agent, app_name="my_app", session_service=service)
 
     Every call may raise ``InvalidInputError`` for arguments that make no sense, ids

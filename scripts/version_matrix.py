@@ -140,7 +140,7 @@ def lowest() -> list[str]:
 
 
 def cells(pythons: list[Program], servers: list[Program]) -> list[Cell]:
-    """Each Python on the first server, and each other server with the first Python."""
+    """Each Python on the first server; each other server with the first Python."""
     pairs = [(python, servers[0]) for python in pythons]
     pairs += [(pythons[0], server) for server in servers[1:]]
     sets = ("lowest", "newest")

@@ -138,10 +138,6 @@ def _in_one_line(error: Exception) -> str:
         return text
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return f"The output cannot be written: {error.strerror}."
-    from google.adk.errors.session_not_found_error import SessionNotFoundError
-
-    if isinstance(error, SessionNotFoundError):
-        return f"{text} Check --app, --user, --session and --database."
     # Its text may hold a password or stored data.
     return f"Unexpected {type(error).__name__}: --debug shows where it comes from."
 
@@ -158,7 +154,7 @@ def main() -> None:
 
     \b
     Example:
-      export MONGODB_URI='mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'
+      export MONGODB_URI='mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
       mongo-session-service watch
     """  # noqa: D301  \b is click's sign
 

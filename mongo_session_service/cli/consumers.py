@@ -40,13 +40,15 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
     screen = terminal.Screen()
     async with place.service() as service:
         found = await service.consumers()
+        where = await place.where(service)
     if as_json:
         for each in found:
             screen.write_json(asdict(each))
     elif found:
+        terminal.say(f"Consumers of {where}:")
         screen.show(terminal.table([_consumer(each) for each in found]))
     else:
-        terminal.say(f"No consumer has read from database {service.database_name} yet.")
+        terminal.say(f"No consumer has read yet from {where}.")
 
 
 def _consumer(status: ConsumerStatus) -> dict[str, Text]:
@@ -80,10 +82,13 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
     """  # noqa: D301
     screen = terminal.Screen()
     async with place.service() as service:
+        where = await place.where(service)
         names = [each.name for each in await service.consumers()]
         if name not in names:
             known = ", ".join(map(repr, names)) or "none"
-            raise click.ClickException(f"There is no consumer {name!r}, but: {known}.")
+            raise click.ClickException(
+                f"There is no consumer {name!r}, but: {known}; this is {where}."
+            )
         letters = service.consumer(name).dead_letters()
         if as_json:
             async for letter in letters:
@@ -93,7 +98,7 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
     if rows:
         screen.show(terminal.table(rows))
     else:
-        terminal.say(f"Consumer {name!r} has no dead letters.")
+        terminal.say(f"Consumer {name!r} has no dead letters in {where}.")
 
 
 def _dead_letter(letter: DeadLetter) -> dict[str, Text]:

@@ -30,7 +30,7 @@ async def doctor(place: options.Place, *, as_json: bool) -> bool:
 
     \b
     Example:
-      mongo-session-service doctor 'mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'
+      mongo-session-service doctor 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
     """  # noqa: D301
     screen = terminal.Screen()
     found: Counter[str] = Counter()
@@ -45,7 +45,7 @@ async def doctor(place: options.Place, *, as_json: bool) -> bool:
                 screen.show(_row(finding))
         if not as_json:
             counted = ", ".join(f"{count} {status}" for status, count in found.items())
-            terminal.say(f"Database {service.database_name}: {counted}.")
+            terminal.say(f"{counted}, in {await place.where(service)}.")
     return not found["failed"]
 
 

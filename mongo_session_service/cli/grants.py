@@ -49,8 +49,8 @@ def grants(
 
     \b
     Example:
-      mongo-session-service grants --database my_db > grants.js
-      mongo-session-service grants --database my_db --for sessions --for changes
+      mongo-session-service grants --database adk > grants.js
+      mongo-session-service grants --database adk --for sessions --for changes
     """  # noqa: D301
     prefix = options.said(context, "prefix") or ""
     wanted = features or FEATURES

@@ -56,8 +56,8 @@ async def live(
             query = urlencode({**chosen, "token": token})
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
             terminal.Screen().write(url)
-            shown = watched.words(service.database_name)
-            terminal.say(f"Serving {shown}. Ctrl-C stops it.")
+            where = await place.where(service)
+            terminal.say(f"Serving {watched.words} in {where}. Ctrl-C stops it.")
             config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
             serving = Server(config).serve(sockets=[listener])
             opening = [] if no_open else [asyncio.to_thread(webbrowser.open, url)]

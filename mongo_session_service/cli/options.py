@@ -30,7 +30,7 @@ ANSWER_LIMIT: Final = 5.0
 _META: Final = "mongo-session-service"
 _NO_URI: Final = (
     "No MongoDB URI. Set MONGODB_URI, or give --uri"
-    " 'mongodb://127.0.0.1:27017/my_db?replicaSet=rs0'."
+    " 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'."
 )
 
 
@@ -141,6 +141,8 @@ class Place:
         """
         # First, because without MongoDB there is no need to import ADK.
         await self._knock()
+        from google.adk.errors.session_not_found_error import SessionNotFoundError
+
         from mongo_session_service.service import MongoSessionService
 
         service = MongoSessionService(
@@ -149,8 +151,18 @@ class Place:
         try:
             # Not set up: a command on a wrong database must not create anything.
             yield service
+        except SessionNotFoundError as error:
+            text = f"{printable(str(error))} Check --app, --user and --session"
+            where = await self.where(service)
+            raise click.ClickException(f"{text}; this is {where}.") from None
         finally:
             await service.close()
+
+    async def where(self, service: MongoSessionService) -> str:
+        """The database and the server, and where sessions are if it holds none."""
+        from mongo_session_service.cli.whereabouts import whereabouts
+
+        return await whereabouts(service, self.uri)
 
     async def _knock(self) -> None:
         """Require that MongoDB answers soon; a service would wait longer."""
@@ -277,11 +289,11 @@ class Watched(NamedTuple):
         """Whether a session is among them."""
         return list(key[: len(self.chosen)]) == self.chosen
 
-    def words(self, database: str) -> str:
+    @property
+    def words(self) -> str:
         """What they choose, in words."""
         kind = ("everything", "app", "user", "session")[len(self.chosen)]
-        name = printable(" ".join([kind, "/".join(self.chosen)])).rstrip()
-        return f"{name} in database {database}"
+        return printable(" ".join([kind, "/".join(self.chosen)])).rstrip()
 
 
 def watched_options(command: Callable[..., Any]) -> Callable[..., Any]:

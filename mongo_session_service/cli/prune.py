@@ -37,10 +37,11 @@ async def prune(place: options.Place, *, dry_run: bool, as_json: bool) -> None:
                 pruned = await service.prune(
                     lambda now: advance(now.sessions + now.events)
                 )
+        where = await place.where(service)
     if as_json:
         terminal.Screen().write_json(asdict(pruned))
         return
     would = "Would remove" if dry_run else "Removed"
     sessions = counted(pruned.sessions, "session")
     counts = f"{sessions} and {counted(pruned.events, 'event')}"
-    terminal.say(f"{would} {counts} in database {service.database_name}.")
+    terminal.say(f"{would} {counts} in {where}.")

@@ -58,14 +58,14 @@ KINDS: Final = (
     Kind(
         "adk-mongodb",
         "ADK's MongoDbSessionService",
-        "adk-mongodb mongodb://localhost/adk",
+        "adk-mongodb mongodb://localhost/old",
         _mongodb,
         "AdkMongoDbSource",
     ),
     Kind(
         "extra-services",
         "the MongoDB service of adk-extra-services or google-adk-extras",
-        "extra-services mongodb://localhost/adk_sessions --database my_db",
+        "extra-services mongodb://localhost/adk_sessions --database adk",
         _mongodb,
         "ExtraServicesSource",
     ),

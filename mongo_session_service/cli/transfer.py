@@ -120,7 +120,8 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
                     on_problem=_show,
                     on_progress=lambda now: advance(now.read),
                 )
-    _report(moved, source, is_dry_run=policies.is_dry_run)
+        where = await place.where(service)
+    _report(moved, source, where, is_dry_run=policies.is_dry_run)
     if not moved.sessions and chosen.since is None:
         say(
             "The source holds no such session. Is it the right one, with the right"
@@ -130,7 +131,7 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
     return moved.is_complete
 
 
-def _report(moved: Moved, source: Source, *, is_dry_run: bool) -> None:
+def _report(moved: Moved, source: Source, where: str, *, is_dry_run: bool) -> None:
     verb = "Would move" if is_dry_run else "Moved"
     states_left_out = f"{plural(moved.skipped_states, 'shared state')} left out"
     counts = {
@@ -148,7 +149,7 @@ def _report(moved: Moved, source: Source, *, is_dry_run: bool) -> None:
     shown = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number)
     events = counted(moved.events, "event")
     name = printable(source.name)
-    click.echo(f"{verb} {events} from {name}: {shown or 'nothing'}.")
+    click.echo(f"{verb} {events} from {name} to {where}: {shown or 'nothing'}.")
     if not is_dry_run:
         since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
         click.echo(f"To catch up later, add --since {since:%Y-%m-%dT%H:%M:%SZ}")
@@ -174,9 +175,10 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
                     on_difference=_show,
                     on_progress=lambda now: advance(now.events),
                 )
+        where = await place.where(service)
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
-    click.echo(f"Compared {_contents(verified)}: {found}.")
+    click.echo(f"Compared {_contents(verified)} in {where}: {found}.")
     return verified.is_equal
 
 
@@ -186,7 +188,7 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
     help=_help(
         "Writes sessions as JSON Lines, the same bytes for the same sessions. They are"
         " in clear, with the credentials that events and state hold.",
-        "export mongodb://localhost/my_db --to sessions.jsonl.gz",
+        "export mongodb://localhost/adk --to sessions.jsonl.gz",
     ),
 )
 @uri_argument
@@ -217,12 +219,9 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
                 exported = await export(
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )
-    say(f"Exported {_contents(exported)}.")
+        say(f"Exported {_contents(exported)} from {await place.where(service)}.")
     if not exported.sessions and chosen.since is None:
-        say(
-            f"There are no such {printable(source.name)}. Is it the right one, with"
-            " the right --prefix, --app and --user?"
-        )
+        say("Is it the right database, with the right --prefix, --app and --user?")
         return False
     return True
 
@@ -233,7 +232,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
     help=_help(
         "Brings a database to this release's schema version. Install this release"
         " everywhere first: it works with the older versions too.",
-        "migrate mongodb://localhost/my_db --plan",
+        "migrate mongodb://localhost/adk --plan",
     ),
 )
 @uri_argument
@@ -252,7 +251,8 @@ async def _migrate(place: Place, *, is_plan: bool) -> None:
 
         migrator = Migrator(service)
         status = await migrator.status()
-        click.echo(f"The data has schema version {status.version or 'none yet'}.")
+        where = await place.where(service)
+        click.echo(f"Schema version of {where}: {status.version or 'none yet'}.")
         for each in status.pending:
             click.echo(f"  pending: {each.version}, {each.summary}")
         if status.pending and not is_plan:
@@ -273,7 +273,7 @@ def _add(
     advice: str,
 ) -> None:
     """Add the command for one kind of source to ``import`` or ``verify``."""
-    example = f"{group.name} {kind.example} mongodb://localhost/my_db"
+    example = f"{group.name} {kind.example} mongodb://localhost/adk"
     sentence = f"{doing} {kind.what}."
 
     @group.command(kind.name, short_help=sentence, help=_help(sentence, example))

@@ -49,7 +49,8 @@ async def watch(
         with _while_somebody_reads():
             subscription = service.watch(*watched, after_revision=after_revision)
             async with subscription as changes:
-                terminal.say(f"Watching {watched.words(service.database_name)}.")
+                where = await place.where(service)
+                terminal.say(f"Watching {watched.words} in {where}.")
                 async for change in changes:
                     if as_json:
                         screen.write(terminal.json_line(change.json_text))

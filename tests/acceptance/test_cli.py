@@ -66,7 +66,8 @@ async def test_watch_prints_changes_as_they_come(
     session = await create(service)
     async with running(mongodb_uri, database, "watch", *SESSION) as command:
         watching = await command.line("stderr")
-        assert watching == f"Watching session app/user/s in database {database}."
+        where = f"database {database} on {mongodb_uri[10:].partition('/')[0]}"
+        assert watching == f"Watching session app/user/s in {where}."
         assert "snapshot  r0   s" in await command.line()
         call = types.Part.from_function_call(name="get_weather", args={"city": "Turin"})
         event = Event(

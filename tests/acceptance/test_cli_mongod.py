@@ -31,6 +31,8 @@ async def test_mongod_keeps_what_it_is_told_to(
                 else:
                     await append(service, await create(service))
             assert str(tmp_path) in await command.line("stderr")
+            following = await command.line("stderr")
+            assert following == f"In another terminal: export MONGODB_URI='{uri}'"
             command.process.send_signal(ending)
             assert await command.line("stderr") == "MongoDB has ended."
             assert await command.ended() == 0
@@ -43,7 +45,7 @@ async def test_mongod_listens_where_it_is_told_to() -> None:
         uri = await command.line()
         taken = await asyncio.to_thread(run, "mongod", "--port", str(port))
 
-    assert uri == f"mongodb://127.0.0.1:{port}/?replicaSet=rs0"
+    assert uri == f"mongodb://127.0.0.1:{port}/adk?replicaSet=rs0"
     assert (taken.returncode, taken.stdout) == (1, "")
     assert f"cannot listen on port {port}: Address already in use" in taken.stderr
     assert taken.stderr.count("\n") == 1
@@ -59,10 +61,13 @@ async def test_mongod_listens_where_clients_look_for_it() -> None:
         uris = [await first.line(), await anywhere.line()]
         async with running("", "adk", "mongod") as second:
             uris.append(await second.line())
+            await second.line("stderr")
+            remark = await second.line("stderr")
 
     standard = [uri.startswith("mongodb://127.0.0.1:27017/") for uri in uris]
     assert standard == [is_free, False, False]
     assert len(set(uris)) == 3
+    assert remark == "Port 27017 is taken, so it has another."
 
 
 def test_mongod_has_ports_for_all_its_members() -> None:

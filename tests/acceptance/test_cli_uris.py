@@ -23,8 +23,8 @@ COMMANDS = [
 """Those that cannot do without; ``grants`` can."""
 
 QUICK = [
-    (["prune", "--dry-run"], "Would remove 0 sessions and 0 events in database {}."),
-    (["doctor"], "Database {}: "),
+    (["prune", "--dry-run"], "Would remove 0 sessions and 0 events in database {} on "),
+    (["doctor"], ", in database {} on "),
     (["export"], '"session_id"'),
     (["migrate", "--plan"], "Nothing is pending"),
     (["grants"], "mongo_session_service_{}"),

@@ -34,7 +34,8 @@ async def test_prune_removes_and_tells(
     again = call(*place, "prune", "--json")
 
     assert [each.returncode for each in (counted, pruned, again)] == [0, 0, 0]
-    found = f"2 sessions and 3 events in database {database}.\n"
+    where = f"database {database} on {mongodb_uri[10:].partition('/')[0]}"
+    found = f"2 sessions and 3 events in {where}.\n"
     assert (counted.stdout, counted.stderr) == ("", f"Would remove {found}")
     assert (pruned.stdout, pruned.stderr) == ("", f"Removed {found}")
     assert json.loads(again.stdout) == {"sessions": 0, "events": 0}
