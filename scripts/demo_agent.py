@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Shows an ADK agent whose sessions outlive its process, and what MongoDB holds.
 
-A small agent talks in a first process, while a subscriber in this one is told each
+A small agent talks in a first process, while a subscriber in this one receives each
 change as it is committed. A second process continues the conversation and starts
-another. After each, what MongoDB holds is printed. The model is scripted, so no API key
+another. In the end, what MongoDB holds is printed. The model is scripted, so no API key
 is needed.
 """
 
@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import signal
+import statistics
 import sys
 import textwrap
 import time
@@ -28,6 +29,20 @@ FIRST, SECOND = "monday", "tuesday"
 QUESTIONS = ("I live in Lisbon.", "What is the weather?")  # in the first process
 FORECASTS = {"today": ("sun", 24), "tomorrow": ("rain", 19)}
 PATIENCE = 5  # seconds, unless the URI has less
+LOOKS = {
+    "first": "what the agent sets is pushed to this process once it is committed.",
+    "second": "it has the conversation, and what the agent knew of the user.",
+}
+NEXT = (
+    ("mongod", "starts a MongoDB; export the URI that it prints"),
+    ("live", "shows sessions in a browser as they change"),
+    ("doctor", "checks the server, your rights on it, and what is stored"),
+)
+NEXT_OF_KEPT = (
+    ("live", "shows these sessions in a browser"),
+    ("watch", "prints what changes from now on"),
+    ("export --to sessions.jsonl", "writes all of it to a file"),
+)
 ELSEWHERE = "Without --uri and MONGODB_URI, the demo starts a MongoDB of its own."
 IN_COLOUR = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
@@ -141,7 +156,7 @@ AGENT = LlmAgent(
 async def first_part(service: MongoSessionService) -> None:
     """Start a conversation."""
     await service.create_session(app_name=APP, user_id=USER, session_id=FIRST)
-    say(f"Session {FIRST!r}, new:")
+    say(f"Session {FIRST!r} is new:")
     for question in QUESTIONS:
         await talk(service, FIRST, question)
 
@@ -149,13 +164,14 @@ async def first_part(service: MongoSessionService) -> None:
 async def second_part(service: MongoSessionService) -> None:
     """Continue the conversation, and start another."""
     session = await service.get_session(app_name=APP, user_id=USER, session_id=FIRST)
-    say(f"Session {FIRST!r}, read back with {len(session.events)} events:")
+    count = len(session.events)
+    say(f"Session {FIRST!r} is there, with {count} events; the agent knows the city:")
     await talk(service, FIRST, "And tomorrow?")
     session = await service.create_session(
         app_name=APP, user_id=USER, session_id=SECOND
     )
-    say(f"\nSession {SECOND!r}, new; it sees what is known of the user and the app:")
-    say(f"  state  {session.state}")
+    say(f"Session {SECOND!r} is new; it begins with what its user and its app have:")
+    say(f"  state  {session.state}", CYAN)
     await talk(service, SECOND, "What is the weather?")
 
 
@@ -176,7 +192,7 @@ async def talk(service: MongoSessionService, session_id: str, text: str) -> None
 
 async def run_part(uri: str, database: str, part: str) -> None:
     """Do what one process does."""
-    title(f"The {part} process, {os.getpid()}")
+    title(f"The {part} process, {os.getpid()}", LOOKS[part])
     async with MongoSessionService(uri, database=database) as service:
         await {"first": first_part, "second": second_part}[part](service)
     say(f"Process {os.getpid()} ends. Nothing is left in memory.", DIM)
@@ -194,40 +210,40 @@ def say(text: str, style: str = "") -> None:
     print(text, flush=True)
 
 
-def title(text: str) -> None:
-    """Print a heading."""
+def title(text: str, look: str = "") -> None:
+    """Print a heading, and what to look at."""
     say(f"\n== {text} ".ljust(80, "="), BOLD)
+    if look:
+        say(f"Look: {look}", DIM)
 
 
 def say_push(change: Change, delay: float) -> None:
-    """Print a change that has been pushed here."""
-    what = f"{change.kind} r{change.revision}"
-    if change.event:
-        what += f"  {change.event.author}"
-    if change.state_delta:
-        what += f" sets {', '.join(change.state_delta)}"
-    say(f"{'':9}pushed {1000 * delay:3.0f} ms  {what}", CYAN)
+    """Print the change of state that has been pushed here."""
+    what = f"r{change.revision} sets {', '.join(change.state_delta)}"
+    say(f"{'':9}pushed after {1000 * delay:.0f} ms: {what}", CYAN)
 
 
 def show_stored(database: Any) -> None:
     """Print which collection holds what, as a plain driver reads it."""
-    title("What MongoDB now holds")
+    title("What MongoDB now holds", "state is one document per session, user and app.")
     for session in database.sessions.find().sort("_id"):
-        name, revision = session["_id"]["session_id"], session["revision"]
+        name = session["_id"]["session_id"]
         count = database.events.count_documents({"_id.session_id": name})
-        show(f"sessions     {name}, revision {revision}, its state:", session["state"])
-        say(f"events       {name}, {count} events")
+        show(
+            f"sessions     {name}, with {count} in events; its state:", session["state"]
+        )
     for user in database.user_states.find():
-        show(f"user_states  {user['_id']['user_id']}, the user's state:", user["state"])
+        show(f"user_states  {user['_id']['user_id']}", user["state"])
     for app in database.app_states.find():
-        show(f"app_states   {app['_id']}, the app's state:", app["state"])
+        show(f"app_states   {app['_id']}", app["state"])
 
 
 def show_answer(collection: Any, query: dict[str, str]) -> None:
     """Print what anyone may ask, in mongosh say, and the answer."""
-    say(f"db.{collection.name}.find({json.dumps(query)})", BOLD)
-    found = list(collection.find(query).sort("_id"))
-    show(f"{len(found)} found, the last of them:", found[-1])
+    title("Plain documents, so plain queries")
+    say(f"db.{collection.name}.find({json.dumps(query)}, {{_id: 1}})")
+    for found in collection.find(query, {"_id": 1}):
+        say(f"    {found}", CYAN)
 
 
 def show(name: str, value: Any) -> None:
@@ -241,7 +257,15 @@ def show_change() -> None:
     title("The one line an ADK app changes, besides its import")
     say("- session_service = InMemorySessionService()", RED)
     say('+ session_service = MongoSessionService("mongodb://...")', GREEN)
-    say("  runner = Runner(agent=agent, app_name=..., session_service=session_service)")
+
+
+def show_next(database: str | None) -> None:
+    """Print what to do next, in a database that was kept."""
+    title("Next")
+    options = f" --database {database}" if database else ""
+    for command, does in NEXT_OF_KEPT if database else NEXT:
+        say(f".venv/bin/mongo-session-service{options} {command}")
+        say(f"    {does}", DIM)
 
 
 # The whole demo, from outside those processes.
@@ -257,17 +281,15 @@ def demo(uri: str, database: str, *, keep: bool) -> None:
         say(f"Connected. Everything goes into a new database, {database}.", DIM)
         try:
             asyncio.run(run_watched(uri, database))
-            show_stored(client[database])
             asyncio.run(run_process(uri, database, "second"))
             show_stored(client[database])
-            title("Plain documents, so plain queries")
             show_answer(client[database].sessions, {"state.forecast.sky": "rain"})
-            show_answer(client[database].events, {"event.author": AGENT.name})
             show_change()
         finally:
             if not keep:
                 client.drop_database(database)
     say(f"\nDatabase {database} is {'kept' if keep else 'dropped again'}.", DIM)
+    show_next(database if keep else None)
 
 
 async def run_watched(uri: str, database: str) -> None:
@@ -277,18 +299,24 @@ async def run_watched(uri: str, database: str) -> None:
         service.watch(APP) as changes,
         asyncio.TaskGroup() as both,
     ):
-        both.create_task(show_pushes(changes))
+        delays = both.create_task(show_pushes(changes))
         both.create_task(run_process(uri, database, "first"))
+    typical = 1000 * statistics.median(delays.result())
+    count = len(delays.result())
+    say(f"{count} changes were pushed, typically {typical:.0f} ms after their commit.")
 
 
-async def show_pushes(changes: Subscription) -> None:
-    """Print each change as it comes, until the agent has said all it will."""
-    answers = 0
+async def show_pushes(changes: Subscription) -> list[float]:
+    """Print what is set as it comes, until the agent has said all it will."""
+    answers, delays = 0, []
     async for change in changes:
-        say_push(change, time.time() - change.time)
+        delays.append(time.time() - change.time)
+        if change.state_delta:
+            say_push(change, delays[-1])
         answers += "last_answer" in change.state_delta
         if answers == len(QUESTIONS):
-            return
+            break
+    return delays
 
 
 async def run_process(uri: str, database: str, part: str) -> None:
