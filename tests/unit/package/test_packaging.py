@@ -14,6 +14,7 @@ import mongo_session_service
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "docker-compose.yml"
+WITH_PASSWORD = ROOT / "docker-compose.auth.yml"
 GITHUB = ROOT / ".github"
 SCRIPTS = [
     ROOT / ".ci/run",
@@ -24,7 +25,7 @@ SCRIPTS = [
 @pytest.mark.parametrize(
     ("schema", "described"),
     [
-        ("compose-spec", [COMPOSE]),
+        ("compose-spec", [COMPOSE, WITH_PASSWORD]),
         ("github-workflows", [*GITHUB.glob("workflows/*.yml")]),
         ("github-issue-forms", [*GITHUB.glob("ISSUE_TEMPLATE/[!c]*.yml")]),
     ],
@@ -67,7 +68,11 @@ def test_compose_sends_clients_to_the_published_address() -> None:
 
     probe = service["healthcheck"]["test"][-1]
 
+    secured = yaml.safe_load(WITH_PASSWORD.read_text())["services"]["mongodb"]
+
     assert service["command"][1:3] == ["--replSet", "rs0"]
+    assert secured["command"][:4] == service["command"]
+    assert "ports" not in secured
     assert '_id: "rs0"' in probe
     assert 'host: "127.0.0.1:27017"' in probe
 
