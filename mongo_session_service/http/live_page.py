@@ -129,6 +129,12 @@ class TokenCheck:
         return secrets.compare_digest((given or "").encode(), self._token.encode())
 
 
+async def server_of(service: MongoSessionService) -> str:
+    """The hosts that the service is connected to."""
+    client = (await backend_of(service).here()).connection.client
+    return ", ".join(sorted(f"{host}:{port}" for host, port in client.nodes))
+
+
 async def latest_sessions(service: MongoSessionService) -> list[dict[str, Any]]:
     """The latest updated sessions of every app and user.
 

@@ -45,6 +45,7 @@ from mongo_session_service.http.live_page import (
     TokenCheck,
     latest_sessions,
     live_page_route,
+    server_of,
 )
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.service import MongoSessionService
@@ -172,6 +173,10 @@ def live_app(
         try:
             async with asyncio.timeout(OPENING_PATIENCE):
                 latest = await latest_sessions(service)
+                database = {
+                    "name": service.database_name,
+                    "server": await server_of(service),
+                }
         except REFUSED as error:
             return refusal_of(error)
         allowed = [
@@ -179,7 +184,8 @@ def live_app(
             for each in latest
             if await _is_allowed(authorize, request, SessionKey(**each["key"]))
         ]
-        return JSONResponse({"sessions": allowed}, headers=NO_STORE)
+        shown = {"database": database, "sessions": allowed}
+        return JSONResponse(shown, headers=NO_STORE)
 
     return Starlette(
         routes=[

@@ -169,6 +169,8 @@ async def test_the_list_of_sessions_is_live(
     """A new session comes up on top, counts its events, and opens with a click."""
     await page.goto(url)
     await expect(page.locator("#sessions .name")).to_have_text(["monday"])
+    place = page.locator("#picker-text")
+    await expect(place).to_contain_text(f"in database {service.database_name} on 127.")
     new = await service.create_session(**{**KEY, "session_id": "tuesday"})
     await expect(page.locator("#sessions .name")).to_have_text(["tuesday", "monday"])
     await say(service, new, "hello")

@@ -78,9 +78,9 @@ async def test_the_browser_is_told_to_run_nothing_else() -> None:
 
 
 async def test_latest_sessions_come_first_if_they_may_be_read(
-    service: MongoSessionService,
+    service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
-    """The list is in the order of updates, and holds what authorize allows."""
+    """The list is in the order of updates, holds what authorize allows, says where."""
     first = await session(service, "first")
     for session_id in ("hidden", "second"):
         await session(service, session_id)
@@ -89,7 +89,9 @@ async def test_latest_sessions_come_first_if_they_may_be_read(
 
     response = await answer(app, "/sessions")
 
-    shown = response.json()["sessions"]
+    place, shown = response.json()["database"], response.json()["sessions"]
+    assert place["name"] == database
+    assert place["server"] in mongodb_uri
     assert [each["key"]["session_id"] for each in shown] == ["first", "second"]
     assert shown[0] == {
         "key": {**SESSION, "session_id": "first"},
