@@ -130,11 +130,15 @@ class Inbox:
         """Wake the reader; in its event loop only."""
         self._arrived.set()
 
-    async def next(self) -> Notification:
+    async def next(self, deadline: float | None = None) -> Notification:
         """The next notification; a cancelled call has taken none.
+
+        Args:
+            deadline: When to give up waiting, on the event loop's clock.
 
         Raises:
             StopAsyncIteration: the inbox has ended.
+            TimeoutError: nothing has come until the deadline.
         """
         while True:
             # Checked first: what was added before the end is read before it.
@@ -147,4 +151,8 @@ class Inbox:
                     raise copy.copy(self._end)
                 raise StopAsyncIteration
             self._arrived.clear()
-            await self._arrived.wait()
+            if deadline is None:
+                await self._arrived.wait()
+            else:
+                async with asyncio.timeout_at(deadline):
+                    await self._arrived.wait()

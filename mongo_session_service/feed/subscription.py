@@ -239,14 +239,15 @@ class Subscription:
         connection = await self._feed.connection()
         self._since = await persistently(lambda: snapshots.now(connection))
 
-    async def _next_notification(self) -> Notification:
+    async def _next_notification(self, deadline: float | None = None) -> Notification:
         """The next notification that is later than the starting point.
 
         Raises:
             StopAsyncIteration: there are no more.
+            TimeoutError: none has come until the deadline.
         """
         try:
-            while (notification := await self.inbox.next()).at <= self._since:
+            while (notification := await self.inbox.next(deadline)).at <= self._since:
                 pass
         except SlowSubscriberError:
             raise SlowSubscriberError(self.last_revision) from None
@@ -286,17 +287,20 @@ class SessionSubscription(Subscription):
                 break
             if not self._is_following and self.inbox.is_closed:
                 break  # by the service, which must not be reopened
-            with translated():
-                await (self._receive() if self._is_following else self._catch_up())
+            if self._is_following:
+                await self._receive()
+            else:
+                with translated():
+                    await self._catch_up()
         raise StopAsyncIteration
 
     async def _receive(self) -> None:
         """Queue the next change of the inbox, unless it is known or too far ahead."""
         try:
-            async with asyncio.timeout_at(self._expiry_check_at):
-                notification = await self._next_notification()
+            notification = await self._next_notification(self._expiry_check_at)
         except TimeoutError:
-            await self._check_expiry()
+            with translated():
+                await self._check_expiry()
             return
         change = notification.change
         if notification is RESYNC:
