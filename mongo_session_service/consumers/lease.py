@@ -51,8 +51,16 @@ class Claim:
         """Renew the lease, stored again if it was dropped; False if it is another's."""
         mine = {"_id": self.name, "owner": self.owner}
         renewed = [{"$set": {"epoch": epoch, **_expiry()}}]
+        leases, checkpoints = self.connection.leases, self.connection.checkpoints
+        if (await leases.update_one(mine, renewed)).matched_count:
+            return True
+        checkpoint = await checkpoints.find_one({"_id": self.name}, {"owner": 1})
+        if checkpoint is None:
+            return True  # dropped, or erased with its app: the next save finds out
+        if checkpoint.get("owner") != self.owner:
+            return False
         try:
-            await self.connection.leases.update_one(mine, renewed, upsert=True)
+            await leases.update_one(mine, renewed, upsert=True)
         except DuplicateKeyError:
             return False
         return True
@@ -62,11 +70,11 @@ class Claim:
 
         A cancellation waits for the outcome.
         """
-        is_free = {"$lt": ["$expires_at", "$$NOW"]}
-        is_mine = {"$in": [{"$ifNull": ["$owner", None]}, [None, self.owner]]}
+        has_expired = {"$lt": ["$expires_at", "$$NOW"]}
+        is_free = {"$in": [{"$ifNull": ["$owner", None]}, [None, self.owner]]}
         above = {"$add": [{"$max": ["$epoch", floor]}, 1]}
         taken = {"_id": "$_id", "owner": self.owner, "epoch": above, **_expiry()}
-        take = {"$cond": [{"$or": [is_free, is_mine]}, taken, "$$ROOT"]}
+        take = {"$cond": [{"$or": [has_expired, is_free]}, taken, "$$ROOT"]}
         taking = _plain(self.connection.leases).find_one_and_update(
             {"_id": self.name},
             [{"$replaceWith": take}],

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from support.consumers import append, create, take, told
+from support.consumers import APP, append, create, take, told
 from support.failpoints import failing
 
-from mongo_session_service import Change, Consumer, LeaseLostError, MongoSessionService
+from mongo_session_service import (
+    Change,
+    Consumer,
+    HistoryLostError,
+    LeaseLostError,
+    MongoSessionService,
+)
 from mongo_session_service.consumers import lease
 
 
@@ -183,3 +189,30 @@ async def test_a_commit_that_comes_late_takes_nothing_back(
             await late
     async with victim.consumer("c") as again:
         assert told(await take(again, 1)) == [("s", 3)]
+
+
+async def test_an_erased_consumer_leaves_no_lease(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader whose app is erased under it does not store its lease again."""
+    monkeypatch.setattr(lease, "RENEWAL", 0.01)
+    await append(service, await create(service))
+    async with service.consumer("c", app_name=APP) as consumer:
+        await take(consumer, 1)
+        await service.delete_app(app_name=APP)
+        renewals, renew = asyncio.Queue[bool](), lease.Claim.renew
+
+        async def renewing(self: lease.Claim, epoch: int) -> bool:
+            is_held = await renew(self, epoch)
+            renewals.put_nowait(is_held)
+            return is_held
+
+        monkeypatch.setattr(lease.Claim, "renew", renewing)
+        assert [await renewals.get() for _ in range(3)] == [True] * 3
+        with pytest.raises(HistoryLostError, match="checkpoint of consumer 'c'"):
+            await consumer.commit()
+
+    assert admin[database].leases.count_documents({}) == 0
