@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
+import json
 import posixpath
-import re
 import secrets
+from functools import cache
 from importlib.resources import files
+from string import Template
 from typing import Any, Final
 
 from google.adk.platform import time as platform_time
+from starlette import responses
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +24,14 @@ from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
+
+_POLICY: Final = "Content-Security-Policy"
+
+_HEADERS: Final = {
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 _LATEST: Final = 100
 """Sessions in the list."""
@@ -42,53 +50,68 @@ def live_page_route(
 
     The page takes the session from the same query parameters as ``changes_route``, and
     asks for it without them. It contains no data: it reads what it shows from
-    ``changes``, whose ``authorize`` decides.
+    ``changes``, whose ``authorize`` decides. With the query parameter ``file`` the
+    route answers with a script or style sheet of the page.
 
     Args:
         path: Where the page is.
         changes: The path of the ``changes_route`` of the same app or router.
         sessions: The path of a list of sessions, if there is one.
     """
-    page = (files(__package__) / "static" / "live.html").read_text(encoding="utf-8")
-    urls = {"changes-url": changes, "sessions-url": sessions}
-    for name, target in urls.items():
-        # Relative, so that the page works behind any prefix.
-        url = "" if target is None else posixpath.relpath(target, _folder(path))
-        meta = f'<meta name="{name}" content="'
-        page = page.replace(f'{meta}"', f'{meta}{html.escape(url and f"./{url}")}"')
-    headers = {
-        "Cache-Control": "no-cache",
-        "Content-Security-Policy": _policy(page),
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
+    page, parts = _read_page()
+    here = f"./{posixpath.basename(path)}"
+    urls = {name: f"{here}?file={name}" for name in parts}
+    modules = {f"./{name}": url for name, url in urls.items() if name.endswith(".js")}
+    known = {
+        "style": urls["live.css"],
+        "script": urls["live.js"],
+        "modules": json.dumps({"imports": modules}),
+        "changes": _relative(changes, path),
+        "sessions": "" if sessions is None else _relative(sessions, path),
     }
 
-    async def live(_: Request) -> Response:
-        return HTMLResponse(page, headers=headers)
+    async def live(request: Request) -> responses.Response:
+        name = request.query_params.get("file")
+        if name is None:
+            nonce = secrets.token_urlsafe()
+            text = page.substitute(known, nonce=nonce)
+            return responses.HTMLResponse(
+                text, headers=_HEADERS | {_POLICY: _policy(nonce)}
+            )
+        if name not in parts:
+            return responses.PlainTextResponse("There is no such file.", 404, _HEADERS)
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return responses.Response(parts[name], headers=_HEADERS, media_type=kind)
 
     return Route(path, live, methods=["GET"], name="live")
 
 
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0] or "/"
-
-
-def _policy(page: str) -> str:
-    """The page may only run its own script and read from its own server."""
-    own = {
-        tag: " ".join(map(_hash, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
-        for tag in ("script", "style")
+@cache
+def _read_page() -> tuple[Template, dict[str, str]]:
+    """The page, and its scripts and style sheets by name."""
+    texts = {
+        each.name: each.read_text(encoding="utf-8")
+        for each in (files(__package__) / "static").iterdir()
     }
+    return Template(texts.pop("live.html")), texts
+
+
+def _relative(target: str, path: str) -> str:
+    """A URL that works behind any prefix, to be put into the page."""
+    folder = path.rpartition("/")[0] or "/"
+    return html.escape(f"./{posixpath.relpath(target, folder)}")
+
+
+def _policy(nonce: str) -> str:
+    """The page may only run its own scripts and read from its own server.
+
+    The scripts that a script with the nonce imports have it, too.
+    """
     return (
-        f"default-src 'none'; script-src {own['script']}; style-src {own['style']};"
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}';"
         " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'self';"
         " frame-ancestors 'self'"
     )
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 class TokenCheck:
@@ -112,7 +135,7 @@ class TokenCheck:
         has_parameter = self._is_token(request.query_params.get("token"))
         if not has_parameter and not self._is_token(request.cookies.get(cookie)):
             detail = "Open the URL that was printed: it ends with a token."
-            refusal = JSONResponse({"detail": detail}, 401, _NO_STORE)
+            refusal = responses.JSONResponse({"detail": detail}, 401, _NO_STORE)
             await refusal(scope, receive, send)
             return
 

@@ -18,9 +18,10 @@ from support.subscriptions import SESSION, new_event
 from mongo_session_service import ConfigurationError, MongoSessionService
 from mongo_session_service.http import live_app, live_page_route
 
-PAGE = (
-    files("mongo_session_service.http").joinpath("static/live.html").read_text("utf-8")
-)
+PARTS = {
+    each.name: each.read_text("utf-8")
+    for each in files("mongo_session_service.http").joinpath("static").iterdir()
+}
 
 CHANGES = f"/changes?{urlencode(SESSION)}"
 
@@ -34,13 +35,16 @@ async def session(service: MongoSessionService, session_id: str) -> Session:
     return await service.create_session(**{**SESSION, "session_id": session_id})
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup() -> None:
+@pytest.mark.parametrize("name", PARTS)
+def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup(name: str) -> None:
     """The page loads nothing, and never reads text as markup or as a program."""
-    assert not re.findall(r"(?:src|href)=.https?:|@import|url\(", PAGE)
+    text = PARTS[name]
+
+    assert not re.findall(r"(?:src|href)=.https?:|@import|url\(|import\(", text)
     assert not re.findall(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|Function\(|"
-        r" on\w+=",
-        PAGE,
+        r"DOMParser|setHTML|srcdoc| on\w+=",
+        text,
     )
 
 
@@ -67,14 +71,42 @@ async def test_the_page_finds_its_changes_behind_any_prefix(
 
 
 async def test_the_browser_is_told_to_run_nothing_else() -> None:
-    """The page's policy allows its own script and style, and its own server."""
-    response = await answer(Starlette(routes=[live_page_route()]), "/live")
+    """The page's policy allows its own scripts and styles, and its own server."""
+    app = Starlette(routes=[live_page_route()])
+    nonces = set()
 
-    policy = response.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    assert "unsafe" not in policy
-    assert "connect-src 'self'" in policy
-    assert response.headers["x-content-type-options"] == "nosniff"
+    for response in (await answer(app, "/live"), await answer(app, "/live")):
+        policy = response.headers["content-security-policy"]
+        (nonce,) = set(re.findall(r"'nonce-([\w-]{40,})'", policy))
+        nonces.add(nonce)
+        assert policy.startswith(
+            f"default-src 'none'; script-src 'nonce-{nonce}';"
+            f" style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:;"
+        )
+        assert "unsafe" not in policy
+        assert response.text.count(f'nonce="{nonce}"') == 3
+        assert response.headers["x-content-type-options"] == "nosniff"
+
+    assert len(nonces) == 2, "a nonce that can be known beforehand protects nothing"
+
+
+async def test_a_script_and_a_style_are_served_as_such() -> None:
+    """Each part has its type; nothing else can be had by that way."""
+    app = Starlette(routes=[Mount("/prefix", routes=[live_page_route("/x/live")])])
+
+    page = await answer(app, "/prefix/x/live")
+    script = await answer(app, "/prefix/x/live?file=live.js")
+    style = await answer(app, "/prefix/x/live?file=live.css")
+
+    assert 'src="./live?file=live.js"' in page.text
+    assert '"./values.js": "./live?file=values.js"' in page.text
+    assert script.text == PARTS["live.js"]
+    assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert style.headers["content-type"] == "text/css; charset=utf-8"
+    assert script.headers["x-content-type-options"] == "nosniff"
+    for name in ("live.html", "", "../live_page.py", "none.js"):
+        response = await answer(app, f"/prefix/x/live?file={name}")
+        assert response.status_code == 404
 
 
 async def test_latest_sessions_come_first_if_they_may_be_read(

@@ -126,9 +126,12 @@ def test_package_is_typed() -> None:
 
 def test_package_holds_its_page() -> None:
     """The live page is installed together with the code that serves it."""
-    page = files("mongo_session_service.http").joinpath("static/live.html")
+    parts = files("mongo_session_service.http").joinpath("static")
 
-    assert page.read_text("utf-8").startswith("<!doctype html>")
+    page = parts.joinpath("live.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert parts.joinpath("live.css").is_file()
+    assert parts.joinpath("live.js").is_file()
 
 
 def test_every_named_extra_exists_and_is_named_in_full() -> None:

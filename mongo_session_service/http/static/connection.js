@@ -1,0 +1,165 @@
+// Connection: a stream of server-sent events, and what the page says of it.
+
+import { appName, sessionId, setting, userId } from "./address.js";
+import { $ } from "./elements.js";
+
+const FIRST_PAUSE = 0.4;
+const LONGEST_PAUSE = 10;
+
+const DOTS = { live: "#16a36b", waiting: "#e0962a", over: "#d5473d" };
+
+export function show(is, words, notice = "", action = null) {
+  const status = $("status");
+  status.dataset.is = is;
+  delete status.dataset.shown;
+  status.textContent = words;
+  $("notice").hidden = !notice;
+  $("notice").classList.toggle("bad", is === "over");
+  if ($("notice-text").textContent !== notice) $("notice-text").textContent = notice;
+  $("notice-button").hidden = !action;
+  if (action) {
+    $("notice-button").textContent = action[0];
+    $("notice-button").onclick = action[1];
+  }
+  const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="6" fill="${DOTS[is]}"/></svg>`;
+  $("icon").href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
+}
+
+/** Reads server-sent events, and comes back when the connection breaks. */
+export class Connection {
+  constructor(page) {
+    this.page = page;
+    this.lastId = null;
+    this.failures = 0;
+    this.wasLive = false;
+    this.silence = 45;
+    const again = () => { if (this.wake) this.wake(); };
+    addEventListener("online", again);
+    document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") again(); });
+  }
+
+  async run() {
+    this.isOver = false;
+    while (!this.isOver) {
+      this.retryAfter = 0;
+      this.wasRefused = false;
+      let why = "The connection was lost.";
+      try {
+        why = (await this.read()) ?? why;
+      } catch (error) {
+        if (error.name === "AbortError") why = "Nothing was heard any more.";
+        else if (!this.wasLive && !(error instanceof TypeError)) throw error;
+      }
+      clearTimeout(this.watchdog);
+      if (this.page.isDeleted || this.sawDeleted) {
+        this.end("Deleted", "This session was deleted. What it told stays here until the page is closed.");
+      }
+      if (!this.isOver) await this.pause(why);
+    }
+  }
+
+  /** One connection, to its end; gives the reason if one is known. */
+  async read() {
+    const url = new URL(setting("changes-url") || "changes", document.baseURI);
+    url.search = new URLSearchParams({ app_name: appName, user_id: userId, session_id: sessionId, history: "all" });
+    const headers = { Accept: "text/event-stream" };
+    if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
+    this.aborter = new AbortController();
+    this.listen();
+    const response = await fetch(url, { headers, signal: this.aborter.signal, cache: "no-store" });
+    if (!response.ok) return this.refused(response);
+    if (!(response.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
+      return "This server does not stream changes.";
+    }
+    this.wasLive = true;
+    show("live", "Live");
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let pieces = [];
+    let frame = {};
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return this.trouble;
+      this.listen();
+      pieces.push(value);
+      if (!value.includes("\n")) continue;
+      const lines = pieces.join("").split("\n");
+      pieces = [lines.pop()];
+      for (const line of lines) frame = this.line(line.replace(/\r$/, ""), frame);
+    }
+  }
+
+  line(line, frame) {
+    if (line === "") {
+      if (frame.data !== undefined) this.told(frame);
+      return {};
+    }
+    const [, name, value] = /^([^:]*):? ?([^]*)$/.exec(line);
+    if (name === "") this.silence = 2.5 * (Number(/^heartbeat ([\d.]+)/.exec(value)?.[1]) || 18);
+    else if (name === "data") frame.data = frame.data === undefined ? value : `${frame.data}\n${value}`;
+    else if (name === "retry") this.retryAfter = Number(value) / 1000;
+    else frame[name] = value;
+    return frame;
+  }
+
+  told({ event, id, data }) {
+    this.failures = 0;
+    this.trouble = undefined;
+    if (event === "trouble") {
+      this.trouble = JSON.parse(data).reason;
+      return;
+    }
+    if (event === "snapshot") this.lastId = null;
+    if (id !== undefined) this.lastId = id;
+    if (event === "deleted") this.sawDeleted = true;
+    this.page.take(event, data);
+  }
+
+  async refused(response) {
+    let detail = "";
+    try {
+      detail = String((await response.json()).detail ?? "");
+    } catch { /* not this server's words */ }
+    const again = ["Try again", () => this.run()];
+    this.wasRefused = true;
+    this.retryAfter = Number(response.headers.get("retry-after")) || 0;
+    if (response.status === 404 && this.wasLive) {
+      this.end("Deleted", "This session is not stored any more. What it told stays here until the page is closed.");
+    } else if (response.status === 404) {
+      this.retryAfter ||= 2;
+      return "There is no such session yet. It is shown as soon as there is.";
+    } else if (response.status < 500 && response.status !== 429 && response.status !== 408) {
+      this.end(response.status === 400 ? "Refused" : "Not allowed", detail || `The server answered ${response.status}.`, again);
+    }
+    return detail || `The server answered ${response.status}.`;
+  }
+
+  end(words, notice, action = null) {
+    this.isOver = true;
+    show("over", words, notice, action);
+  }
+
+  /** Give a connection up that has been silent for longer than its heartbeat. */
+  listen() {
+    clearTimeout(this.watchdog);
+    this.watchdog = setTimeout(() => this.aborter.abort(), this.silence * 1000);
+  }
+
+  async pause(why) {
+    const backoff = Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** this.failures);
+    this.failures += 1;
+    // A connection that merely broke is opened again at once, for once.
+    const hint = this.wasRefused || this.failures > 1 || this.retryAfter > 2 ? this.retryAfter : 0;
+    let left = Math.max(backoff * (0.75 + Math.random() / 2), hint);
+    const isShown = left > 0.9;
+    const now = ["Try now", () => this.wake()];
+    const end = performance.now() + left * 1000;
+    const woken = new Promise((resolve) => { this.wake = () => resolve(true); });
+    while ((left = (end - performance.now()) / 1000) > 0) {
+      show("waiting", isShown ? `Trying again in ${Math.ceil(left)} s` : "Reconnecting", isShown ? why : "", isShown ? now : null);
+      const tick = new Promise((resolve) => { setTimeout(resolve, Math.min(left, 1) * 1000, false); });
+      if (await Promise.race([woken, tick])) break;
+    }
+    this.wake = null;
+    show("waiting", isShown ? "Trying again" : "Reconnecting", isShown ? why : "");
+  }
+}

@@ -1,0 +1,209 @@
+// Session: its changes, drawn in the order of their arrival, and the keyboard.
+
+import { appName, sessionId, setting, userId } from "./address.js";
+import { Connection, show } from "./connection.js";
+import { $, copy, counted, make, plural } from "./elements.js";
+import { StateTree } from "./state.js";
+import { Timeline } from "./timeline.js";
+import { inCalendar, timeOf } from "./times.js";
+import { parse, pretty } from "./values.js";
+
+class SessionPage {
+  constructor() {
+    this.state = new StateTree();
+    this.timeline = new Timeline(this.state);
+    this.queue = [];
+    this.isPaused = false;
+    this.isDrawing = false;
+    this.isDeleted = false;
+    this.unread = 0;
+    this.reset(null);
+  }
+
+  reset(snapshot) {
+    this.revision = 0;
+    this.snapshotRevision = snapshot ? Number(snapshot.revision) : 0;
+    this.hasSharedState = false;
+    this.timeline.reset();
+    this.state.reset();
+    this.timeline.summarise();
+  }
+
+  /** Something was told; it is drawn in its turn. */
+  take(kind, raw) {
+    this.queue.push([kind, raw]);
+    if (kind === "appended" && document.visibilityState === "hidden") this.unread += 1;
+    this.draw();
+    this.title();
+  }
+
+  draw() {
+    if (this.isPaused) {
+      $("pause").textContent = this.queue.length ? `Go on (${this.queue.length})` : "Go on";
+    } else if (!this.isDrawing && this.queue.length) {
+      this.isDrawing = true;
+      requestAnimationFrame(() => this.drawSome());
+    }
+  }
+
+  /** As much as fits between two frames, so that nothing ever freezes. */
+  drawSome() {
+    this.isDrawing = false;
+    const isFlood = this.queue.length > 40;
+    // A frame costs by what is there already: in a flood, fewer and longer ones.
+    const end = performance.now() + (isFlood ? 30 : 8);
+    let cards = [];
+    let taken = 0;
+    const place = () => { this.timeline.place(cards); cards = []; };
+    while (taken < this.queue.length && performance.now() < end && !this.isPaused) {
+      const [kind, raw] = this.queue[taken];
+      taken += 1;
+      const change = parse(raw);
+      if (kind === "appended") {
+        this.appended(change, raw, cards, isFlood, place);
+      } else {
+        place();
+        this.other(kind, change);
+      }
+    }
+    this.queue.splice(0, taken);
+    place();
+    this.summarise();
+    this.draw();
+  }
+
+  appended(change, raw, cards, isFlood, place) {
+    const revision = Number(change.revision);
+    if (revision <= this.revision) return; // never told twice; if it were, it is not shown twice
+    if (revision > this.revision + 1) {
+      place();
+      const missing = revision - this.revision - 1;
+      this.timeline.note(`${plural(missing, "event")} before this one cannot be had.`, "note bad");
+    }
+    this.revision = revision;
+    if (!change.event) {
+      place();
+      this.timeline.note(`Event ${revision} cannot be read.`, "note bad");
+      return;
+    }
+    const isNew = revision > this.snapshotRevision;
+    cards.push(this.timeline.make(change, raw, isNew && !isFlood));
+    const at = { revision, words: inCalendar(timeOf(change.time)) };
+    const delta = Object.entries(change.state_delta ?? {});
+    // The snapshot holds what its session's events had set by then. Shared state that is
+    // told in between is later than it, and so is every event from there on.
+    const later = delta.filter(([name]) => isNew || (this.hasSharedState && StateTree.isShared(name)));
+    this.state.set(later, later.length ? at : null);
+    if (!isNew) this.state.date(delta.map(([name]) => name), at);
+    if (isNew && !isFlood) this.speak(change);
+  }
+
+  other(kind, change) {
+    const seconds = timeOf(change.time);
+    if (kind === "snapshot") {
+      document.body.classList.remove("unknown");
+      this.reset(change);
+      this.state.set(Object.entries(change.state ?? {}), null);
+    } else if (kind === "state") {
+      this.hasSharedState = true;
+      // Whoever comes back is told all of it again.
+      this.state.set(Object.entries(change.state_delta ?? {}), { revision: null, words: inCalendar(seconds), isRepeat: true });
+    } else if (kind === "deleted") {
+      this.isDeleted = true;
+      document.body.classList.add("gone");
+      this.timeline.note(`The session was deleted, ${inCalendar(seconds)}.`, "note bad");
+      this.timeline.keepUp();
+    }
+  }
+
+  speak(change) {
+    this.unspoken = (this.unspoken ?? 0) + 1;
+    const said = (change.event.content?.parts ?? []).map((part) => part.text ?? part.functionCall?.name ?? "").join(" ").slice(0, 120);
+    this.lastSaid = `${change.event.author}: ${said}`;
+    this.speaking ??= setTimeout(() => {
+      $("spoken").textContent = this.unspoken > 1 ? `${this.unspoken} new events. Latest, ${this.lastSaid}` : this.lastSaid;
+      this.unspoken = 0;
+      this.speaking = undefined;
+    }, 1200);
+  }
+
+  summarise() {
+    const revision = Math.max(this.revision, this.snapshotRevision);
+    $("revision").replaceChildren("revision ", make("b", "", counted.format(revision)));
+    this.timeline.summarise();
+  }
+
+  title() {
+    const waiting = this.unread ? `(${this.unread}) ` : "";
+    document.title = `${waiting}${sessionId}`;
+  }
+
+  pause() {
+    this.isPaused = !this.isPaused;
+    $("pause").setAttribute("aria-pressed", String(this.isPaused));
+    $("pause").textContent = this.isPaused ? "Go on" : "Pause";
+    this.draw();
+  }
+}
+
+export function watch() {
+  $("session").hidden = false;
+  $("home").hidden = !setting("sessions-url");
+  const part = (className, name) => {
+    const element = make("span", className, name);
+    element.title = name;
+    return element;
+  };
+  $("where").append(part("of", appName), make("span", "gap", "›"), part("of", userId), make("span", "gap", "›"), part("name", sessionId));
+  const page = new SessionPage();
+  const { timeline, state } = page;
+  page.title();
+  show("waiting", "Connecting");
+  const unfoldNear = () => { const card = timeline.current(); if (card) timeline.unfold(card); };
+  const keys = {
+    j: () => timeline.move(1), ArrowDown: () => timeline.move(1),
+    k: () => timeline.move(-1), ArrowUp: () => timeline.move(-1),
+    g: () => { const first = timeline.events.find((item) => !item.card.hidden); if (first) timeline.select(first.card); },
+    G: () => timeline.follow(), End: () => timeline.follow(),
+    p: () => page.pause(),
+    c: () => { const item = timeline.byElement.get(timeline.current()); if (item) copy(pretty(parse(item.raw)), "Event"); },
+    "/": () => $("filter").focus(),
+    "?": () => $("help").showModal(),
+  };
+  document.addEventListener("keydown", (press) => {
+    const target = press.target;
+    if (press.ctrlKey || press.metaKey || press.altKey || $("help").open) return;
+    if (press.key === "Escape") {
+      $("filter").value = "";
+      timeline.filter("");
+      $("filter").blur();
+      return;
+    }
+    if (target.closest("input")) return;
+    if (press.key === "Enter" && timeline.byElement.has(target)) {
+      press.preventDefault();
+      unfoldNear();
+    } else if (Object.hasOwn(keys, press.key)) {
+      press.preventDefault();
+      keys[press.key]();
+    }
+  });
+  let filtering = 0;
+  $("filter").addEventListener("input", () => {
+    clearTimeout(filtering);
+    filtering = setTimeout(() => timeline.filter($("filter").value), 80);
+  });
+  $("pause").addEventListener("click", () => page.pause());
+  $("copy-events").addEventListener("click", () => copy(pretty(timeline.toJSON()), plural(timeline.events.length, "event")));
+  $("copy-state").addEventListener("click", () => copy(pretty(state.toJSON()), "State"));
+  $("fold").addEventListener("click", () => state.fold());
+  $("help-button").addEventListener("click", () => $("help").showModal());
+  $("help").addEventListener("click", (click) => { if (click.target === $("help")) $("help").close(); });
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "visible") {
+      page.unread = 0;
+      page.title();
+    }
+  });
+  new Connection(page).run();
+}

@@ -1,0 +1,122 @@
+// Values: JSON as it is stored, exactly, and as a tree that unfolds.
+
+import { button, make, plural } from "./elements.js";
+
+/** A number that JavaScript would show as another one: 2**53 + 1, or 1.0. */
+export class Exact {
+  constructor(text) { this.text = text; }
+  toJSON() { return JSON.rawJSON ? JSON.rawJSON(this.text) : Number(this.text); }
+}
+
+export function parse(text) {
+  return JSON.parse(text, (_, value, context) =>
+    typeof value === "number" && context && context.source !== String(value)
+      ? new Exact(context.source) : value);
+}
+
+export const isTree = (value) => typeof value === "object" && value !== null && !(value instanceof Exact);
+export const sizeOf = (tree) => (Array.isArray(tree) ? tree.length : Object.keys(tree).length);
+export const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+export const pretty = (value) => JSON.stringify(value, null, 2);
+
+function kindOf(value) {
+  if (typeof value === "string") return "string";
+  return typeof value === "number" || value instanceof Exact ? "number" : "other";
+}
+
+export function literal(value) {
+  if (value instanceof Exact) return value.text;
+  return typeof value === "string" ? JSON.stringify(value) : String(value);
+}
+
+/** A value in a few words, however large it is. */
+export function sketch(value, room = 90) {
+  if (!isTree(value)) {
+    const text = literal(typeof value === "string" ? value.slice(0, room + 1) : value);
+    return text.length > room ? `${text.slice(0, room)}…` : text;
+  }
+  const isList = Array.isArray(value);
+  let text = "";
+  let left = sizeOf(value);
+  for (const name in value) {
+    if (!Object.hasOwn(value, name)) continue;
+    const spare = room - text.length;
+    if (spare < 8) break;
+    const separator = text ? ", " : "";
+    text += `${separator}${isList ? "" : `${name.slice(0, 40)}: `}${sketch(value[name], Math.min(spare, 36))}`;
+    left -= 1;
+  }
+  if (left) text += `${text ? ", " : ""}… ${left} more`;
+  return isList ? `[${text}]` : `{${text}}`;
+}
+
+const LONG = 160;
+const AT_ONCE = 200;
+
+/**
+ * A value under its name; what differs from `old` is marked.
+ *
+ * Children are made when they are first seen. `opened` holds the paths that are unfolded,
+ * so that a new value is shown as far as the old one was.
+ */
+export function branch(name, value, path, opened, old = value, isMarked = false) {
+  const label = name === null ? [] : [make("span", "key", name), make("span", "colon", ": ")];
+  const isLong = typeof value === "string" && (value.length > LONG || value.includes("\n"));
+  const isFull = isTree(value) && sizeOf(value) > 0;
+  if (!isLong && !isFull) {
+    const text = isTree(value) ? (Array.isArray(value) ? "[]" : "{}") : literal(value);
+    const leaf = make("div", "leaf", ...label, make("span", `v ${isTree(value) ? "other" : kindOf(value)}`, text));
+    if (isMarked) leaf.lastChild.classList.add("touched");
+    return leaf;
+  }
+  const summary = make("summary", "", ...label);
+  if (isFull) {
+    const size = sizeOf(value);
+    summary.append(make("span", "colon", Array.isArray(value) ? `[${size}] ` : `{${size}} `));
+    summary.append(make("span", "sketch", sketch(value, 52)));
+  } else {
+    summary.append(make("span", "v string sketch", sketch(value, 52)));
+    summary.append(make("span", "colon", `  ${plural(value.length, "character")}`));
+  }
+  if (isMarked) summary.lastChild.classList.add("touched");
+  const tree = make("details", "tree", summary);
+  const id = JSON.stringify(path);
+  const grow = () => {
+    if (tree.childElementCount > 1) return;
+    tree.append(isFull ? children(value, path, opened, old) : make("div", "whole", value));
+  };
+  if (opened.has(id)) {
+    tree.open = true;
+    grow();
+  }
+  tree.addEventListener("toggle", () => {
+    if (!tree.isConnected) return;
+    if (tree.open) opened.add(id); else opened.delete(id);
+    if (tree.open) grow();
+  });
+  return tree;
+}
+
+export function children(value, path, opened, old) {
+  const box = make("div", "kids");
+  const names = Object.keys(value);
+  const before = isTree(old) ? old : {};
+  const show = (from) => {
+    for (const name of names.slice(from, from + AT_ONCE)) {
+      const was = Object.hasOwn(before, name) ? before[name] : undefined;
+      const isMarked = before !== value && !same(was, value[name]);
+      box.append(branch(name, value[name], [...path, name], opened, was, isMarked));
+    }
+    const left = names.length - from - AT_ONCE;
+    if (left > 0) {
+      const more = button(`${plural(left, "more")}`.replace(/s$/, ""), "Show more", () => {
+        more.remove();
+        show(from + AT_ONCE);
+      });
+      more.className = "more";
+      box.append(more);
+    }
+  };
+  show(0);
+  return box;
+}
