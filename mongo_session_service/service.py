@@ -342,20 +342,27 @@ class MongoSessionService(BaseSessionService):
                 stored = await history.rewinding(
                     backend.connection, backend.store, key, event
                 )
-            append = documents.encode_append(key, stored, self._hooks)
-            marker = marker_of(session)
-            if marker is None:
-                head = await backend.store.load_head(key)
-                last_event = session.events[-1] if session.events else None
-                marker = head.expected_by(
-                    session.last_update_time, last_event, event.id
+            # Late writers wait for responses, which must not wait for their places.
+            waits = not (self._is_rebasing and event.get_function_responses())
+            async with backend.committer.intake.place(waits=waits) as place:
+                append = documents.encode_append(key, stored, self._hooks)
+                place.hold(append.size)
+                marker = marker_of(session)
+                if marker is None:
+                    head = await backend.store.load_head(key)
+                    last_event = session.events[-1] if session.events else None
+                    marker = head.expected_by(
+                        session.last_update_time, last_event, event.id
+                    )
+                apply = super().append_event
+                actions = stored.actions
+                copy = SessionCopy(
+                    session, event, actions, marker, apply, started, place
                 )
-            apply = super().append_event
-            copy = SessionCopy(session, event, stored.actions, marker, apply, started)
-            if self._is_rebasing:
-                await backend.rebaser.commit(append, copy)
-            else:
-                await backend.committer.commit(Caller(append, copy))
+                if self._is_rebasing:
+                    await backend.rebaser.commit(append, copy)
+                else:
+                    await backend.committer.commit(Caller(append, copy))
         return event
 
     @override

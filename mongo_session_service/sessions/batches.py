@@ -23,6 +23,7 @@ from mongo_session_service.model.records import (
     Planned,
     StoredSession,
 )
+from mongo_session_service.sessions.intake import Place
 
 MIN_WRITES: Final = 16
 """Of each of two batches that could be one: smaller ones cost more than they gain."""
@@ -48,6 +49,8 @@ class SessionCopy:
     """How ADK applies an event to a session in memory."""
     started: float = field(default_factory=time.monotonic)
     """When the call began: its time limit runs from here."""
+    place: Place | None = None
+    """What the call holds of its event loop's room for writes."""
     missed: StoredSession | None = None
     """What others have appended, which the session shows before the event."""
 
@@ -74,6 +77,8 @@ class Caller:
     write: Append | NewSession
     copy: SessionCopy | None = None
     """The session that shows an append; None for a session that is created."""
+    place: Place | None = None
+    """What its call holds, if it has no copy that says so."""
     started: float = field(default_factory=time.monotonic)
     """When the call began, if it has no copy that says so."""
     corrected: Marker | None = None
@@ -97,7 +102,7 @@ class Caller:
     def __post_init__(self) -> None:
         app_name, user_id, _ = self.write.key
         if self.copy is not None:
-            self.started = self.copy.started
+            self.started, self.place = self.copy.started, self.copy.place
         self.clock = self.now - time.monotonic()
         self.documents = [self.write.key]
         if self.write.delta.app:

@@ -43,7 +43,8 @@ from mongo_session_service.sessions import batches
 from mongo_session_service.sessions import store as storage
 from mongo_session_service.sessions.batches import Caller, DocumentId, SessionCopy
 from mongo_session_service.sessions.deletion import ATTEMPTS, remove_expired
-from mongo_session_service.telemetry import note_batch
+from mongo_session_service.sessions.intake import Intake
+from mongo_session_service.telemetry import count_retry, note_batch
 
 Result = TypeVar("Result")
 
@@ -52,9 +53,6 @@ MAX_WRITES: Final = 128
 
 MAX_BATCHES: Final = 2
 """Batches in flight: this process and the server are both busy with two."""
-
-MAX_WAITING: Final = 4096
-"""Writes waiting per event loop, beyond which callers wait before they queue."""
 
 MAX_RETRIED: Final = 4
 """Lanes whose transactions are in flight at the same time."""
@@ -101,7 +99,7 @@ class Committer:
         self._most = MAX_WRITES if together else 1
         self._most_batches = MAX_BATCHES if together else 1
         self._limit = connection.patience
-        self._room = asyncio.Semaphore(MAX_WAITING)
+        self.intake = Intake()
         self._waiting: deque[Caller] = deque()
         self._in_flight: list[list[Caller]] = []
         self._busy: set[DocumentId] = set()
@@ -127,24 +125,23 @@ class Committer:
             Exception: what :meth:`SessionStore.commit` and :func:`explain` raise for
                 this write; other callers are not affected.
         """
-        async with self._room:
-            self._waiting.append(caller)
-            self._start_soon()
-            if self._expiry is None:
-                self._expire_later()
-            try:
-                await caller.is_done.wait()
-            except asyncio.CancelledError:
-                caller.is_withdrawn = True
-                for queue in (self._waiting, *(it.waiting for it in self._open_lanes)):
-                    if caller in queue:
-                        queue.remove(caller)
-                        raise
-                await uninterrupted(caller.is_done.wait())
-                raise
-            if caller.error is not None:
-                raise caller.error
-            note_batch(caller.together)
+        self._waiting.append(caller)
+        self._start_soon()
+        if self._expiry is None:
+            self._expire_later()
+        try:
+            await caller.is_done.wait()
+        except asyncio.CancelledError:
+            caller.is_withdrawn = True
+            for queue in (self._waiting, *(it.waiting for it in self._open_lanes)):
+                if caller in queue:
+                    queue.remove(caller)
+                    raise
+            await uninterrupted(caller.is_done.wait())
+            raise
+        if caller.error is not None:
+            raise caller.error
+        note_batch(caller.together)
 
     async def create(self, new: NewSession) -> None:
         """Store a new session, also in the place of one that has expired.
@@ -153,15 +150,18 @@ class Committer:
             AlreadyExistsError: there is one that has not expired.
         """
         started = time.monotonic()
-        for left in reversed(range(ATTEMPTS)):
-            try:
-                await self.commit(Caller(new, started=started))
-            except AlreadyExistsError:
-                now = platform_time.get_time()
-                if not (await remove_expired(self._connection, new.key, now) and left):
-                    raise
-            else:
-                return
+        async with self.intake.place() as place:
+            place.hold(new.size)
+            for left in reversed(range(ATTEMPTS)):
+                try:
+                    await self.commit(Caller(new, place=place, started=started))
+                except AlreadyExistsError:
+                    now = platform_time.get_time()
+                    is_free = await remove_expired(self._connection, new.key, now)
+                    if not is_free or not left:
+                        raise
+                else:
+                    return
 
     async def settled(self) -> None:
         """Return when nothing is in flight, nor retried."""
@@ -271,6 +271,8 @@ class Committer:
         planned = batches.plan(batch)
         limit = min(map(self.left, batch))
         attempts = storage.ATTEMPTS if lane is None else 1
+        if lane is not None:
+            count_retry(self._connection.database.name)
         try:
             with translated():
                 await self._store.commit(planned, limit=limit, attempts=attempts)
@@ -399,17 +401,22 @@ class Committer:
         self._close(lane)
         self._waiting.extendleft(reversed(others))
 
-    def _send(self, held: DocumentId, callers: list[Caller]) -> None:
+    def _send(
+        self, held: DocumentId, callers: list[Caller], lane: Lane | None = None
+    ) -> None:
         """Let callers wait in the lane of a locked document, or in one of their own."""
         if not callers:
             return
-        lane = self._lanes.get(held) if held else None
+        lane = lane or (self._lanes.get(held) if held else None)
         if lane is None or lane.held != held:
             lane = Lane(held, pause=_FIRST_PAUSE if held else 0.0)
             task = asyncio.Task(self._retry(lane), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         lane.waiting.extend(callers)
+        for caller in callers:
+            if caller.place is not None:
+                caller.place.set_aside()
         lane.documents |= {each.write.key for each in callers}
         if held:
             lane.documents.add(held)
@@ -419,9 +426,7 @@ class Committer:
         """Whether a caller belongs to a lane; if so, it waits there from now on."""
         for each in caller.documents:
             if lane := self._lanes.get(each):
-                lane.waiting.append(caller)
-                lane.documents.add(caller.write.key)
-                self._lanes[caller.write.key] = lane
+                self._send(lane.held, [caller], lane)
                 return True
         return False
 

@@ -13,6 +13,7 @@ from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 
+from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver import snapshots
@@ -32,7 +33,6 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.telemetry import count_commit, count_stale
 
 _WRITE_CONFLICT: Final = 112
 
@@ -119,7 +119,7 @@ async def explain(
         # It may have changed to what was expected since, so that all looks well.
         if may_retry and expected == marker._replace(ttl=expected.ttl):
             raise OtherTtlError(marker)
-        count_stale(connection.database.name)
+        telemetry.count_stale(connection.database.name)
         raise StaleSessionError(STALE)
     if not documents.is_same_event(write, stored["event"], connection.hooks):
         which = f"Another event with id {quoted(write.event['id'])}"
@@ -283,6 +283,7 @@ class SessionStore:
             except _ConflictError as error:
                 if left:
                     raise
+                telemetry.count_conflict(self._connection.database.name)
                 raise LockedError(error.length) from None
 
         try:
@@ -297,7 +298,7 @@ class SessionStore:
             if is_duplicate_key(error):
                 raise RefusedError from None
             raise
-        count_commit(self._connection.database.name, len(planned))
+        telemetry.count_commit(self._connection.database.name, len(planned))
 
     async def _create(self, new: NewSession, limit: float) -> None:
         """Store a session that sets nothing but its own state."""

@@ -225,7 +225,7 @@ async def test_more_callers_than_there_is_room_all_get_their_turn(
     mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a full queue callers wait for room, and none is forgotten."""
-    monkeypatch.setattr("mongo_session_service.sessions.group_commit.MAX_WAITING", 3)
+    monkeypatch.setattr("mongo_session_service.sessions.intake.MAX_WRITES", 3)
     async with MongoSessionService(mongodb_uri, database=database) as service:
         (session,) = await create(service, 1)
 

@@ -33,6 +33,7 @@ class Copy:
         self.marker = Marker(revision, 1.0)
         self.session = self
         self.started = 0.0
+        self.place = None
 
     def expected(self) -> Marker:
         """What it is at."""
