@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mongo_session_service.driver.cancellation import cancellations, heed_cancellation
+from mongo_session_service.driver.cancellation import (
+    cancellations,
+    heed_cancellation,
+    running_loop,
+)
 from mongo_session_service.driver.causal import Latest
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
@@ -129,7 +133,7 @@ class Backends:
         if self._pid != os.getpid():
             # After a fork the parent's sockets, loops and held lock are not ours.
             self._reset()
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         entry = self._entries.get(loop)
         if entry is None:
             with translated():
@@ -187,7 +191,7 @@ class Backends:
         tasks: up to ten seconds, if one was connecting when it was cancelled.
         """
         with self._lock:
-            entry = self._entries.pop(asyncio.get_running_loop(), None)
+            entry = self._entries.pop(running_loop(), None)
         if entry is not None and entry.keeper is not None:
             await entry.keeper.aclose()
 
@@ -201,7 +205,7 @@ class Backends:
             entries = self._entries.copy()
             if self._uri is not None:  # a borrowed client stays bound to its loop
                 self._entries.clear()
-        here = asyncio.get_running_loop()
+        here = running_loop()
         for loop, entry in entries.items():
             if loop.is_closed():
                 continue
