@@ -16,7 +16,11 @@ from pymongo import errors as driver_errors
 from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service import errors
-from mongo_session_service.driver.compat import is_starting
+from mongo_session_service.driver.compat import (
+    LoginLostError,
+    is_logged_out,
+    is_starting,
+)
 from mongo_session_service.errors import NotAuthorizedError, StorageError
 
 FOREIGN_LOOP: Final = (
@@ -46,6 +50,16 @@ _NOT_FOUND: Final = (
 _BAD_CREDENTIALS: Final = (
     "MongoDB refused the user name or password. It looks for the user in the URI's"
     " database, unless the URI has authSource=admin, say."
+)
+
+_NO_LOGIN: Final = (
+    "MongoDB asks for a user and password, and was given none. Put them into the URI,"
+    " as in mongodb://user:password@host/?authSource=admin."
+)
+
+_LOGIN_LOST: Final = (
+    "MongoDB has logged out the user, who was dropped. If the user was created again,"
+    " it works again: new connections have been opened."
 )
 
 _CERTIFICATE_REFUSED: Final = re.compile(
@@ -162,6 +176,11 @@ def is_duplicate_key(error: PyMongoError) -> bool:
     return isinstance(error, driver_errors.DuplicateKeyError)
 
 
+def is_bad_login(error: Exception) -> bool:
+    """Whether MongoDB has refused the user name or password."""
+    return getattr(error, "code", None) == _AUTHENTICATION_FAILED
+
+
 def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceError:
     """This package's error for a driver's error."""
     if isinstance(error, driver_errors.DocumentTooLarge):
@@ -178,6 +197,8 @@ def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceEr
         return _unavailable(error)
     if isinstance(error, OperationFailure):
         return _refused(error)
+    if isinstance(error, LoginLostError):
+        return errors.StorageUnavailableError(_LOGIN_LOST)
     if is_starting(error):
         return errors.StorageUnavailableError(
             "MongoDB is unavailable: a member is starting."
@@ -240,8 +261,10 @@ def _refused(error: OperationFailure) -> StorageError:
     name = f"{details.get('codeName', 'error')} (code {error.code})"
     if error.code in _DOCUMENT_TOO_LARGE:
         return errors.DocumentTooLargeError()
-    if error.code == _AUTHENTICATION_FAILED:
+    if is_bad_login(error):
         return StorageError(_BAD_CREDENTIALS)
+    if is_logged_out(error):
+        return StorageError(_NO_LOGIN)
     if error.code == UNAUTHORIZED:
         refusal = refusal_of(error)
         what = "a privilege" if refusal is None else f"the privilege for {refusal}"

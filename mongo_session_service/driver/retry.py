@@ -11,7 +11,11 @@ from typing import Final, TypeVar
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from mongo_session_service.driver.cancellation import heeding_cancellation
-from mongo_session_service.driver.compat import is_starting
+from mongo_session_service.driver.compat import (
+    LoginLostError,
+    is_logged_out,
+    is_starting,
+)
 from mongo_session_service.driver.errors import TRANSIENT_CODES, translation
 from mongo_session_service.errors import (
     MongoSessionServiceError,
@@ -74,5 +78,9 @@ def is_passing(error: PyMongoError) -> bool:
     """Whether a failure of MongoDB is transient: a retry may succeed."""
     if isinstance(error, OperationFailure):
         is_resumable = error.has_error_label("ResumableChangeStreamError")
+        # Streams and reads renew the connections of a user who was dropped. Who never
+        # logged in does not come here: setting up has failed.
+        is_resumable = is_resumable or is_logged_out(error)
         return is_resumable or error.code in TRANSIENT_CODES
-    return isinstance(error, ConnectionFailure) or is_starting(error)
+    is_connection = isinstance(error, ConnectionFailure | LoginLostError)
+    return is_connection or is_starting(error)

@@ -307,8 +307,8 @@ class SessionStore:
             try:
                 async with asyncio.timeout(limit):
                     if at.has_transactions:
-                        async with at.writing() as session:
-                            await at.sessions.insert_one(document, session=session)
+                        insert = at.sessions.insert_one
+                        await at.acknowledged(lambda txn: insert(document, session=txn))
                     else:
                         await at.sessions.insert_one(document)
             except TimeoutError:
