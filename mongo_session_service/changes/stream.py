@@ -18,7 +18,7 @@ from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import background, heeding_cancellation
 from mongo_session_service.driver.compat import Driver, renewing
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import is_bad_login, translation
+from mongo_session_service.driver.errors import translation
 from mongo_session_service.driver.retry import given_up, is_passing, pauses
 from mongo_session_service.errors import ConfigurationError, HistoryLostError
 from mongo_session_service.model.records import Document
@@ -100,9 +100,7 @@ class Stream:
                 return await self._read()
             except (PyMongoError, TimeoutError) as error:
                 if not self._needs_slimming(error):
-                    if self.token is None or not is_bad_login(error):
-                        check_stream(error)
-                    # Else a user who was dropped may be created again.
+                    check_stream(error)
                     pause = next(waiting)
                     if pause is None:
                         raise given_up(error) from None

@@ -75,8 +75,8 @@ def _has_stray_at(uri: str) -> bool:
     The driver would take part of the password for a host, and try to connect to it.
     """
     rest = _KNOWN_OPTION.sub("", uri.partition("://")[2])
-    login_and_hosts, _, path = rest.partition("/")
-    return login_and_hosts.count("@") > 1 or "@" in path
+    login_and_hosts, *others = re.split("[/?]", rest, maxsplit=1)
+    return login_and_hosts.count("@") > 1 or "@" in "".join(others)
 
 
 def _reason(uri: str, refusal: Exception) -> str:

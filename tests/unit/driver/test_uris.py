@@ -36,6 +36,7 @@ ONE_ONLY = "a user without a password, or a password without a user"
         ("mongodb://u:x@hunter2?x@h/", ENCODED),
         ("mongodb://u:x@hunter2/x?y=z@h/", ENCODED),
         ("mongodb://u:1/hunter2?y=z@h/", ENCODED),
+        ("mongodb://hunter2?:x=@h/", ENCODED),
         ("mongodb://hunter2@h/", ONE_ONLY),
         ("mongodb://:hunter2@h/", ONE_ONLY),
         ("mongodb://u:hunter2@h:99999/", "Port must be an integer"),
