@@ -32,7 +32,12 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.telemetry import count_commit, count_stale
+from mongo_session_service.telemetry import (
+    count_commit,
+    count_conflict,
+    count_retry,
+    count_stale,
+)
 
 _WRITE_CONFLICT: Final = 112
 
@@ -286,7 +291,7 @@ class SessionStore:
                 single one :func:`explain` tells more.
             LockedError: another transaction still holds a document.
         """
-        left = attempts
+        left, at = attempts, self._connection
 
         async def write(txn: Txn) -> None:
             nonlocal left
@@ -296,10 +301,11 @@ class SessionStore:
             except _ConflictError as error:
                 if left:
                     raise
+                count_conflict(at.database.name)
+                count_retry(at.database.name)  # by who set it aside
                 raise LockedError(error.length) from None
 
         try:
-            at = self._connection
             if not (at.has_transactions and at.has_event_index):
                 await self._refuse_known_events(planned)
             if new := _one_document(planned):
