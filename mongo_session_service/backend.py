@@ -11,14 +11,22 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from mongo_session_service.driver.cancellation import cancellations, heed_cancellation
+from pymongo.errors import PyMongoError
+
+from mongo_session_service.driver.cancellation import (
+    background,
+    cancellations,
+    heed_cancellation,
+    running_loop,
+)
 from mongo_session_service.driver.causal import Latest
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
@@ -26,13 +34,18 @@ from mongo_session_service.driver.errors import FOREIGN_LOOP, translated
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.schema.setup import set_up
+from mongo_session_service.schema.indexes import EVENT_ONCE
+from mongo_session_service.schema.setup import is_undone, set_up
 from mongo_session_service.sessions.group_commit import Committer
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
 
 if TYPE_CHECKING:
     from mongo_session_service.service import MongoSessionService
+
+
+LOOK_EVERY: Final = 5.0
+"""Seconds between looks, while a service is in use, whether its setup was undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +106,12 @@ class Backends:
         self._client = client
         self._settings = settings
         self._is_set_up = False
-        self._has_event_index = True
+        self._missing: frozenset[str] = frozenset()
         self._reset()
 
     def _reset(self) -> None:
+        self._look_at = 0.0
+        self._look: asyncio.Task[None] | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
@@ -109,7 +124,7 @@ class Backends:
                 " URI instead."
             )
             raise ConfigurationError(message)
-        kept = ("_uri", "_client", "_settings", "_is_set_up", "_has_event_index")
+        kept = ("_uri", "_client", "_settings", "_is_set_up", "_missing")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -129,7 +144,7 @@ class Backends:
         if self._pid != os.getpid():
             # After a fork the parent's sockets, loops and held lock are not ours.
             self._reset()
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         entry = self._entries.get(loop)
         if entry is None:
             with translated():
@@ -140,7 +155,9 @@ class Backends:
             async with entry.connection.setup_lock:
                 if not self._is_set_up:
                     await self._set_up(entry.connection)
-        entry.connection.has_event_index = self._has_event_index
+        elif sets_up and time.monotonic() > self._look_at:
+            self._start_look(entry.connection)
+        entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
         return entry
 
     async def set_up(self) -> None:
@@ -149,8 +166,22 @@ class Backends:
 
     async def _set_up(self, connection: Connection) -> None:
         async with naming_privileges(connection):
-            self._has_event_index = await set_up(connection)
+            self._missing = await set_up(connection)
         self._is_set_up = True
+        self._look_at = time.monotonic() + LOOK_EVERY
+
+    def _start_look(self, connection: Connection) -> None:
+        """Look whether the setup was undone, beside the call, which does not wait."""
+        look = self._look
+        is_free = look is None or look.done() or look.get_loop().is_closed()
+        if is_free and connection.driver is not Driver.MOCK:
+            self._look = background(self._look_for_undone_setup(connection))
+
+    async def _look_for_undone_setup(self, connection: Connection) -> None:
+        with suppress(PyMongoError):
+            if await is_undone(connection, self._missing):
+                self._is_set_up = False
+        self._look_at = time.monotonic() + LOOK_EVERY
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Backend:
         with self._lock:
@@ -187,7 +218,7 @@ class Backends:
         tasks: up to ten seconds, if one was connecting when it was cancelled.
         """
         with self._lock:
-            entry = self._entries.pop(asyncio.get_running_loop(), None)
+            entry = self._entries.pop(running_loop(), None)
         if entry is not None and entry.keeper is not None:
             await entry.keeper.aclose()
 
@@ -201,7 +232,7 @@ class Backends:
             entries = self._entries.copy()
             if self._uri is not None:  # a borrowed client stays bound to its loop
                 self._entries.clear()
-        here = asyncio.get_running_loop()
+        here = running_loop()
         for loop, entry in entries.items():
             if loop.is_closed():
                 continue

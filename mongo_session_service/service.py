@@ -34,6 +34,7 @@ from mongo_session_service.consumers import checkpoint
 from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.consumers.coordinator import OnHistoryLost, Settings, Start
 from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
+from mongo_session_service.driver.cancellation import running_loop
 from mongo_session_service.driver.errors import in_parts, once_written
 from mongo_session_service.driver.uri import ConnectionSettings
 from mongo_session_service.errors import (
@@ -860,6 +861,7 @@ class MongoSessionService(BaseSessionService):
         if revision is None and predicate is None:
             message = "wait_for needs a revision or a predicate to wait for."
             raise InvalidInputError(message)
+        running_loop()
         state: State = {}
         subscription = self.watch(app_name, user_id, session_id)
         change = None

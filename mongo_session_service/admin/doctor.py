@@ -310,6 +310,9 @@ async def _transactions(connection: Connection) -> Finding:
 
 async def _privileges(connection: Connection) -> Finding:
     login = await server.login_of(connection)
+    if not login.users:
+        # Refused if access control is on, and only nobody has logged in.
+        await connection.metadata.find_one({}, {"_id": 1})
     return judge_privileges(*login, connection.database.name, connection.prefix)
 
 

@@ -16,7 +16,7 @@ from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Names
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import background, heeding_cancellation
-from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.compat import Driver, renewing
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translation
 from mongo_session_service.driver.retry import given_up, is_passing, pauses
@@ -118,7 +118,8 @@ class Stream:
     async def _read(self) -> Document | None:
         try:
             with heeding_cancellation():
-                change = await self._try_next()
+                async with renewing(self._connection.client):
+                    change = await self._try_next()
         except BaseException:
             # A change that was read but not returned is read again.
             await self.close()

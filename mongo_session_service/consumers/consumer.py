@@ -17,7 +17,7 @@ from mongo_session_service.consumers.coordinator import Coordinator, Settings
 from mongo_session_service.consumers.dead_letters import DeadLetter
 from mongo_session_service.consumers.handler import Handler
 from mongo_session_service.consumers.processor import Processor
-from mongo_session_service.driver.cancellation import Step, uninterrupted
+from mongo_session_service.driver.cancellation import Step, running_loop, uninterrupted
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import (
@@ -127,7 +127,7 @@ class Consumer:
     @property
     def is_here(self) -> bool:
         """Whether it reads in the running event loop."""
-        return self._loop is asyncio.get_running_loop()
+        return self._loop is running_loop()
 
     def __aiter__(self) -> Self:
         return self
@@ -245,7 +245,7 @@ class Consumer:
         If this is cancelled, the next call continues the start.
         """
         if self._coordinator is None:
-            self._loop = asyncio.get_running_loop()
+            self._loop = running_loop()
             self._has_uncommitted = False
             # It holds no reference to the consumer, which may be collected meanwhile.
             begin = partial(_start_coordinator, self._opener, self._settings)

@@ -244,6 +244,8 @@ class Coordinator:
 async def _log_id(connection: Connection) -> Any:
     """The identity of an events collection, which a recreated one does not share."""
     command = {"listCollections": 1, "filter": {"name": connection.events.name}}
-    reply = await persistently(lambda: connection.database.command(command))
+    reply = await persistently(
+        lambda: connection.database.command(command), connection.client
+    )
     found = reply["cursor"]["firstBatch"]
     return found[0]["info"]["uuid"] if found else None

@@ -27,6 +27,7 @@ from mongo_session_service.consumers import checkpoint as checkpoints
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.handler import Work
 from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.compat import renewing
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn
@@ -94,7 +95,8 @@ class Claim:
                 {"_id": self.name, "epoch": {"$lt": epoch}},
                 {"$set": {"epoch": epoch, "owner": self.owner, "serial": 0}},
                 return_document=True,
-            )
+            ),
+            self.connection.client,
         )
         return checkpoint
 
@@ -145,9 +147,9 @@ class Lease:
         try:
             while checkpoint is None:
                 floor = await _highest_epoch(connection, name, app_name)
-                take = partial(claim.take, floor)
+                take = partial(persistently, partial(claim.take, floor))
                 # Another process sends no signal.
-                while (epoch := await persistently(take)) is None:  # noqa: ASYNC110
+                while (epoch := await take(connection.client)) is None:  # noqa: ASYNC110
                     await asyncio.sleep(_RETRY)
                 checkpoint = await claim.enter(epoch)
             return cls(claim, checkpoint)
@@ -171,13 +173,15 @@ class Lease:
         self.check()
         self._saves = None  # until the outcome is known
         not_later, change = self._next_save(position, log)
+        client = self._claim.connection.client
         saved: Document | None = await persistently(
             lambda: _plain(self._stored).find_one_and_update(
                 not_later, change, projection={"saves": 1}, return_document=True
-            )
+            ),
+            client,
         )
         if saved is None:
-            saved = await persistently(self._load)  # a later position was saved
+            saved = await persistently(self._load, client)  # a later position was saved
         self._saves = saved["saves"]
 
     async def saving(self, position: Position, log: object) -> Work:
@@ -188,7 +192,8 @@ class Lease:
         """
         self.check()
         if self._saves is None:
-            self._saves = (await persistently(self._load))["saves"]
+            client = self._claim.connection.client
+            self._saves = (await persistently(self._load, client))["saves"]
         not_later, change = self._next_save(position, log)
         last = {**not_later, "saves": self._saves}
 
@@ -254,7 +259,8 @@ async def _keep_renewing(claim: Claim, epoch: int, lease: weakref.ref[Lease]) ->
     while (held := lease()) is not None and not held.is_lost:
         del held
         with suppress(PyMongoError):
-            is_held = await claim.renew(epoch)
+            async with renewing(claim.connection.client):
+                is_held = await claim.renew(epoch)
             if not is_held and (held := lease()) is not None:
                 held.is_lost = True
                 del held
@@ -292,7 +298,8 @@ async def add_checkpoint(
     stored: Document = await persistently(
         lambda: _plain(connection.checkpoints).find_one_and_update(
             {"_id": name}, {"$setOnInsert": new}, upsert=True, return_document=True
-        )
+        ),
+        connection.client,
     )
     return stored
 

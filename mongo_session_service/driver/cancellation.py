@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
+from mongo_session_service.errors import ConfigurationError
+
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -95,9 +97,25 @@ class Step(Generic[Result]):
         return None if is_failed else task.result()
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The running event loop.
+
+    Raises:
+        ConfigurationError: it is not one of asyncio's, or none is running.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "MongoSessionService needs asyncio, and no asyncio event loop is running"
+            " here. Call it within asyncio.run(); in a program on trio, through"
+            " trio-asyncio, or with AnyIO on its asyncio backend."
+        ) from None
+
+
 def cancellations() -> int:
     """How many cancellations of the current task were requested."""
-    task = asyncio.current_task()
+    task = asyncio.current_task(running_loop())
     return task.cancelling() if task else 0
 
 

@@ -24,14 +24,52 @@ def is_starting(error: errors.PyMongoError) -> bool:
     return is_config and str(error).startswith("Sessions are not supported")
 
 
-async def renew_connections(client: Any) -> None:
-    """Make the driver open new connections for all but the running operations."""
+def is_logged_out(error: errors.PyMongoError) -> bool:
+    """Whether an error came from a connection that no user is logged in on.
+
+    MongoDB logs out every connection of a user who is dropped, for good, even if the
+    user is created again.
+    """
+    is_refused = isinstance(error, errors.OperationFailure)
+    return is_refused and "requires authentication" in str(error)
+
+
+class LoginLostError(errors.PyMongoError):
+    """Nothing was done: the user was dropped. New connections log in again."""
+
+
+async def renewed(client: Any, error: errors.PyMongoError) -> bool:
+    """Whether an error came from an outdated connection, and the client opens others.
+
+    All that it has are replaced, but for those in use.
+    """
+    if not is_starting(error) and not is_logged_out(error):
+        return False
     asynchronous = isinstance(client, AsyncMongoClient)
-    topology = (client if asynchronous else client.delegate)._topology  # noqa: SLF001
-    for server in list(topology._servers.values()):  # noqa: SLF001
+    client = client if asynchronous else client.delegate
+    has_login = client.options.pool_options._credentials is not None  # noqa: SLF001
+    if is_logged_out(error) and not has_login:
+        return False
+    for server in list(client._topology._servers.values()):  # noqa: SLF001
         resetting = server.pool.reset_without_pause()
         if asynchronous:
             await resetting
+    return True
+
+
+@asynccontextmanager
+async def renewing(client: Any) -> AsyncIterator[None]:
+    """Renew a client's connections if one turns out to be outdated.
+
+    Raises:
+        LoginLostError: nobody was logged in on it any more.
+    """
+    try:
+        yield
+    except errors.PyMongoError as error:
+        if await renewed(client, error) and is_logged_out(error):
+            raise LoginLostError(str(error)) from None
+        raise
 
 
 class Driver(Enum):
@@ -71,13 +109,9 @@ class Driver(Enum):
     async def session(self, client: Any) -> AsyncIterator[Any]:
         """A session of the driver's, causally consistent as they are by default."""
         starting = client.start_session()
-        async with await starting if self is Driver.MOTOR else starting as session:
-            try:
-                yield session
-            except errors.ConfigurationError as error:
-                if is_starting(error):
-                    await renew_connections(client)
-                raise
+        starting = await starting if self is Driver.MOTOR else starting
+        async with starting as session, renewing(client):
+            yield session
 
     async def opened(self, cursor: Any) -> Any:
         """The cursor of an aggregation or change stream, which PyMongo has to await."""

@@ -24,7 +24,7 @@ from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.driver import compat, transactions
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Latest, Secondaries
-from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.compat import Driver, LoginLostError
 from mongo_session_service.driver.errors import DUPLICATE_KEY, WRITE_CONFLICT
 from mongo_session_service.driver.transactions import Txn
 
@@ -134,7 +134,7 @@ class Connection:
                 raise
 
         concern = self.database.write_concern
-        async with self.writing() as session:
+        async with self._writing() as session:
             try:
                 return await transactions.run(session, counted, concern, limit)
             except Exception:
@@ -143,8 +143,17 @@ class Connection:
                     self.secondaries.heard_of(session.operation_time, session)
                 raise
 
+    async def acknowledged(self, write: Callable[[Any], Awaitable[Any]]) -> None:
+        """Do a write of one document, in a session of the driver's."""
+        try:
+            async with self._writing() as session:
+                await write(session)
+        except LoginLostError:
+            async with self._writing() as session:
+                await write(session)
+
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[Any]:
+    async def _writing(self) -> AsyncIterator[Any]:
         """A driver's session, whose write is recorded as the service's latest."""
         primary = self.driver.primary(self.client)
         async with self.driver.session(self.client) as session:

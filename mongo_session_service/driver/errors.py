@@ -16,7 +16,11 @@ from pymongo import errors as driver_errors
 from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service import errors
-from mongo_session_service.driver.compat import is_starting
+from mongo_session_service.driver.compat import (
+    LoginLostError,
+    is_logged_out,
+    is_starting,
+)
 from mongo_session_service.errors import NotAuthorizedError, StorageError
 
 FOREIGN_LOOP: Final = (
@@ -38,14 +42,40 @@ _IN_PARTS: Final = (
 
 _STORED: Final = "It is stored, but could not be read back. "
 
-_NOT_FOUND: Final = (
-    " Is mongod running there, as a replica set of the name in the URI? A standalone,"
-    " or a replica set without rs.initiate(), has none."
+_HINTS: Final = {
+    "No replica set members available": "The servers answer, but none is of the replica"
+    " set that replicaSet= names: a standalone is of none.",
+    'match selector "Primary': "The servers answer, but none is primary: that passes"
+    " if an election is under way; a new replica set needs rs.initiate() once.",
+    "name or service not known|name resolution|nodename nor servname|getaddrinfo"
+    "|no address associated": "DNS does not know the host: check its name in the URI.",
+    "SSL handshake failed": "Check whether the server offers TLS, as the URI asks.",
+    "": "Check that mongod is running there, and can be reached from this machine.",
+}
+"""What to do, by what the driver says when it finds no server; else the last."""
+_NOISE: Final = re.compile(
+    r" \(configured timeouts: [^)]*\)|, (?:Topology Description|full error):.*",
+    re.DOTALL,
+)
+"""The driver's settings, and at the end the topology or a server's whole reply."""
+_NO_SRV: Final = (
+    " A mongodb+srv:// URI needs DNS records for its host: check the host's name, or"
+    " write the servers themselves into a mongodb:// URI."
 )
 
 _BAD_CREDENTIALS: Final = (
     "MongoDB refused the user name or password. It looks for the user in the URI's"
     " database, unless the URI has authSource=admin, say."
+)
+
+_NO_LOGIN: Final = (
+    "MongoDB asks for a user and password, and was given none. Put them into the URI,"
+    " as in mongodb://user:password@host/?authSource=admin."
+)
+
+_LOGIN_LOST: Final = (
+    "MongoDB has logged out the user, who was dropped. If the user was created again,"
+    " it works again: new connections have been opened."
 )
 
 _CERTIFICATE_REFUSED: Final = re.compile(
@@ -61,7 +91,11 @@ _REFUSAL: Final = re.compile(
 DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
 UNAUTHORIZED: Final = 13
-_AUTHENTICATION_FAILED: Final = 18
+_LOGIN_REFUSED: Final = {
+    11,  # UserNotFound
+    17,  # ProtocolError, if the user was dropped amid its login
+    18,  # AuthenticationFailed
+}
 TRANSIENT_CODES: Final = frozenset(
     {
         6,  # HostUnreachable
@@ -162,6 +196,11 @@ def is_duplicate_key(error: PyMongoError) -> bool:
     return isinstance(error, driver_errors.DuplicateKeyError)
 
 
+def is_bad_login(error: Exception) -> bool:
+    """Whether MongoDB has refused the user name or password."""
+    return getattr(error, "code", None) in _LOGIN_REFUSED
+
+
 def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceError:
     """This package's error for a driver's error."""
     if isinstance(error, driver_errors.DocumentTooLarge):
@@ -178,14 +217,16 @@ def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceEr
         return _unavailable(error)
     if isinstance(error, OperationFailure):
         return _refused(error)
+    if isinstance(error, LoginLostError):
+        return errors.StorageUnavailableError(_LOGIN_LOST)
     if is_starting(error):
         return errors.StorageUnavailableError(
             "MongoDB is unavailable: a member is starting."
         )
     if isinstance(error, driver_errors.ConfigurationError):
-        return errors.ConfigurationError(
-            f"MongoDB cannot be reached like this: {error}"
-        )
+        hint = _NO_SRV if "DNS query name" in str(error) else ""
+        message = f"MongoDB cannot be reached like this: {error}{hint}"
+        return errors.ConfigurationError(message)
     if isinstance(error, driver_errors.InvalidOperation) and "after close" in str(
         error
     ):
@@ -220,18 +261,16 @@ def refusal_of(error: OperationFailure) -> errors.Refusal | None:
 
 
 def _unavailable(error: PyMongoError) -> errors.MongoSessionServiceError:
-    # The rest of the text is the topology, or a server's whole reply.
-    reason = re.split(", (?:Topology Description|full error):", str(error))[0]
+    reason = _NOISE.sub("", str(error))
     if refusal := certificate_refusal(reason):
         return errors.ConfigurationError(refusal)
     if "Authentication failed" in reason:
         # Once the pool has met it, the driver reports this as a timeout.
         return StorageError(_BAD_CREDENTIALS)
-    hint = (
-        _NOT_FOUND
-        if isinstance(error, driver_errors.ServerSelectionTimeoutError)
-        else ""
-    )
+    hint = ""
+    if isinstance(error, driver_errors.ServerSelectionTimeoutError):
+        signs = (sign for sign in _HINTS if re.search(sign, reason, re.IGNORECASE))
+        hint = f" {_HINTS[next(signs)]}"
     return errors.StorageUnavailableError(f"MongoDB is unavailable: {reason}.{hint}")
 
 
@@ -240,8 +279,10 @@ def _refused(error: OperationFailure) -> StorageError:
     name = f"{details.get('codeName', 'error')} (code {error.code})"
     if error.code in _DOCUMENT_TOO_LARGE:
         return errors.DocumentTooLargeError()
-    if error.code == _AUTHENTICATION_FAILED:
+    if is_bad_login(error):
         return StorageError(_BAD_CREDENTIALS)
+    if is_logged_out(error):
+        return StorageError(_NO_LOGIN)
     if error.code == UNAUTHORIZED:
         refusal = refusal_of(error)
         what = "a privilege" if refusal is None else f"the privilege for {refusal}"

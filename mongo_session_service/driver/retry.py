@@ -6,13 +6,22 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from mongo_session_service.driver.cancellation import heeding_cancellation
-from mongo_session_service.driver.compat import is_starting
-from mongo_session_service.driver.errors import TRANSIENT_CODES, translation
+from mongo_session_service.driver.compat import (
+    LoginLostError,
+    is_logged_out,
+    is_starting,
+    renewed,
+)
+from mongo_session_service.driver.errors import (
+    TRANSIENT_CODES,
+    is_bad_login,
+    translation,
+)
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     StorageUnavailableError,
@@ -49,8 +58,15 @@ def given_up(error: Exception) -> MongoSessionServiceError:
     return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
 
 
-async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
+async def persistently(
+    read: Callable[[], Awaitable[Result]], client: Any = None
+) -> Result:
     """Read, and retry while MongoDB fails with transient errors.
+
+    Args:
+        read: What to do, on no connection longer than it takes.
+        client: What it uses, unless it is in a session of the driver's: that renews
+            outdated connections itself.
 
     Raises:
         StorageUnavailableError: it failed for ``RETRY_LIMIT`` seconds.
@@ -64,6 +80,8 @@ async def persistently(read: Callable[[], Awaitable[Result]]) -> Result:
         except PyMongoError as error:
             if not is_passing(error):
                 raise
+            if client is not None:
+                await renewed(client, error)
             pause = next(waiting)
             if pause is None:
                 raise given_up(error) from None
@@ -74,5 +92,9 @@ def is_passing(error: PyMongoError) -> bool:
     """Whether a failure of MongoDB is transient: a retry may succeed."""
     if isinstance(error, OperationFailure):
         is_resumable = error.has_error_label("ResumableChangeStreamError")
-        return is_resumable or error.code in TRANSIENT_CODES
-    return isinstance(error, ConnectionFailure) or is_starting(error)
+        # Who was dropped may be created again. Whose login was never accepted does not
+        # come here: setting up has failed.
+        is_login = is_logged_out(error) or is_bad_login(error)
+        return is_resumable or is_login or error.code in TRANSIENT_CODES
+    is_connection = isinstance(error, ConnectionFailure | LoginLostError)
+    return is_connection or is_starting(error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pymongo.errors import PyMongoError
 
+from mongo_session_service.driver.compat import renewing
 from mongo_session_service.driver.errors import certificate_refusal, translated
 from mongo_session_service.driver.privileges import FEATURES, Privilege, needs
 from mongo_session_service.errors import (
@@ -111,7 +112,8 @@ async def naming_privileges(connection: Connection) -> AsyncIterator[None]:
     """
     try:
         with translated():
-            yield
+            async with renewing(connection.client):
+                yield
     except NotAuthorizedError as error:
         raise await _explained(connection, error) from None
 

@@ -13,7 +13,7 @@ from pymongo.errors import ConfigurationError, NetworkTimeout, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.write_concern import WriteConcern
 
-from mongo_session_service.driver.compat import is_starting, renew_connections
+from mongo_session_service.driver.compat import renewed
 from mongo_session_service.driver.retry import RETRY_LIMIT
 
 Result = TypeVar("Result")
@@ -42,10 +42,9 @@ async def run(
         is_committing = False
         try:
             result = await work(txn)
-        except ConfigurationError as error:
-            if not is_starting(error):
+        except PyMongoError as error:
+            if not await renewed(txn.client, error):
                 raise
-            await renew_connections(txn.client)
             raise PyMongoError(str(error), [_PASSING]) from None
         is_committing = True
         return result
@@ -65,6 +64,9 @@ async def run(
                 read_preference=ReadPreference.PRIMARY,
             )
     except (PyMongoError, TimeoutError) as error:
+        is_outdated = isinstance(error, PyMongoError) and await renewed(
+            txn.client, error
+        )
         if is_committing or timer.expired():
             # The driver does not abort what it tried to commit, and cannot abort what
             # the server is still doing.
@@ -74,10 +76,9 @@ async def run(
             if is_committing:
                 raise PyMongoError(message, [_UNKNOWN]) from None
             raise NetworkTimeout(message) from None
-        if is_committing and isinstance(error, ConfigurationError):
+        if is_committing and (is_outdated or isinstance(error, ConfigurationError)):
             # Raised when the driver retries a commit, whose first request may have
             # arrived.
-            await renew_connections(txn.client)
             raise PyMongoError(str(error), [_UNKNOWN]) from None
         raise
     return result

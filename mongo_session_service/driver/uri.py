@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, common
 from pymongo.driver_info import DriverInfo
 from pymongo.errors import InvalidName, PyMongoError
 
@@ -29,6 +29,10 @@ _UNENCODED: Final = re.compile(
     r"[/?@]|:.*:|%(?![0-9a-f]{2})", re.DOTALL | re.IGNORECASE
 )
 """Characters that must be percent-encoded in ``user:password``."""
+_ENCODE: Final = "user or password hold characters that have to be percent-encoded"
+_KNOWN_OPTION: Final = re.compile(
+    rf"[?&](?:{'|'.join(common.VALIDATORS)})=[^&]*", re.IGNORECASE
+)
 _SECRET: Final = re.compile("@|password|authmechanismproperties", re.IGNORECASE)
 """Found in every URI that holds a secret."""
 _RESERVED: Final = {"admin", "config", "local"}
@@ -51,6 +55,8 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
         reason = "it has no scheme"
     elif not uri.startswith(_SCHEMES):
         reason = "its scheme is neither mongodb:// nor mongodb+srv://"
+    elif _has_stray_at(uri):
+        reason = _ENCODE
     else:
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
@@ -63,13 +69,23 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
     )
 
 
+def _has_stray_at(uri: str) -> bool:
+    """Whether an ``@`` is neither the end of ``user:password`` nor an option's value.
+
+    The driver would take part of the password for a host, and try to connect to it.
+    """
+    rest = _KNOWN_OPTION.sub("", uri.partition("://")[2])
+    login_and_hosts, *others = re.split("[/?]", rest, maxsplit=1)
+    return login_and_hosts.count("@") > 1 or "@" in "".join(others)
+
+
 def _reason(uri: str, refusal: Exception) -> str:
     """Why the driver rejects a URI, without anything that may be secret."""
     login, bare = _parted(uri)
     if login is None:
         return _told(bare, refusal)
     if _UNENCODED.search(login):
-        return "user or password hold characters that have to be percent-encoded"
+        return _ENCODE
     try:
         AsyncMongoClient(bare)
     except _REFUSALS as error:

@@ -23,6 +23,7 @@ from mongo_session_service.backend import (
     forget_closed_loops,
     keep_until_loop_ends,
 )
+from mongo_session_service.driver.cancellation import running_loop
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.feed.inbox import Waker
 from mongo_session_service.feed.reader import Reader
@@ -74,7 +75,7 @@ class Feed:
     def waker(self) -> Waker:
         """The waker of the running event loop's readers."""
         self._check_process()
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         with self._lock:
             forget_closed_loops(self._wakers)
             return self._wakers.setdefault(loop, Waker(loop))

@@ -71,7 +71,7 @@ async def load_expiry(
     where = {"_id": key.id, "create_time": create_time}
     fields = {"expire_time": 1, "revision": 1}
     found: dict[str, Any] | None = await persistently(
-        lambda: connection.sessions.find_one(where, fields)
+        lambda: connection.sessions.find_one(where, fields), connection.client
     )
     found = found or {}
     return found.get("expire_time"), found.get("revision", -1)

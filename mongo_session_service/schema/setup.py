@@ -13,8 +13,13 @@ from mongo_session_service.driver import server
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import UNAUTHORIZED, refusal_of
-from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES, Index
-from mongo_session_service.schema.version import check_version, record_first_version
+from mongo_session_service.schema.indexes import INDEXES, Index
+from mongo_session_service.schema.version import (
+    SCHEMA_VERSION,
+    check_version,
+    record_first_version,
+    recorded_version,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +37,12 @@ _NEEDED: Final = (
 """A transaction that has to create its collection conflicts with all others."""
 
 
-async def set_up(connection: Connection) -> bool:
+async def set_up(connection: Connection) -> frozenset[str]:
     """Check the server, and create what is missing; safe to repeat and to race.
 
-    Returns whether the index exists by which an event is found. If something cannot be
-    created, because the user lacks a privilege or something else is in its place, a
-    warning is logged and the service works without it.
+    Returns the names of the indexes that do not exist. If something cannot be created,
+    because the user lacks a privilege or something else is in its place, a warning is
+    logged and the service works without it.
 
     Raises:
         ConfigurationError: the server is too old, or has no transactions.
@@ -52,7 +57,27 @@ async def set_up(connection: Connection) -> bool:
         with attempts.at("the schema version"):
             await record_first_version(connection)
     attempts.warn()
-    return _named(connection, EVENT_ONCE) not in attempts.failed
+    return frozenset(
+        each.name for each in INDEXES if _named(connection, each) in attempts.failed
+    )
+
+
+async def is_undone(connection: Connection, missing: frozenset[str]) -> bool:
+    """Whether more indexes are missing than when it was set up, or the data is newer.
+
+    Whatever is dropped, renamed or restored takes its indexes along.
+    """
+    gone = {each.name for each in await missing_indexes(connection)} - missing
+    if gone:
+        logger.warning(
+            "Indexes are gone from database %r: %s. Its collections were dropped,"
+            " renamed or restored, or their indexes dropped. The next call sets up"
+            " again; events may have been stored twice since.",
+            connection.database.name,
+            ", ".join(sorted(gone)),
+        )
+    version = await recorded_version(connection)
+    return bool(gone) or (version or 0) > SCHEMA_VERSION
 
 
 async def missing_indexes(connection: Connection) -> list[Index]:

@@ -173,7 +173,7 @@ class Rebaser:
                         return
                     attempts += 1
                 await _pause()
-            raise StaleSessionError(storage.STALE)
+            raise storage.stale(append.key.session_id)
 
     async def _missed(
         self, key: records.SessionKey, copy: SessionCopy
@@ -187,7 +187,7 @@ class Rebaser:
         if stored is None:
             raise storage.not_found(key.session_id)
         if stored.marker.create_time != base.create_time:
-            raise StaleSessionError(storage.STALE)  # a later session of the same id
+            raise storage.stale(key.session_id, base, stored.marker)
         is_whole = base.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 
@@ -200,7 +200,7 @@ class Rebaser:
         last = session.events[-1].id if session.events else ""
         found = await storage.find_event(self._connection, key, last)
         if found is None:
-            raise StaleSessionError(storage.STALE)
+            raise storage.stale(key.session_id)
         return expected._replace(revision=found["_id"]["revision"])
 
     async def _try(

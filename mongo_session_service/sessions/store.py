@@ -36,10 +36,23 @@ from mongo_session_service.sessions import queries
 
 _WRITE_CONFLICT: Final = 112
 
-STALE: Final = (
-    "The session was modified in storage after it was loaded: reload it with"
-    " get_session() and append again. Nothing was stored."
-)
+
+def stale(
+    session_id: str, expected: Marker | None = None, stored: Marker | None = None
+) -> StaleSessionError:
+    """The error for an append to a session that has moved on, as far as is known."""
+    how = ""
+    if expected and stored:
+        revisions = f"from revision {expected.revision} to {stored.revision}"
+        is_same = expected.create_time == stored.create_time
+        how = f", {revisions}" if is_same else ": it was deleted and created again"
+    which = f"Session {quoted(session_id)}"
+    return StaleSessionError(
+        f"{which} was modified in storage after it was loaded{how}."
+        " Nothing was stored. Reload it with get_session() and append again; with a"
+        " Runner, run the turn again. If several writers are usual, build the service"
+        " with on_conflict='rebase'."
+    )
 
 
 def not_found(session_id: str) -> SessionNotFoundError:
@@ -120,7 +133,7 @@ async def explain(
         if may_retry and expected == marker._replace(ttl=expected.ttl):
             raise OtherTtlError(marker)
         telemetry.count_stale(connection.database.name)
-        raise StaleSessionError(STALE)
+        raise stale(write.key.session_id, expected, marker)
     if not documents.is_same_event(write, stored["event"], connection.hooks):
         which = f"Another event with id {quoted(write.event['id'])}"
         raise AlreadyExistsError(f"{which} already exists.")
@@ -273,7 +286,7 @@ class SessionStore:
                 single one :func:`explain` tells more.
             LockedError: another transaction still holds a document.
         """
-        left = attempts
+        left, at = attempts, self._connection
 
         async def write(txn: Txn) -> None:
             nonlocal left
@@ -287,7 +300,6 @@ class SessionStore:
                 raise LockedError(error.length) from None
 
         try:
-            at = self._connection
             if not (at.has_transactions and at.has_event_index):
                 await self._refuse_known_events(planned)
             if new := _one_document(planned):
@@ -308,8 +320,8 @@ class SessionStore:
             try:
                 async with asyncio.timeout(limit):
                     if at.has_transactions:
-                        async with at.writing() as session:
-                            await at.sessions.insert_one(document, session=session)
+                        insert = at.sessions.insert_one
+                        await at.acknowledged(lambda txn: insert(document, session=txn))
                     else:
                         await at.sessions.insert_one(document)
             except TimeoutError:

@@ -62,13 +62,15 @@ async def test_writes_stay_in_their_place(
     """Each changes its own collections, and whoever watches another hears nothing."""
     bare = {*admin[places[-1].service.database_name].list_collection_names()}
     prefixes = [*PREFIXES, ""]
-    for place in places:
-        await place.service.create_session(app_name="a", user_id="a", ttl=1e-6)
     async with AsyncExitStack() as following:
         followers = [
             await following.enter_async_context(Follower(each.service.watch()))
             for each in places
         ]
+        for place in places:
+            await place.service.create_session(app_name="a", user_id="a", ttl=1e-6)
+        for follower in followers:  # each ends what has expired
+            await follower.until(lambda f=follower: "deleted" in f.kinds)
         for place, prefix in zip(places, prefixes, strict=True):
             own = {f"{prefix}{name}" for name in bare}
             for step in (touch, prune, erase):

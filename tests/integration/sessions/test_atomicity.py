@@ -150,8 +150,12 @@ async def test_a_stale_session_is_refused(service: MongoSessionService) -> None:
     before = stale.model_copy(deep=True)
 
     for _ in range(2):
-        with pytest.raises(StaleSessionError, match="modified in storage"):
+        with pytest.raises(StaleSessionError, match="modified in storage") as it:
             await service.append_event(stale, new_event(k="second"))
+        assert f"Session {session.id!r}" in str(it.value)
+        assert "from revision 0 to 1" in str(it.value)
+        assert "Runner" in str(it.value)
+        assert "on_conflict='rebase'" in str(it.value)
 
     assert stale == before
     assert (await read(service)).state == {"k": "first"}

@@ -29,6 +29,14 @@ ONE_ONLY = "a user without a password, or a password without a user"
         ("mongodb://u:hunter2:x@h/", ENCODED),
         ("mongodb://u:hunter2%x@h/", ENCODED),
         ("mongodb+srv://u:hunter2@x@h.example.com/", ENCODED),
+        ("mongodb://u:x@hunter2/x@h", ENCODED),
+        ("mongodb://u:x@hunter2/x@h/d?replicaSet=rs0", ENCODED),
+        ("mongodb+srv://u:x@hunter2/x@h.example.com", ENCODED),
+        ("mongodb://u:12/hunter2@h", ENCODED),
+        ("mongodb://u:x@hunter2?x@h/", ENCODED),
+        ("mongodb://u:x@hunter2/x?y=z@h/", ENCODED),
+        ("mongodb://u:1/hunter2?y=z@h/", ENCODED),
+        ("mongodb://hunter2?:x=@h/", ENCODED),
         ("mongodb://hunter2@h/", ONE_ONLY),
         ("mongodb://:hunter2@h/", ONE_ONLY),
         ("mongodb://u:hunter2@h:99999/", "Port must be an integer"),
@@ -56,11 +64,30 @@ def test_the_reason_is_told(uri: str, reason: str) -> None:
 _TEXTS = st.text(st.sampled_from("@:/?#[]%&=+ ,;x4 0ä"), max_size=4)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "mongodb://u:p%40s%2Fs@h/",
+        "mongodb://h/?appName=a@b",
+        "mongodb://u:p@h?appName=a@b",
+        "mongodb://u:p@h/d?APPNAME=a@b/c&retryWrites=true",
+        "mongodb://u:p@h/?tls=true&tlsCertificateKeyFilePassword=a@b/c",
+    ],
+)
+def test_what_is_encoded_is_accepted(uri: str) -> None:
+    """An ``@`` in the value of an option need not be encoded."""
+    hosts = open_client(uri).topology_description.server_descriptions()
+
+    assert hosts.keys() == {("h", 27017)}
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the driver's, of options
 @given(_TEXTS, _TEXTS, _TEXTS, st.sampled_from([":99999/", ":x/a b", "/?tls", "/"]))
 def test_no_password_is_told(user: str, before: str, after: str, rest: str) -> None:
-    """However little of it is encoded, and whatever else is wrong."""
+    """However little of it is encoded, no part of it is told, nor taken for a host."""
     try:
-        open_client(f"mongodb://{user}:{before}{SECRET}{after}@h{rest}")
+        client = open_client(f"mongodb://{user}:{before}{SECRET}{after}@h{rest}")
+        hosts = client.topology_description.server_descriptions()
+        assert hosts.keys() == {("h", 27017)}
     except ConfigurationError as error:
         assert SECRET not in str(error)  # noqa: PT017  most are refused, not all

@@ -1,0 +1,112 @@
+"""A server that asks for a user: without one, and after the user was dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from google.adk.events import Event
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+from support.databases import drop
+from support.leak_detector import PASSWORD
+from support.secured_mongod import ROLE, USER, Secured
+from support.subscriptions import PATIENCE, SESSION, Follower
+
+from mongo_session_service import Change, MongoSessionService, StorageError, admin
+from mongo_session_service.driver.privileges import FEATURES, needs
+from mongo_session_service.embedded.mongod import HOST
+
+pytestmark = pytest.mark.xdist_group("secured")
+
+DATABASE = "logins"
+USER_IDS = {"app_name": "app", "user_id": "user"}
+
+
+def drop_and_create_user(server: Secured) -> None:
+    server.admin.admin.command("dropUser", USER)
+    server.admin.admin.command("createUser", USER, pwd=PASSWORD, roles=[ROLE])
+
+
+@pytest.fixture(params=[None, AsyncMongoClient, AsyncIOMotorClient])
+async def service(
+    request: pytest.FixtureRequest, server: Secured
+) -> AsyncIterator[MongoSessionService]:
+    """A service as a user who may do all, on each driver."""
+    drop(server.admin, DATABASE)
+    server.grant(needs(FEATURES, DATABASE))
+    make = request.param
+    where = {"client": make(server.uri())} if make else {"uri": server.uri()}
+    async with MongoSessionService(**where, database=DATABASE) as service:
+        yield service
+    for client in where.values():
+        closing = client.close() if make else None
+        if closing is not None:
+            await closing
+
+
+async def test_a_user_who_was_created_again_goes_on(
+    service: MongoSessionService, server: Secured
+) -> None:
+    """Every call works right after its user was dropped and created again."""
+    session = await service.create_session(**SESSION)
+
+    async def iterate() -> object:
+        return [each async for each in service.iter_events(**SESSION)]
+
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: service.append_event(session, Event(author="x")),
+        lambda: service.get_session(**SESSION),
+        lambda: service.create_session(**USER_IDS),
+        lambda: service.create_session(**USER_IDS, state={"app:k": 1}),
+        lambda: service.list_sessions(app_name="app"),
+        lambda: service.find_sessions(app_name="app"),
+        lambda: service.update_session(**SESSION, title="t"),
+        lambda: service.get_user_state(**USER_IDS),
+        iterate,
+        lambda: service.fork_session(**SESSION),
+        service.prune,
+        lambda: service.delete_user(**USER_IDS),
+    ]
+    for call in calls:
+        drop_and_create_user(server)
+        await call()
+
+
+async def test_streams_of_a_user_who_was_created_again_go_on(
+    service: MongoSessionService, server: Secured
+) -> None:
+    """Subscriptions and consumers miss nothing of what is written afterwards."""
+    session = await service.create_session(**SESSION)
+    received: asyncio.Queue[Change] = asyncio.Queue()
+    async with (
+        asyncio.timeout(PATIENCE),
+        Follower(service.watch(*SESSION.values())) as follower,
+        service.consumer("c", start="now") as consumer,
+    ):
+        running = asyncio.create_task(consumer.run(received.put))
+        for revision in (1, 2, 3):
+            await service.append_event(session, Event(author="x"))
+            await follower.reached(revision)
+            assert (await received.get()).revision == revision
+            drop_and_create_user(server)
+    await running
+
+    assert follower.revisions == {"app/user/s": [1, 2, 3]}
+
+
+async def test_who_has_no_login_is_told_so(server: Secured) -> None:
+    """It is not a privilege that lacks; the doctor does not call access open."""
+    said = "asks for a user and password, and was given none.*authSource"
+    host = f"{HOST}:{server.port}"
+    for uri in (f"mongodb://{host}/", f"mongodb://{host}/?replicaSet=rs0"):
+        service = MongoSessionService(uri)
+        with pytest.raises(StorageError, match=said) as caught:
+            await service.create_session(**SESSION)
+        findings = [each async for each in admin.examine(service)]
+        await service.close()
+
+        assert type(caught.value) is StorageError
+        assert "access control is off" not in str(findings)
+        assert "lacks" not in str(findings)
