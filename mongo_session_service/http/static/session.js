@@ -52,42 +52,33 @@ class SessionPage {
     const isFlood = this.queue.length > 40;
     // A frame costs by what is there already: in a flood, fewer and longer ones.
     const end = performance.now() + (isFlood ? 30 : 8);
-    let cards = [];
     let taken = 0;
-    const place = () => { this.timeline.place(cards); cards = []; };
     while (taken < this.queue.length && performance.now() < end && !this.isPaused) {
       const [kind, raw] = this.queue[taken];
       taken += 1;
       const change = parse(raw);
-      if (kind === "appended") {
-        this.appended(change, raw, cards, isFlood, place);
-      } else {
-        place();
-        this.other(kind, change);
-      }
+      if (kind === "appended") this.appended(change, raw, isFlood);
+      else this.other(kind, change);
     }
     this.queue.splice(0, taken);
-    place();
     this.summarise();
     this.draw();
   }
 
-  appended(change, raw, cards, isFlood, place) {
+  appended(change, raw, isFlood) {
     const revision = Number(change.revision);
     if (revision <= this.revision) return; // never told twice; if it were, it is not shown twice
     if (revision > this.revision + 1) {
-      place();
       const missing = revision - this.revision - 1;
       this.timeline.note(`${plural(missing, "event")} before this one cannot be had.`, "note bad");
     }
     this.revision = revision;
     if (!change.event) {
-      place();
       this.timeline.note(`Event ${revision} cannot be read.`, "note bad");
       return;
     }
     const isNew = revision > this.snapshotRevision;
-    cards.push(this.timeline.make(change, raw, isNew && !isFlood));
+    this.timeline.add(change, raw, isNew && !isFlood);
     const at = { revision, words: inCalendar(timeOf(change.time)) };
     const delta = Object.entries(change.state_delta ?? {});
     // The snapshot holds what its session's events had set by then. Shared state that is
@@ -163,7 +154,7 @@ export function watch() {
   const keys = {
     j: () => timeline.move(1), ArrowDown: () => timeline.move(1),
     k: () => timeline.move(-1), ArrowUp: () => timeline.move(-1),
-    g: () => { const first = timeline.events.find((item) => !item.card.hidden); if (first) timeline.select(first.card); },
+    g: () => { const first = timeline.events.find((item) => !item.card.hidden && !item.turn.isShut); if (first) timeline.select(first.card); },
     G: () => timeline.follow(), End: () => timeline.follow(),
     p: () => page.pause(),
     c: () => { const item = timeline.byElement.get(timeline.current()); if (item) copy(pretty(parse(item.raw)), "Event"); },

@@ -2,6 +2,7 @@
 
 import { $, button, copy, counted, make, plural } from "./elements.js";
 import { inCalendar, inClock, lasted, timeOf } from "./times.js";
+import { hasFailed, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
 import { children, Exact, isTree, literal, parse, pretty, sizeOf, sketch } from "./values.js";
 
 function hueOf(author) {
@@ -39,23 +40,70 @@ function text(content, className) {
   return [box, more];
 }
 
-/** A named value in one line, the whole of it folded. */
-function folded(what, name, value, tail = "") {
-  const summary = make("summary", "mono",
-    make("span", "what", what), make("span", "fn", name),
-    make("span", "sketch", sketch(value, 140)), tail ? make("span", "what", tail) : null);
+function whole(value) {
+  if (isTree(value) && sizeOf(value)) return children(value, [], new Set(), value);
+  return make("div", "whole", isTree(value) ? "nothing" : String(literal(value)));
+}
+
+/** A line that unfolds what `fill` makes, each time it is opened. */
+function folding(summary, fill) {
   const details = make("details", "call", summary);
   details.addEventListener("toggle", () => {
-    if (!details.open || details.childElementCount > 1) return;
-    const inside = make("div", "inside");
-    if (isTree(value) && sizeOf(value)) {
-      inside.append(children(value, [], new Set(), value));
-    } else {
-      inside.append(make("div", "whole", isTree(value) ? "nothing" : String(literal(value))));
-    }
-    details.append(inside);
+    while (details.childElementCount > 1) details.lastChild.remove();
+    if (details.open) details.append(make("div", "inside", ...fill()));
   });
   return details;
+}
+
+/** A named value in one line, the whole of it folded. */
+function folded(what, name, value) {
+  const summary = make("summary", "mono",
+    make("span", "what", what), make("span", "fn", name), make("span", "sketch", sketch(value, 140)));
+  return folding(summary, () => [whole(value)]);
+}
+
+/** A tool call and its result as one card. */
+class Call {
+  constructor(part, event, at, turn, batch) {
+    this.name = part.name ?? "";
+    this.args = part.args ?? {};
+    Object.assign(this, { at, turn, batch });
+    this.tail = make("span", "what", "no result yet");
+    this.result = make("span", "sketch result");
+    const summary = make("summary", "mono", make("span", "what", "tool"), make("span", "fn", this.name),
+      make("span", "sketch", sketch(this.args, 140)), this.result, this.tail);
+    this.card = folding(summary, () => this.inside());
+    turn.sums.add("calls", 1);
+  }
+
+  inside() {
+    const parts = [make("div", "what", "Arguments"), whole(this.args)];
+    if (this.response) parts.push(make("div", "what", "Result"), whole(this.response));
+    return parts;
+  }
+
+  /** Take the result; a user's answer took a user's time, which is not the tool's. */
+  answer(response, at, isByUser) {
+    this.response = response;
+    this.result.textContent = `→ ${sketch(response, 90)}`;
+    const seconds = at - this.at;
+    this.tail.textContent = isByUser ? "answered by the user" : lasted(seconds);
+    if (hasFailed(response)) {
+      this.card.classList.add("bad");
+      this.turn.sums.add("errors", 1);
+    }
+    if (!isByUser && seconds > this.batch.seconds) {
+      this.turn.sums.add("toolSeconds", seconds - this.batch.seconds);
+      this.batch.seconds = seconds;
+    }
+    this.turn.isChanged = true;
+    if (this.card.open) this.card.lastChild.replaceChildren(...this.inside());
+  }
+
+  show() {
+    this.card.open = true;
+    this.card.scrollIntoView({ block: "center" });
+  }
 }
 
 export class Timeline {
@@ -80,16 +128,17 @@ export class Timeline {
     this.events = [];
     this.byElement = new Map();
     this.calls = new Map();
-    this.invocation = null;
-    this.lastTime = null;
+    this.turns = [];
+    this.numbers = new Map(); // of invocations
+    this.sums = new Sums();
     this.missed = 0;
     this.matching = 0;
     this.list.replaceChildren();
     this.follow();
   }
 
-  /** Take an event in; made elements wait for `place()`. */
-  make(change, raw, isNew) {
+  /** Take an event in, below the others. */
+  add(change, raw, isNew) {
     const { event, revision } = change;
     const card = make("article", "event");
     card.tabIndex = -1;
@@ -97,24 +146,38 @@ export class Timeline {
     card.setAttribute("aria-posinset", revision);
     card.setAttribute("aria-setsize", -1);
     card.setAttribute("aria-label", `Event ${revision} from ${event.author}`);
-    if (event.invocationId !== this.invocation) card.classList.add("turn");
     if (isNew) card.classList.add("new");
-    this.invocation = event.invocationId;
+    const turn = this.turnOf(event);
     const at = timeOf(change.time);
-    card.append(make("div", "nth", String(revision)), make("div", "", this.head(event, revision, at, card, raw), ...this.body(change, event, at)));
-    this.lastTime = at;
-    const item = { card, raw, author: event.author, seen: words([event.author, `#${revision}`, event.content ?? {}, change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
+    const since = turn.take(event, at);
+    card.append(make("div", "nth", String(revision)), make("div", "", this.head(event, revision, at, since, card, raw), ...this.body(change, event, at, turn)));
+    const item = { card, raw, turn, author: event.author, seen: words([event.author, `#${revision}`, event.content ?? {}, change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
     this.events.push(item);
     this.byElement.set(card, item);
     this.apply(item);
-    return card;
+    turn.box.append(card);
+    if (!this.isFollowing) this.missed += 1;
   }
 
-  head(event, revision, at, card, raw) {
+  /** The turn that an event belongs to: the last one, or a new one. */
+  turnOf(event) {
+    const invocation = event.invocationId ?? "";
+    let turn = this.turns.at(-1);
+    if (turn?.invocation === invocation) return turn;
+    const isKnown = this.numbers.has(invocation);
+    if (invocation && !isKnown) this.numbers.set(invocation, this.numbers.size + 1);
+    const title = `Turn ${this.numbers.get(invocation)}${isKnown ? ", continued" : ""}`;
+    turn = new Turn(invocation, title, this.sums);
+    this.turns.push(turn);
+    this.list.append(turn.box);
+    return turn;
+  }
+
+  head(event, revision, at, since, card, raw) {
     const author = make("span", "author", event.author || "nobody");
     author.style.setProperty("--hue", hueOf(event.author));
-    const since = this.lastTime === null ? "" : lasted(at - this.lastTime);
-    const when = make("span", "when", since ? make("i", "", `+${since}`) : null, inClock(at));
+    const took = since === null ? "" : lasted(since);
+    const when = make("span", "when", took ? make("i", "", `+${took}`) : null, inClock(at));
     when.title = inCalendar(at);
     const tools = make("span", "tools",
       button("{ }", "Show this event's JSON", () => this.toggleRaw(card)),
@@ -137,19 +200,20 @@ export class Timeline {
     if (event.interrupted) tag("interrupted", "The user interrupted");
     if (Object.keys(actions.requestedAuthConfigs ?? {}).length) tag("asks for credentials", "Requests credentials");
     if (Object.keys(actions.requestedToolConfirmations ?? {}).length) tag("asks to confirm", "Requests a confirmation");
-    const tokens = event.usageMetadata?.totalTokenCount;
-    if (tokens) tag(`${counted.format(Number(tokens))} tokens`, "Tokens of prompt and answer");
+    const tokens = tokenWords(tokensOf(event));
+    if (tokens) tag(tokens, event.modelVersion ? `Tokens of ${event.modelVersion}` : "Tokens");
     if (event.finishReason && event.finishReason !== "STOP") tag(String(event.finishReason), "Why the model stopped");
     return tags;
   }
 
-  body(change, event, at) {
+  body(change, event, at, turn) {
     const made = [];
     if (event.errorCode || event.errorMessage) {
       made.push(make("div", "", make("span", "tag bad", String(event.errorCode ?? "error"))));
       if (event.errorMessage) made.push(...text(String(event.errorMessage), "text"));
     }
-    for (const part of event.content?.parts ?? []) made.push(...this.part(part, at));
+    const batch = { seconds: 0 };
+    for (const part of event.content?.parts ?? []) made.push(...this.part(part, event, at, turn, batch));
     const chips = make("div", "chips");
     for (const [name, value] of Object.entries(change.state_delta ?? {})) {
       const chip = button("", `Set ${name}: show it in the state`, () => this.state.show(name));
@@ -166,19 +230,16 @@ export class Timeline {
     return made;
   }
 
-  part(part, at) {
+  part(part, event, at, turn, batch) {
     if (typeof part.text === "string") {
       return part.text ? text(part.text, part.thought ? "text thought" : "text") : [];
     }
     if (part.functionCall) {
-      const { id, name, args } = part.functionCall;
-      if (id) this.calls.set(id, at);
-      return [folded("calls", name ?? "", args ?? {})];
+      const call = new Call(part.functionCall, event, at, turn, batch);
+      if (part.functionCall.id) this.calls.set(part.functionCall.id, call);
+      return [call.card];
     }
-    if (part.functionResponse) {
-      const { id, name, response } = part.functionResponse;
-      return [folded("returns", name ?? "", response ?? {}, lasted(at - this.calls.get(id)))];
-    }
+    if (part.functionResponse) return [this.result(part.functionResponse, event, at, turn)];
     if (part.executableCode) {
       return [make("pre", "", String(part.executableCode.code ?? ""))];
     }
@@ -197,19 +258,22 @@ export class Timeline {
     return kind ? [folded("part", kind, part[kind])] : [];
   }
 
-  note(words, className = "note") {
-    const note = make("div", className, words);
-    this.list.append(note);
-    return note;
+  /** A tool's result: it goes to its call, and a link to that stays here. */
+  result({ id, name, response }, event, at, turn) {
+    const call = this.calls.get(id);
+    if (!call) {
+      if (hasFailed(response)) turn.sums.add("errors", 1);
+      return folded("result", name ?? "", response ?? {});
+    }
+    call.answer(response ?? {}, at, event.author === "user");
+    const link = button(`↑ result of ${call.name}`, "Show the call and its result", () => call.show());
+    link.className = "more";
+    return link;
   }
 
-  place(cards) {
-    if (!cards.length) return;
-    const batch = document.createDocumentFragment();
-    batch.append(...cards);
-    this.list.append(batch);
-    if (!this.isFollowing) this.missed += cards.length;
-    this.drawPill(); // and the list's growth has it keep up
+  note(words, className = "note") {
+    const note = make("div", className, words);
+    (this.turns.at(-1)?.box ?? this.list).append(note);
   }
 
   scrolled() {
@@ -243,6 +307,7 @@ export class Timeline {
   filter(text) {
     this.wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
     this.matching = 0;
+    for (const turn of this.turns) turn.shown = 0;
     for (const item of this.events) this.apply(item);
     this.summarise();
     this.keepUp();
@@ -252,12 +317,20 @@ export class Timeline {
     const isWanted = (this.wanted ?? []).every((word) => item.seen.includes(word));
     item.card.hidden = !isWanted;
     if (isWanted) this.matching += 1;
+    if (isWanted) item.turn.shown += 1;
+    item.turn.box.hidden = item.turn.shown === 0;
   }
 
   summarise() {
     const all = this.events.length;
     const isFiltered = Boolean(this.wanted?.length);
     $("event-count").textContent = isFiltered ? `${counted.format(this.matching)} of ${counted.format(all)}` : counted.format(all);
+    for (const turn of this.turns) turn.draw();
+    const sums = this.sums.draw();
+    $("sums").hidden = sums.length === 0;
+    const turns = this.numbers.size ? [make("b", "", plural(this.numbers.size, "turn"))] : [];
+    $("sums").replaceChildren(...turns, ...sums);
+    this.drawPill();
     $("events-empty").hidden = all > 0;
     $("events-unmatched").hidden = !(isFiltered && all > 0 && this.matching === 0);
   }
@@ -272,7 +345,7 @@ export class Timeline {
   current() { return this.byElement.has(document.activeElement) ? document.activeElement : null; }
 
   move(step) {
-    const cards = this.events.map((item) => item.card).filter((card) => !card.hidden);
+    const cards = this.events.filter((item) => !item.card.hidden && !item.turn.isShut).map((item) => item.card);
     if (!cards.length) return;
     const at = cards.indexOf(this.current());
     const next = at < 0 ? (step > 0 ? 0 : cards.length - 1) : Math.min(cards.length - 1, Math.max(0, at + step));

@@ -1,0 +1,110 @@
+// Turns: the events of one invocation under a heading, and what they sum up to.
+
+import { counted, make, plural } from "./elements.js";
+import { lasted } from "./times.js";
+
+const amount = (value) => (Number(value) > 0 ? Number(value) : 0);
+
+/** Tokens of an event by their kind; empty if the model said nothing of them. */
+export function tokensOf(event) {
+  const used = event.usageMetadata ?? {};
+  const kinds = {
+    in: amount(used.promptTokenCount) + amount(used.toolUsePromptTokenCount),
+    out: amount(used.candidatesTokenCount),
+    cached: amount(used.cachedContentTokenCount),
+    thoughts: amount(used.thoughtsTokenCount),
+  };
+  return Object.fromEntries(Object.entries(kinds).filter(([, count]) => count));
+}
+
+export const tokenWords = (tokens) =>
+  Object.entries(tokens).map(([kind, count], place) => `${counted.format(count)}${place ? "" : " tokens"} ${kind}`).join(" · ");
+
+/** Whether a tool has answered that it failed, as ADK has it say. */
+export const hasFailed = (response) => Boolean(response?.error);
+
+/** What events sum up to, of a turn or of the session. */
+export class Sums {
+  constructor(whole = null) {
+    this.whole = whole;
+    this.tokens = {};
+    this.models = new Set();
+    this.seconds = 0;
+    this.calls = 0;
+    this.toolSeconds = 0;
+    this.errors = 0;
+  }
+
+  add(name, count) {
+    this[name] += count;
+    this.whole?.add(name, count);
+  }
+
+  used(tokens, model) {
+    for (const [kind, count] of Object.entries(tokens)) this.tokens[kind] = (this.tokens[kind] ?? 0) + count;
+    if (model) this.models.add(model);
+    this.whole?.used(tokens, model);
+  }
+
+  /** The numbers as elements. */
+  draw() {
+    const numbers = [];
+    const number = (text, title, className = "sum") => {
+      const element = make("span", className, text);
+      element.title = title;
+      numbers.push(element);
+    };
+    if (this.models.size) number([...this.models].join(", "), "Model", "sum model");
+    const order = { in: this.tokens.in, out: this.tokens.out, cached: this.tokens.cached, thoughts: this.tokens.thoughts };
+    const tokens = Object.fromEntries(Object.entries(order).filter(([, count]) => count));
+    if (Object.keys(tokens).length) number(tokenWords(tokens), "Tokens of the prompts, of the answers, of the prompts from the model's cache, and of thoughts");
+    if (this.seconds > 0) number(lasted(this.seconds), "From the first event to the last, without the time that a user took");
+    if (this.calls) {
+      const time = this.toolSeconds > 0 ? `, ${lasted(this.toolSeconds)}` : "";
+      number(`${plural(this.calls, "tool call")}${time}`, "Tool calls, and the time until their results; calls at once count once");
+    }
+    if (this.errors) number(plural(this.errors, "error"), "Errors of the model, and of tools", "sum bad");
+    return numbers;
+  }
+}
+
+/** Successive events of one invocation. */
+export class Turn {
+  constructor(invocation, title, whole) {
+    this.invocation = invocation;
+    this.sums = new Sums(whole);
+    this.lastTime = null;
+    this.shown = 0;
+    this.isShut = false;
+    this.numbers = make("span", "sums");
+    const fold = make("button", "fold", title);
+    fold.type = "button";
+    fold.title = `Fold or unfold the turn. Invocation ${invocation}`;
+    fold.setAttribute("aria-expanded", "true");
+    fold.addEventListener("click", () => {
+      this.isShut = !this.isShut;
+      this.box.classList.toggle("shut", this.isShut);
+      fold.setAttribute("aria-expanded", String(!this.isShut));
+    });
+    this.head = make("div", "turn-head", fold, this.numbers);
+    this.head.hidden = !invocation;
+    this.box = make("div", "turn", this.head);
+  }
+
+  /** Count an event in; gives the seconds since the one before, null for a user's. */
+  take(event, at) {
+    const since = this.lastTime === null || event.author === "user" ? null : at - this.lastTime;
+    this.lastTime = at;
+    if (since > 0) this.sums.add("seconds", since);
+    this.sums.used(tokensOf(event), event.modelVersion);
+    if (event.errorCode || event.errorMessage) this.sums.add("errors", 1);
+    this.isChanged = true;
+    return since;
+  }
+
+  draw() {
+    if (!this.isChanged) return;
+    this.isChanged = false;
+    this.numbers.replaceChildren(...this.sums.draw());
+  }
+}
