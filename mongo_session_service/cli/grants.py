@@ -25,7 +25,7 @@ def _role(name: str) -> str:
     "features",
     type=click.Choice(list(FEATURES)),
     multiple=True,
-    help="Only for this; repeatable.",
+    help="Only what this feature needs; repeatable.",
 )
 @click.option(
     "--role",
