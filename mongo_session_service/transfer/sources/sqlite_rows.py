@@ -40,7 +40,7 @@ def _gone(owner: Owner) -> Problem:
         if len(owner) == len(OWNER)
         else str(SharedState(owner[0], (*owner, None)[1], {}))
     )
-    return Problem(where, "it is not all there any more; was it deleted just now?")
+    return Problem(where, "a part of it is missing; was it just deleted?")
 
 
 @dataclass(slots=True)
