@@ -808,7 +808,7 @@ class MongoSessionService(BaseSessionService):
             key = session_key(app_name, user_id, session_id)
             return SessionSubscription(self._feed, key, after_revision, max_bytes)
         if after_revision is not None:
-            message = "after_revision is a session's: it needs a session_id."
+            message = "after_revision needs a session_id."
             raise InvalidInputError(message)
         if user_id is not None:
             if app_name is None:

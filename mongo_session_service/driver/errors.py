@@ -28,24 +28,24 @@ _CLOSED: Final = "The client was closed. Give the service an open one, or a URI.
 
 _UNKNOWN_OUTCOME: Final = (
     "MongoDB stopped answering during a write, so its outcome is unknown: it may have"
-    " been done or not. Do the same again; an event that is stored is recognised."
+    " been done or not. Repeat the call: the same event is not stored twice."
 )
 
 _IN_PARTS: Final = (
-    "MongoDB stopped answering during a removal, of which a part was done, perhaps all."
-    " Call it again: it removes the rest."
+    "MongoDB stopped answering during a removal, which may be done in part or in full."
+    " Repeat the call: it removes the rest."
 )
 
 _STORED: Final = "It is stored, but could not be read back. "
 
 _NOT_FOUND: Final = (
-    " Is mongod running there, as a replica set of the name in the URI? A standalone,"
-    " or a replica set without rs.initiate(), has none."
+    " Check that mongod is running there, and that its replica set has the name in the"
+    " URI. It has none before rs.initiate(), and a standalone server never has one."
 )
 
 _BAD_CREDENTIALS: Final = (
-    "MongoDB refused the user name or password. It looks for the user in the URI's"
-    " database, unless the URI has authSource=admin, say."
+    "MongoDB refused the user name or password. The user must be defined in the URI's"
+    " database, or in the one that authSource= names, for example authSource=admin."
 )
 
 _CERTIFICATE_REFUSED: Final = re.compile(
@@ -184,7 +184,7 @@ def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceEr
         )
     if isinstance(error, driver_errors.ConfigurationError):
         return errors.ConfigurationError(
-            f"MongoDB cannot be reached like this: {error}"
+            f"MongoDB cannot be reached with these settings: {error}"
         )
     if isinstance(error, driver_errors.InvalidOperation) and "after close" in str(
         error
@@ -200,8 +200,8 @@ def certificate_refusal(text: str) -> str | None:
         return None
     return (
         f"The certificate of MongoDB at {refused['host']} is not accepted:"
-        f" {refused['reason']}. It has to be valid now, for that name, and from an"
-        " authority that is known here: to the system, or by tlsCAFile= in the URI."
+        f" {refused['reason']}. It must be valid now, issued for that name, and"
+        " signed by an authority that the system or tlsCAFile= in the URI trusts."
     )
 
 
@@ -247,7 +247,7 @@ def _refused(error: OperationFailure) -> StorageError:
         what = "a privilege" if refusal is None else f"the privilege for {refusal}"
         message = (
             f"MongoDB refused: the user lacks {what}. `mongo-session-service grants`"
-            " prints a role that has all that is needed."
+            " prints a role with every privilege needed."
         )
         return NotAuthorizedError(message, refusal)
     is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)

@@ -41,7 +41,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
     """A client for a URI; nothing is connected yet.
 
     Raises:
-        ConfigurationError: the URI is unusable; nothing that may be a password is told.
+        ConfigurationError: the URI is unusable; the message shows no password.
     """
     if not isinstance(uri, str):
         kind = type(uri).__name__
@@ -76,7 +76,7 @@ def _reason(uri: str, refusal: Exception) -> str:
         return _told(bare, error)
     if not all(login.partition(":")):
         return "it has a user without a password, or a password without a user"
-    return "its user and password do not go with its options"
+    return "its options do not fit its user and password"
 
 
 def _parted(uri: str) -> tuple[str | None, str]:
@@ -128,7 +128,7 @@ def _problem_with(client: Any, database: str, prefix: str) -> str | None:
         return "collections named system.* are MongoDB's own"
     if len(database.encode()) > _MAX_DATABASE_BYTES or length > _MAX_PREFIX_BYTES:
         return (
-            f"the name may have {_MAX_DATABASE_BYTES} bytes, and together with the"
+            f"the name may have at most {_MAX_DATABASE_BYTES} bytes, and with the"
             f" prefix {_MAX_PREFIX_BYTES}"
         )
     return None
