@@ -136,10 +136,10 @@ def once_written() -> Iterator[None]:
     try:
         yield
     except (PyMongoError, StorageError) as error:
-        told = translation(error) if isinstance(error, PyMongoError) else error
-        if isinstance(told, NotAuthorizedError):
-            raise NotAuthorizedError(str(told), told.refusal, _STORED) from None
-        raise errors.UnknownOutcomeError(f"{_STORED}{told}") from None
+        failure = translation(error) if isinstance(error, PyMongoError) else error
+        if isinstance(failure, NotAuthorizedError):
+            raise NotAuthorizedError(str(failure), failure.refusal, _STORED) from None
+        raise errors.UnknownOutcomeError(f"{_STORED}{failure}") from None
 
 
 @contextmanager
@@ -148,8 +148,8 @@ def in_parts() -> Iterator[None]:
     try:
         yield
     except (PyMongoError, errors.StorageUnavailableError) as error:
-        told = translation(error) if isinstance(error, PyMongoError) else error
-        if isinstance(told, errors.StorageUnavailableError):
+        failure = translation(error) if isinstance(error, PyMongoError) else error
+        if isinstance(failure, errors.StorageUnavailableError):
             raise errors.UnknownOutcomeError(_IN_PARTS) from None
         raise
 

@@ -67,13 +67,13 @@ def _reason(uri: str, refusal: Exception) -> str:
     """Why the driver rejects a URI, without anything that may be secret."""
     login, bare = _parted(uri)
     if login is None:
-        return _told(bare, refusal)
+        return _described(bare, refusal)
     if _UNENCODED.search(login):
         return "user or password hold characters that have to be percent-encoded"
     try:
         AsyncMongoClient(bare)
     except _REFUSALS as error:
-        return _told(bare, error)
+        return _described(bare, error)
     if not all(login.partition(":")):
         return "it has a user without a password, or a password without a user"
     return "its options do not fit its user and password"
@@ -90,7 +90,7 @@ def _parted(uri: str) -> tuple[str | None, str]:
     return (login, f"{scheme}://{hosts}{rest[end:]}") if at else (None, uri)
 
 
-def _told(uri: str, refusal: Exception) -> str:
+def _described(uri: str, refusal: Exception) -> str:
     """The driver's description of a problem, or only a name if it may be secret."""
     is_secret = _SECRET.search(unquote(uri))
     match refusal:
