@@ -193,7 +193,7 @@ def judge_oplog(window: float | None, fullness: float) -> Finding:
 def judge_clock(ahead: float, uncertainty: float) -> Finding:
     """Whether this machine and MongoDB agree about the time."""
     direction = "ahead of" if ahead > 0 else "behind"
-    says = f"{abs(ahead):.3f} s {direction} MongoDB's, give or take {uncertainty:.3f}"
+    says = f"{abs(ahead):.3f} s {direction} MongoDB's, plus or minus {uncertainty:.3f}"
     if abs(ahead) <= _SKEW + uncertainty:
         return Finding("clock", Status.OK, says)
     remedy = "Synchronise both by NTP; sessions expire by this machine's clock."

@@ -1,4 +1,4 @@
-"""``grants``: what an administrator has to grant the service's user."""
+"""Command ``grants``: what an administrator has to grant the service's user."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Hooks:
         """Require plain functions.
 
         Raises:
-            ConfigurationError: a hook is none.
+            ConfigurationError: a hook is not one.
         """
         hooks = {"before_store": self.before_store, "after_load": self.after_load}
         for name, hook in hooks.items():

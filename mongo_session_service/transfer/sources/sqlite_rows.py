@@ -1,4 +1,4 @@
-"""SQLite row identity: rows that were there from the start, told from later ones.
+"""SQLite row identity: rows that existed at the start, distinguished from later ones.
 
 SQLite reuses the rowid of a deleted row for another row, which may belong to another
 user, and ``VACUUM`` changes rowids. So a row is found by its rowid and checked by its

@@ -71,7 +71,7 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_clock(0.3, 0.001), OK, "0.300 s ahead"),
         (judge_clock(-0.3, 0.001), OK, "0.300 s behind"),
         (judge_clock(-4.0, 0.001), WARNING, "4.000 s behind"),
-        (judge_clock(4.0, 5.0), OK, "give or take 5"),
+        (judge_clock(4.0, 5.0), OK, "plus or minus 5"),
         (judge_version(None), OK, "none"),
         (judge_version(SCHEMA_VERSION), OK, str(SCHEMA_VERSION)),
         (judge_version(SCHEMA_VERSION - 1), WARNING, "older"),
