@@ -84,10 +84,10 @@ class MongoSessionService(BaseSessionService):
     Every call may raise ``InvalidInputError`` for invalid arguments, such as ids that
     are empty or longer than 4,096 bytes, ``ConfigurationError``,
     ``SchemaVersionError``, ``StorageError`` and its ``StorageUnavailableError``. A
-    write that raises was not done, unless it raises ``UnknownOutcomeError``. The documentation has a table of them. As in ADK's own
-    services, ``get_session``, ``list_sessions``, ``get_user_state`` and
-    ``delete_session`` accept any string as an id, and find nothing under one that
-    cannot be stored.
+    write that raises was not done, unless it raises ``UnknownOutcomeError``. The
+    documentation has a table of errors. As in ADK's own services, ``get_session``,
+    ``list_sessions``, ``get_user_state`` and ``delete_session`` accept any string as an
+    id, and find nothing under one that cannot be stored.
     """
 
     def __init__(
@@ -446,9 +446,9 @@ class MongoSessionService(BaseSessionService):
             user_id: Only this user's.
             title: Only those with exactly this title.
             labels: Only those with all of these labels; they may have others.
-            where: Only those whose own state has these values: values and types must
-                match. Only 1 and 1.0 are equal, and True is neither; an int beyond 64
-                bits equals no float.
+            where: Only those whose own state has these values. Types must match,
+                except among numbers: 1 equals 1.0, but not True. An int beyond 64 bits
+                equals no float.
             newest_first: Whether those created last come first.
             with_state: Whether their state is loaded, as ``list_sessions`` does.
             limit: How many a page has at most, up to 1,000.
