@@ -13,7 +13,7 @@
     │   ├── DocumentTooLargeError       over the document limit (also a ValueError)
     │   ├── NotAuthorizedError          the user lacks a privilege
     │   └── StorageUnavailableError     worth trying again; nothing was changed
-    │       └── UnknownOutcomeError         or it was: nobody knows
+    │       └── UnknownOutcomeError         or it was: the outcome is unknown
     └── TransferError             an import, export or verification stopped
         ├── SourceError                 what is to be read cannot be
         └── ConflictError               the target holds something else under an id
@@ -90,7 +90,7 @@ class SlowSubscriberError(MongoSessionServiceError):
         self.last_revision = last_revision
         how = "Subscribe again"
         if last_revision is not None:
-            how = f"Come back with watch(after_revision={last_revision})"
+            how = f"Resume with watch(after_revision={last_revision})"
         super().__init__(f"The subscription was read too slowly and was ended. {how}.")
 
     def __reduce__(self) -> tuple[type[SlowSubscriberError], tuple[int | None]]:

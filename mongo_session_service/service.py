@@ -82,14 +82,13 @@ class MongoSessionService(BaseSessionService):
         service = MongoSessionService("mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
         runner = Runner(agent=agent, app_name="my_app", session_service=service)
 
-    Every call may raise ``InvalidInputError`` for arguments that make no sense, ids
-    that are no non-empty strings of 4,096 bytes at most for example,
-    ``ConfigurationError``, ``SchemaVersionError``, ``StorageError`` and its
-    ``StorageUnavailableError``. A write that raises was not done, unless that is
-    ``UnknownOutcomeError``. The documentation has a table of them. As in ADK's own
-    services, ``get_session``, ``list_sessions``, ``get_user_state`` and
-    ``delete_session`` accept any string as an id, and find nothing under one that
-    cannot be stored.
+    Every call may raise ``InvalidInputError`` for invalid arguments, such as ids that
+    are empty or longer than 4,096 bytes, ``ConfigurationError``,
+    ``SchemaVersionError``, ``StorageError`` and its ``StorageUnavailableError``. A
+    write that raises was not done, unless it raises ``UnknownOutcomeError``. The
+    documentation has a table of errors. As in ADK's own services, ``get_session``,
+    ``list_sessions``, ``get_user_state`` and ``delete_session`` accept any string as an
+    id, and find nothing under one that cannot be stored.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class MongoSessionService(BaseSessionService):
         Done on first use too; call it at start-up to fail early. Safe to repeat.
 
         Raises:
-            ConfigurationError: the server is too old, or is no replica set.
+            ConfigurationError: the server is too old, or not a replica set.
             SchemaVersionError: the data was written by a newer release.
         """
         await self._backends.set_up()
@@ -222,7 +221,7 @@ class MongoSessionService(BaseSessionService):
     ) -> Session:
         """Creates a session, and writes the app and user state among its ``state``.
 
-        Those after ``session_id`` are what ADK's REST API passes on of ``options``.
+        ADK's REST API passes on the arguments after ``session_id`` from ``options``.
 
         Args:
             app_name: The app.
@@ -290,7 +289,7 @@ class MongoSessionService(BaseSessionService):
     ) -> ListSessionsResponse:
         """Lists an app's or a user's sessions with their state, without events.
 
-        The longest untouched comes first, ties by user and then session id.
+        The least recently updated comes first, ties by user and then session id.
         """
         app = lookup_id("app_name", app_name)
         user = None if user_id is None else lookup_id("user_id", user_id)
@@ -401,8 +400,8 @@ class MongoSessionService(BaseSessionService):
     ) -> SessionSummary:
         """Changes a session's details, and leaves what is not given as it is.
 
-        State, revision and last update time stay: no ``Session`` that was loaded
-        before becomes stale by it.
+        State, revision and last update time do not change, so no loaded ``Session``
+        becomes stale.
 
         Args:
             app_name: The app.
@@ -420,7 +419,7 @@ class MongoSessionService(BaseSessionService):
 
         Raises:
             SessionNotFoundError: it is not stored, or has expired.
-            InvalidInputError: an argument is not what it should be, none is given, or
+            InvalidInputError: an argument is invalid, none is given, or
                 both a ``ttl`` and an ``expire_time``.
         """
         key = session_key(app_name, user_id, session_id)
@@ -444,28 +443,28 @@ class MongoSessionService(BaseSessionService):
         limit: int = 50,
         page_token: str | None = None,
     ) -> SessionPage:
-        """Finds sessions, a page at a time, in the order of their creation.
+        """Finds sessions, a page at a time, in order of creation.
 
-        A page is of one point in time. However sessions are written, created and
-        deleted meanwhile, the pages of a search together have each session once that
-        was there from the first to the last.
+        Each page is of one point in time. A session that exists from the first page to
+        the last is returned exactly once, whatever is written, created or deleted in
+        the meantime.
 
         Args:
             app_name: The app.
             user_id: Only this user's.
             title: Only those with exactly this title.
-            labels: Only those with all of these labels; others they may have.
-            where: Only those whose own state has these values: literally, type for
-                type, but for numbers, of which 1 is 1.0 and True is neither. An int
-                beyond 64 bits is equal to no float.
+            labels: Only those with all of these labels; they may have others.
+            where: Only those whose own state has these values. Types must match,
+                except among numbers: 1 equals 1.0, but not True. An int beyond 64 bits
+                equals no float.
             newest_first: Whether those created last come first.
             with_state: Whether their state is loaded, as ``list_sessions`` does.
             limit: How many a page has at most, up to 1,000.
-            page_token: The ``next_page_token`` of the page before. The other arguments
-                must be the same, but for ``limit`` and ``with_state``.
+            page_token: The ``next_page_token`` of the page before. Only ``limit``
+                and ``with_state`` may differ from that page's arguments.
 
         Raises:
-            InvalidInputError: an argument is not what it should be, or the token is not
+            InvalidInputError: an argument is invalid, or the token is not
                 one of this search.
         """
         search.check_limit(limit)
@@ -511,11 +510,11 @@ class MongoSessionService(BaseSessionService):
             session_id: The session's id, stripped.
             after_revision: Only events that were appended after it.
             before_revision: Only events that were appended before it.
-            newest_first: Whether the last comes first.
-            limit: At most so many.
+            newest_first: Whether to begin with the latest.
+            limit: The largest number to return.
 
         Raises:
-            InvalidInputError: an argument is not what it should be.
+            InvalidInputError: an argument is invalid.
             SessionNotFoundError: when iterating: the session is not stored, has
                 expired, or was deleted meanwhile, even if it was recreated.
         """
@@ -562,7 +561,7 @@ class MongoSessionService(BaseSessionService):
             user_id: The user.
 
         Raises:
-            InvalidInputError: an id is not what it should be.
+            InvalidInputError: an id is invalid.
         """
         return self._user_events(
             check_id("app_name", app_name),
@@ -615,10 +614,10 @@ class MongoSessionService(BaseSessionService):
             app_name: The app.
             user_id: The user.
             session_id: The session's id, stripped.
-            revision: After how many appends; 0 for the session as it was created.
+            revision: The revision; 0 is the session as it was created.
 
         Raises:
-            InvalidInputError: the session has not come so far.
+            InvalidInputError: the session has not reached that revision.
         """
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
@@ -656,7 +655,8 @@ class MongoSessionService(BaseSessionService):
         Raises:
             SessionNotFoundError: the session is not stored, or is deleted meanwhile.
             AlreadyExistsError: the new session's id is taken.
-            InvalidInputError: an id is unusable, or the session has not come so far.
+            InvalidInputError: an id is invalid, or the session has not reached that
+                revision.
             UnknownOutcomeError: the new session, whole, may have been stored or not.
         """
         key = session_key(app_name, user_id, session_id)
@@ -685,7 +685,7 @@ class MongoSessionService(BaseSessionService):
             progress: Called after each step, with what was removed so far.
 
         Raises:
-            InvalidInputError: ``progress`` is no function.
+            InvalidInputError: ``progress`` is not a function.
         """
         if progress is not None:
             validation.check_callable("progress", progress)
@@ -717,7 +717,7 @@ class MongoSessionService(BaseSessionService):
 
     @traced
     async def delete_user(self, *, app_name: str, user_id: str) -> Erased:
-        """Erases a user of an app: nothing in any collection has the id any more.
+        """Erases a user of an app: no collection contains the id afterwards.
 
         Sessions, events, state, and what consumers have stored are removed in small
         steps. If the call is interrupted, or the user keeps writing meanwhile, call it
@@ -806,7 +806,7 @@ class MongoSessionService(BaseSessionService):
 
         Raises:
             InvalidInputError: the arguments name nothing that can be watched, or
-                ``max_bytes`` is no number from 1 on.
+                ``max_bytes`` is not a number from 1.
         """
         validation.check_count("max_bytes", max_bytes)
         validation.check_revision("after_revision", after_revision)
@@ -816,7 +816,7 @@ class MongoSessionService(BaseSessionService):
             key = session_key(app_name, user_id, session_id)
             return SessionSubscription(self._feed, key, after_revision, max_bytes)
         if after_revision is not None:
-            message = "after_revision is a session's: it needs a session_id."
+            message = "after_revision needs a session_id."
             raise InvalidInputError(message)
         if user_id is not None:
             if app_name is None:
@@ -837,22 +837,22 @@ class MongoSessionService(BaseSessionService):
         predicate: Callable[[State], object] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  as asyncio's own waits have it
     ) -> State:
-        """Returns a session's merged state once it has come so far.
+        """Returns a session's merged state once it has reached a point.
 
         Args:
             app_name: The app.
             user_id: The user.
             session_id: The session, stripped.
-            revision: Wait until the session is at this revision, or past it.
-            predicate: Or until this holds of its state; called for every change, so
-                that no state in between is missed.
-            timeout: Seconds to wait at most; None for ever.
+            revision: Wait until the session has reached this revision.
+            predicate: Or wait until this is true of its state; called for every
+                change, so that no intermediate state is missed.
+            timeout: The longest wait in seconds; None for no limit.
 
         Raises:
-            TimeoutError: it has not come so far in time.
+            TimeoutError: it was not reached in time.
             SessionNotFoundError: the session is not stored, or is deleted meanwhile.
-            InvalidInputError: neither a revision nor a predicate is given, one makes
-                no sense, or the predicate is a coroutine function.
+            InvalidInputError: neither a revision nor a predicate is given, one is
+                invalid, or the predicate is a coroutine function.
         """
         validation.check_revision("revision", revision)
         validation.check_seconds("timeout", timeout)
@@ -888,7 +888,7 @@ class MongoSessionService(BaseSessionService):
         """A durable consumer of all changes; it resumes where ``name`` has committed.
 
         Args:
-            name: What its checkpoint is kept under.
+            name: The name of its checkpoint.
             app_name: The app whose changes it gets; None for all.
             start: Where a new name begins: at the ``beginning`` of the log, each event
                 of which is received as ``appended``, before later changes; or ``now``.
@@ -898,7 +898,7 @@ class MongoSessionService(BaseSessionService):
                 ``skip`` to now, with a warning.
 
         Raises:
-            InvalidInputError: an argument is none of these.
+            InvalidInputError: an argument has another value.
         """
         name = check_id("name", name)
         if app_name is not None:
@@ -914,7 +914,7 @@ class MongoSessionService(BaseSessionService):
 
     @traced
     async def consumers(self) -> list[ConsumerStatus]:
-        """Returns how every consumer is doing, by name, wherever it runs.
+        """Returns the status of every consumer, by name, in all processes.
 
         Raises:
             ConfigurationError: in a standalone server, and mongomock, there are none.
@@ -923,7 +923,7 @@ class MongoSessionService(BaseSessionService):
             return await all_consumers(backend.connection)
 
     def feed_stats(self) -> FeedStats:
-        """How the change feed is doing; cheap enough to ask every second."""
+        """The change feed's statistics; cheap enough to read every second."""
         ages = {each.name: each.checkpoint_age for each in list(self._consumers)}
         reading = {name: age for name, age in ages.items() if age is not None}
         return replace(self._feed.stats(), checkpoint_ages=reading)

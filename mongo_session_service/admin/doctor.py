@@ -39,7 +39,7 @@ _WINDOW: Final = 3600.0
 """Seconds of history below which a full oplog is called small."""
 _FULL: Final = 0.9
 
-_AS_NEEDED: Final = "Nothing has to be done: the first use creates it."
+_AS_NEEDED: Final = "Nothing to do: the first use creates it."
 _AS_REPLICA_SET: Final = (
     "Start mongod with --replSet rs0, then call rs.initiate() once."
 )
@@ -102,18 +102,18 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
     members = len([*hello["hosts"], *hello.get("passives", ())])
     says = f"{hello['setName']!r}, {counted(members, 'member')} with data"
     if lost := sorted(unreachable):
-        says = f"{says}; out of reach: {', '.join(lost)}"
+        says = f"{says}; unreachable: {', '.join(lost)}"
         remedy = "Make every member reachable from this machine, by its name."
         return Finding(check, Status.WARNING, says, remedy)
     if members == 1:
-        says = f"{says}, so none takes over if it fails"
+        says = f"{says}, so no other takes over if it fails"
     return Finding(check, Status.OK, says)
 
 
 def judge_transaction(seconds: float | None) -> Finding:
     """Whether a transaction was committed, and how long that took."""
     if seconds is None:
-        says = "switched off for this service: a crash can tear appends apart"
+        says = "switched off for this service: a crash can leave an append half stored"
         return Finding("transactions", Status.WARNING, says, "Use a replica set.")
     says = f"one was committed in {1000 * seconds:.1f} ms"
     return Finding("transactions", Status.OK, says)
@@ -137,11 +137,11 @@ def judge_privileges(
         ):
             lacking[feature] = missing
     if not lacking:
-        says = f"user {user!r} may do all of {', '.join(FEATURES)}"
+        says = f"user {user!r} has the privileges for {', '.join(FEATURES)}"
         return Finding(check, Status.OK, says)
-    told = "; ".join(f"for {feature}: {lacking[feature]}" for feature in lacking)
+    lacks = "; ".join(f"for {feature}: {lacking[feature]}" for feature in lacking)
     status = Status.FAILED if "sessions" in lacking else Status.WARNING
-    return Finding(check, status, f"user {user!r} lacks, {told}", _GRANT)
+    return Finding(check, status, f"user {user!r} lacks privileges {lacks}", _GRANT)
 
 
 def judge_version(recorded: int | None) -> Finding:
@@ -152,7 +152,9 @@ def judge_version(recorded: int | None) -> Finding:
     version.refuse_newer(recorded)
     if recorded < version.SCHEMA_VERSION:
         says = f"{recorded}, older than this release's {version.SCHEMA_VERSION}"
-        remedy = "Run `mongo-session-service migrate` when all run this release."
+        remedy = (
+            "Run `mongo-session-service migrate` once all processes run this release."
+        )
         return Finding(check, Status.WARNING, says, remedy)
     return Finding(check, Status.OK, f"{recorded}, this release's")
 
@@ -191,7 +193,7 @@ def judge_oplog(window: float | None, fullness: float) -> Finding:
 def judge_clock(ahead: float, uncertainty: float) -> Finding:
     """Whether this machine and MongoDB agree about the time."""
     direction = "ahead of" if ahead > 0 else "behind"
-    says = f"{abs(ahead):.3f} s {direction} MongoDB's, give or take {uncertainty:.3f}"
+    says = f"{abs(ahead):.3f} s {direction} MongoDB's, plus or minus {uncertainty:.3f}"
     if abs(ahead) <= _SKEW + uncertainty:
         return Finding("clock", Status.OK, says)
     remedy = "Synchronise both by NTP; sessions expire by this machine's clock."

@@ -34,12 +34,12 @@ _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 _EXIT_CODES: Final = f"""\b
 Exit codes:
-  0    it did what was asked
-  1    it failed; one line on stderr says why and what to do
-  2    the arguments make no sense
-  {_INCOMPLETE}    it finished, but something was left out, differs or is not well
-  {_INTERRUPTED}  it was interrupted
-  {_BROKEN_PIPE}  the reader of its output has gone, as after "| head"
+  0    success
+  1    failure; one line on stderr says why and what to do
+  2    invalid arguments
+  {_INCOMPLETE}    finished, but something was skipped, differs or failed a check
+  {_INTERRUPTED}  interrupted
+  {_BROKEN_PIPE}  the output was closed early, for example by "| head"
 """
 
 _UNWRITABLE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
@@ -150,7 +150,7 @@ def _in_one_line(error: Exception) -> str:
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @place_options
 def main() -> None:
-    """Looks after ADK sessions that are kept in MongoDB.
+    """Inspects and manages ADK sessions stored in MongoDB.
 
     \b
     Example:

@@ -29,8 +29,8 @@ _VERY_LATE: Final = 600.0
 async def consumers(place: options.Place, *, as_json: bool) -> None:
     """Shows the status of every durable consumer.
 
-    LAG is how far its checkpoint is behind MongoDB, SAVED how long ago that was saved
-    (an idle consumer saves every 15 seconds), and EPOCH how many readers it has had.
+    LAG is how far the checkpoint is behind MongoDB, SAVED is the age of the checkpoint
+    (an idle consumer saves one every 15 seconds), and EPOCH counts the readers so far.
 
     \b
     Example:
@@ -48,7 +48,7 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
         terminal.say(f"Consumers of {where}:")
         screen.show(terminal.table([_consumer(each) for each in found]))
     else:
-        terminal.say(f"No consumer has read yet from {where}.")
+        terminal.say(f"No consumer has read from {where}.")
 
 
 def _consumer(status: ConsumerStatus) -> dict[str, Text]:
@@ -87,7 +87,7 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
         if name not in names:
             known = ", ".join(map(repr, names)) or "none"
             raise click.ClickException(
-                f"There is no consumer {name!r}, but: {known}; this is {where}."
+                f"No consumer is named {name!r} in {where}. Known names: {known}."
             )
         letters = service.consumer(name).dead_letters()
         if as_json:

@@ -25,7 +25,7 @@ _STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 async def doctor(place: options.Place, *, as_json: bool) -> bool:
     """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
 
-    It reads up to 10,000 sessions and as many events, and of more only a sample. The
+    It reads up to 10,000 sessions and as many events; if there are more, a sample. The
     exit code is 3 if a check has failed, and otherwise 0, even after warnings.
 
     \b

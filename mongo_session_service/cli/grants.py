@@ -1,4 +1,4 @@
-"""``grants``: what an administrator has to grant the service's user."""
+"""Command ``grants``: what an administrator has to grant the service's user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _role(name: str) -> str:
     "features",
     type=click.Choice(list(FEATURES)),
     multiple=True,
-    help="Only for this; repeatable.",
+    help="Only what this feature needs; repeatable.",
 )
 @click.option(
     "--role",

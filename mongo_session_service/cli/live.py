@@ -22,12 +22,12 @@ from mongo_session_service.cli import options, terminal
     type=click.IntRange(0, 65535),
     default=8765,
     show_default=True,
-    help="0 for any free port.",
+    help="Port to listen on; 0 for any free port.",
 )
 @click.option(
     "--no-open",
     is_flag=True,
-    help="Do not open a browser, whose command line other users of this machine see.",
+    help="Do not open a browser: other users can see the URL in its command line.",
 )
 @options.connected
 async def live(
@@ -36,7 +36,7 @@ async def live(
     """Serves a page that shows a session live, to this machine only.
 
     The URL it prints first has a random token. Without it, other users of the machine
-    read nothing. It is for `/sessions` and `/changes` as well.
+    read nothing. `/sessions` and `/changes` need it as well.
 
     \b
     Example:

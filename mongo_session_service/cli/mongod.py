@@ -26,8 +26,8 @@ from mongo_session_service.cli import terminal
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Of the first member; the others have the next ones. 0 for any free ports. By"
-    " default 27017, or any free port if that is taken.",
+    help="Port of the first member; the others use the next ones. 0 for any free ports."
+    " By default 27017, or any free port if that is taken.",
 )
 def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     """Starts a MongoDB replica set on this machine, until Ctrl-C.
@@ -57,7 +57,7 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
             kept = f"kept in {data_dir}" if data_dir else "deleted at the end"
             terminal.say(f"MongoDB is running; its data is {kept}. Ctrl-C stops it.")
             if is_taken:
-                terminal.say(f"Port {STANDARD_PORT} is taken, so it has another.")
+                terminal.say(f"Port {STANDARD_PORT} is taken, so it uses another.")
             terminal.say(f"In another terminal: export MONGODB_URI='{uri}'")
             signal.pause()
     except EmbeddedServerError as error:

@@ -81,17 +81,17 @@ uri_option: Final = click.option(
     expose_value=False,
     callback=_keep_uri,
     is_eager=True,  # before the missing argument is noticed
-    help="Where MongoDB is. Better set MONGODB_URI: other users of this machine can"
-    " read a command line and the password in it.",
+    help="MongoDB's URI. MONGODB_URI is safer: other users of this machine can read"
+    " a command line, and so the password.",
 )
 uri_argument: Final = click.argument(
     "place", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
 )
 place_options: Final = several(
     uri_option,
-    _option("--database", help="By default the URI's, or else adk."),
-    _option("--prefix", help="What the collections' names begin with."),
-    _option("--debug", is_flag=True, help="Show where in the code it failed."),
+    _option("--database", help="By default the one in the URI, or else adk."),
+    _option("--prefix", help="Prefix of the collections' names."),
+    _option("--debug", is_flag=True, help="Show the traceback of a failure."),
 )
 """Where sessions are kept; see :class:`Place`."""
 
@@ -152,9 +152,11 @@ class Place:
             # Not set up: a command on a wrong database must not create anything.
             yield service
         except SessionNotFoundError as error:
-            text = f"{printable(str(error))} Check --app, --user and --session"
+            text = printable(str(error))
             where = await self.where(service)
-            raise click.ClickException(f"{text}; this is {where}.") from None
+            raise click.ClickException(
+                f"{text} Check --app, --user and --session. This is {where}."
+            ) from None
         finally:
             await service.close()
 

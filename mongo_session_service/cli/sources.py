@@ -35,13 +35,13 @@ _source = several(click.argument("source", envvar="SOURCE_URL"), _password)
 _path = click.argument("source", metavar="PATH")
 _mongodb = several(
     _source,
-    click.option("--source-database", help="By default that of SOURCE."),
+    click.option("--source-database", help="By default the one in SOURCE."),
     click.option("--source-prefix", default="", help="As for --prefix."),
 )
 _zone = click.option(
     "--timezone",
-    help="Of the times in schema v0: the zone where google-adk 1.x ran, or UTC for"
-    " ADK 2; by default the zone of this machine.",
+    help="Time zone of the times in schema v0: that of the machine where google-adk"
+    " 1.x ran, or UTC for ADK 2; by default that of this machine.",
 )
 
 KINDS: Final = (

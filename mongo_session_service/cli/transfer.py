@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Verified,
     )
 
-_AGAIN: Final = "What was done is kept; the same command resumes there."
+_AGAIN: Final = "Progress is kept; run the same command again to resume."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
 _MARGIN: Final = 3600
 """Seconds by which an event may be stored later than its own time."""
@@ -85,14 +85,14 @@ _choices: Final = several(
         type=click.Choice(["fail", "skip", "replace"]),
         default="fail",
         show_default=True,
-        help="If the target holds something else under the same id.",
+        help="What to do if the target holds something else under an id.",
     ),
     click.option(
         "--on-error",
         type=click.Choice(["fail", "skip"]),
         default="fail",
         show_default=True,
-        help="If something cannot be read or stored.",
+        help="What to do if something cannot be read or stored.",
     ),
 )
 _exact: Final = click.option(
@@ -124,8 +124,8 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
     _report(moved, source, where, is_dry_run=policies.is_dry_run)
     if not moved.sessions and chosen.since is None:
         say(
-            "The source holds no such session. Is it the right one, with the right"
-            " --app and --user?"
+            "The source has no matching session. Check that it is the right one, and"
+            " check --app and --user."
         )
         return False
     return moved.is_complete
@@ -186,8 +186,8 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
     "export",
     short_help="Writes sessions as JSON Lines.",
     help=_help(
-        "Writes sessions as JSON Lines, the same bytes for the same sessions. They are"
-        " in clear, with the credentials that events and state hold.",
+        "Writes sessions as JSON Lines, the same bytes for the same sessions. The file"
+        " is not encrypted, and includes any credentials in events and state.",
         "export mongodb://localhost/adk --to sessions.jsonl.gz",
     ),
 )
@@ -221,7 +221,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
                 )
         say(f"Exported {_contents(exported)} from {await place.where(service)}.")
     if not exported.sessions and chosen.since is None:
-        say("Is it the right database, with the right --prefix, --app and --user?")
+        say("Check that it is the right database, and --prefix, --app and --user.")
         return False
     return True
 

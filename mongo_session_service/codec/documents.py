@@ -282,7 +282,7 @@ _Copies = Callable[[], dict[str, Any]]
 def _copies(fields: Any, owner: Owner, hooks: Hooks) -> _Copies:
     """Makes the state that sessions share, of which no two share a mutable value.
 
-    It is decoded anew each time, unless that would call the application's hook.
+    It is decoded again each time, unless that would call the application's hook.
     """
     if hooks.after_load is None:
         return partial(_readable, fields, owner)

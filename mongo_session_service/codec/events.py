@@ -66,13 +66,13 @@ def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
         if getattr(event, name) is None:
             raise InvalidInputError(f"its {name} is None")
     if not isinstance(event.actions, EventActions):
-        raise InvalidInputError("its actions are no EventActions")
+        raise InvalidInputError("its actions are not EventActions")
     for name in _DICTS_OF_ACTIONS:
         if not isinstance(getattr(event.actions, name), dict):
-            raise InvalidInputError(f"its actions.{name} is no dict")
+            raise InvalidInputError(f"its actions.{name} is not a dict")
     document, is_doubtful = _dump(event)
     if not math.isfinite(document["timestamp"]):
-        raise InvalidInputError("its timestamp is no time")
+        raise InvalidInputError("its timestamp is not a finite number")
     for call_id, config in event.actions.requested_auth_configs.items():
         is_doubtful = True
         if isinstance(config, BaseModel):
@@ -141,7 +141,7 @@ def _is_one(value: Any, classes: tuple[type, ...]) -> bool:
         return not isinstance(value, BaseModel) or is_as_declared(value)
     if hasattr(value, "__dict__") and not isinstance(value, _SCALARS):
         kind, wanted = (indefinite(each.__name__) for each in (type(value), classes[0]))
-        raise InvalidInputError(f"it has {kind} where {wanted} belongs")
+        raise InvalidInputError(f"it has {kind} instead of {wanted}")
     return False
 
 

@@ -96,7 +96,7 @@ class _Change(NamedTuple):
 
         Its own error may quote the value, and so is neither shown nor chained.
         """
-        failure = "what is not JSON"
+        failure = "a result that is not JSON"
         try:
             result = self.hook(tagged(value), subject)
             if is_json(result):
@@ -120,7 +120,7 @@ class _Change(NamedTuple):
         changed = self.value(content, subject)
         if isinstance(changed, dict) and isinstance(changed.get("actions", {}), dict):
             return changed
-        raise self.error(f"{self.name} must make an object of {_named(subject)}.")
+        raise self.error(f"{self.name} must return an object for {_named(subject)}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Hooks:
         """Require plain functions.
 
         Raises:
-            ConfigurationError: a hook is none.
+            ConfigurationError: a hook is not one.
         """
         hooks = {"before_store": self.before_store, "after_load": self.after_load}
         for name, hook in hooks.items():
@@ -177,8 +177,8 @@ class Hooks:
         stored = _together(fields, storing.content(content, owner), delta)
         if self.after_load is None and not is_event(stored):
             message = (
-                "before_store, without after_load, must leave an event one that ADK can"
-                " read, with no other fields."
+                "Without after_load, before_store must return an event that ADK can"
+                " read, without extra fields."
             )
             raise InvalidInputError(message)
         return stored

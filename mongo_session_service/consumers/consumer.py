@@ -178,7 +178,7 @@ class Consumer:
                 once. It is called again if the transaction has to be retried.
 
         Raises:
-            InvalidInputError: ``handler`` is no function, ``max_attempts`` no number
+            InvalidInputError: ``handler`` is not a function, ``max_attempts`` no number
                 from 1 on, or ``transactional`` neither True nor False.
             MongoSessionServiceError: it is running already.
         """
@@ -229,8 +229,8 @@ class Consumer:
             transactional: As for :meth:`run`, together with the letter's removal.
 
         Raises:
-            InvalidInputError: ``handler`` is no function, or ``transactional`` neither
-                True nor False.
+            InvalidInputError: ``handler`` is not a function, or ``transactional`` is
+                neither True nor False.
         """
         check_callable("handler", handler)
         check_flag("transactional", transactional)

@@ -164,7 +164,7 @@ class Lease:
             message = (
                 f"Another reader has taken over consumer {name},"
                 f" since this one did not renew its lease for {LEASE:.0f} seconds."
-                " Changes that were not committed here are delivered there."
+                " It receives the changes that were not committed here."
             )
             raise errors.LeaseLostError(message)
 

@@ -84,7 +84,7 @@ class Driver(Enum):
         """The driver a client belongs to.
 
         Raises:
-            ConfigurationError: it is none of the three.
+            ConfigurationError: it is another object.
         """
         # mongomock-motor's client claims to be Motor's; its base classes do not.
         bases = {base.__module__.partition(".")[0] for base in type(client).__mro__}

@@ -32,12 +32,12 @@ _CLOSED: Final = "The client was closed. Give the service an open one, or a URI.
 
 _UNKNOWN_OUTCOME: Final = (
     "MongoDB stopped answering during a write, so its outcome is unknown: it may have"
-    " been done or not. Do the same again; an event that is stored is recognised."
+    " been done or not. Repeat the call: the same event is not stored twice."
 )
 
 _IN_PARTS: Final = (
-    "MongoDB stopped answering during a removal, of which a part was done, perhaps all."
-    " Call it again: it removes the rest."
+    "MongoDB stopped answering during a removal, which may be done in part or in full."
+    " Repeat the call: it removes the rest."
 )
 
 _STORED: Final = "It is stored, but could not be read back. "
@@ -64,8 +64,8 @@ _NO_SRV: Final = (
 )
 
 _BAD_CREDENTIALS: Final = (
-    "MongoDB refused the user name or password. It looks for the user in the URI's"
-    " database, unless the URI has authSource=admin, say."
+    "MongoDB refused the user name or password. The user must be defined in the URI's"
+    " database, or in the one that authSource= names, for example authSource=admin."
 )
 
 _NO_LOGIN: Final = (
@@ -170,10 +170,10 @@ def once_written() -> Iterator[None]:
     try:
         yield
     except (PyMongoError, StorageError) as error:
-        told = translation(error) if isinstance(error, PyMongoError) else error
-        if isinstance(told, NotAuthorizedError):
-            raise NotAuthorizedError(str(told), told.refusal, _STORED) from None
-        raise errors.UnknownOutcomeError(f"{_STORED}{told}") from None
+        failure = translation(error) if isinstance(error, PyMongoError) else error
+        if isinstance(failure, NotAuthorizedError):
+            raise NotAuthorizedError(str(failure), failure.refusal, _STORED) from None
+        raise errors.UnknownOutcomeError(f"{_STORED}{failure}") from None
 
 
 @contextmanager
@@ -182,8 +182,8 @@ def in_parts() -> Iterator[None]:
     try:
         yield
     except (PyMongoError, errors.StorageUnavailableError) as error:
-        told = translation(error) if isinstance(error, PyMongoError) else error
-        if isinstance(told, errors.StorageUnavailableError):
+        failure = translation(error) if isinstance(error, PyMongoError) else error
+        if isinstance(failure, errors.StorageUnavailableError):
             raise errors.UnknownOutcomeError(_IN_PARTS) from None
         raise
 
@@ -225,7 +225,7 @@ def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceEr
         )
     if isinstance(error, driver_errors.ConfigurationError):
         hint = _NO_SRV if "DNS query name" in str(error) else ""
-        message = f"MongoDB cannot be reached like this: {error}{hint}"
+        message = f"MongoDB cannot be reached with these settings: {error}{hint}"
         return errors.ConfigurationError(message)
     if isinstance(error, driver_errors.InvalidOperation) and "after close" in str(
         error
@@ -241,8 +241,8 @@ def certificate_refusal(text: str) -> str | None:
         return None
     return (
         f"The certificate of MongoDB at {refused['host']} is not accepted:"
-        f" {refused['reason']}. It has to be valid now, for that name, and from an"
-        " authority that is known here: to the system, or by tlsCAFile= in the URI."
+        f" {refused['reason']}. It must be valid now, issued for that name, and"
+        " signed by an authority that the system or tlsCAFile= in the URI trusts."
     )
 
 
@@ -288,7 +288,7 @@ def _refused(error: OperationFailure) -> StorageError:
         what = "a privilege" if refusal is None else f"the privilege for {refusal}"
         message = (
             f"MongoDB refused: the user lacks {what}. `mongo-session-service grants`"
-            " prints a role that has all that is needed."
+            " prints a role with every privilege needed."
         )
         return NotAuthorizedError(message, refusal)
     is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)

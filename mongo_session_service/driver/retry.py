@@ -33,7 +33,7 @@ RETRY_LIMIT: Final = 60.0
 """Seconds until a failing operation is given up; an election takes up to 12."""
 
 PAUSE_AFTER_LOSS: Final = 0.5
-"""Seconds before a stream that lost its history is reopened, lest it spin."""
+"""Seconds before a stream that lost its history is reopened, to avoid a busy loop."""
 
 _FIRST_PAUSE: Final = 0.02  # seconds
 _LONGEST_PAUSE: Final = 2.0  # seconds

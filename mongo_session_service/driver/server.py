@@ -135,7 +135,7 @@ async def _explained(
     if connection.prefix:
         options += f" --prefix {connection.prefix}"
     message = (
-        f"User {users or 'nobody'} lacks the privilege"
+        f"User {users or '(none)'} lacks the privilege"
         f" {' and '.join(map(str, missing))}. An administrator grants it with the"
         f" role that `mongo-session-service grants {options}` prints."
     )

@@ -45,7 +45,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
     """A client for a URI; nothing is connected yet.
 
     Raises:
-        ConfigurationError: the URI is unusable; nothing that may be a password is told.
+        ConfigurationError: the URI is unusable; the message shows no password.
     """
     if not isinstance(uri, str):
         kind = type(uri).__name__
@@ -83,16 +83,16 @@ def _reason(uri: str, refusal: Exception) -> str:
     """Why the driver rejects a URI, without anything that may be secret."""
     login, bare = _parted(uri)
     if login is None:
-        return _told(bare, refusal)
+        return _described(bare, refusal)
     if _UNENCODED.search(login):
         return _ENCODE
     try:
         AsyncMongoClient(bare)
     except _REFUSALS as error:
-        return _told(bare, error)
+        return _described(bare, error)
     if not all(login.partition(":")):
         return "it has a user without a password, or a password without a user"
-    return "its user and password do not go with its options"
+    return "its options do not fit its user and password"
 
 
 def _parted(uri: str) -> tuple[str | None, str]:
@@ -106,7 +106,7 @@ def _parted(uri: str) -> tuple[str | None, str]:
     return (login, f"{scheme}://{hosts}{rest[end:]}") if at else (None, uri)
 
 
-def _told(uri: str, refusal: Exception) -> str:
+def _described(uri: str, refusal: Exception) -> str:
     """The driver's description of a problem, or only a name if it may be secret."""
     is_secret = _SECRET.search(unquote(uri))
     match refusal:
@@ -144,7 +144,7 @@ def _problem_with(client: Any, database: str, prefix: str) -> str | None:
         return "collections named system.* are MongoDB's own"
     if len(database.encode()) > _MAX_DATABASE_BYTES or length > _MAX_PREFIX_BYTES:
         return (
-            f"the name may have {_MAX_DATABASE_BYTES} bytes, and together with the"
+            f"the name may have at most {_MAX_DATABASE_BYTES} bytes, and with the"
             f" prefix {_MAX_PREFIX_BYTES}"
         )
     return None

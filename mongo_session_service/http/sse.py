@@ -74,7 +74,7 @@ NO_STORE: Final = {"Cache-Control": "no-store"}
 REFUSED: Final = (SessionNotFoundError, MongoSessionServiceError, TimeoutError)
 """The errors that :func:`refusal_of` answers."""
 
-_REFUSED: Final = "This session is not yours to read."
+_REFUSED: Final = "You may not read this session."
 _SEE_LOG: Final = "Sessions cannot be read; see the server's log."
 
 Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
@@ -252,7 +252,7 @@ class _Start(NamedTuple):
         if history not in {None, "all"}:
             raise InvalidInputError("history must be 'all', or left out.")
         if after is not None and history is not None:
-            raise InvalidInputError("history and after_revision exclude each other.")
+            raise InvalidInputError("Give history or after_revision, not both.")
         last = _revision(request.headers.get("last-event-id", ""))
         if last is not None:
             return cls(last, is_reconnect=True, with_history=history is not None)

@@ -134,7 +134,7 @@ def check_labels(labels: object) -> dict[str, str]:
         kind = type(labels).__name__
         raise InvalidInputError(f"labels must be a dict of strings, not {kind}.")
     if len(labels) > MAX_LABELS:
-        message = f"There are {len(labels)} labels; a session has {MAX_LABELS} at most."
+        message = f"{len(labels)} labels are too many; {MAX_LABELS} are allowed."
         raise InvalidInputError(message)
     for name, value in labels.items():
         _check_short("A label's name", name, MAX_LABEL)
@@ -164,7 +164,7 @@ def check_expire_time(expire_time: object, now: float) -> float:
         try:
             expire_time = datetime.fromisoformat(expire_time)
         except ValueError:
-            message = "expire_time is not ISO 8601, as 2027-01-31T12:00:00Z is."
+            message = "expire_time is not ISO 8601; expected 2027-01-31T12:00:00Z, say."
             raise InvalidInputError(message) from None
     if not isinstance(expire_time, datetime):
         kind = type(expire_time).__name__
@@ -172,13 +172,13 @@ def check_expire_time(expire_time: object, now: float) -> float:
         raise InvalidInputError(message)
     if expire_time.utcoffset() is None:
         message = (
-            "expire_time has no time zone, so it could be any of many moments. Add"
-            " one, as in datetime.now(UTC) or 2027-01-31T12:00:00Z."
+            "expire_time has no time zone, so it is ambiguous. Add one, as in"
+            " datetime.now(UTC) or 2027-01-31T12:00:00Z."
         )
         raise InvalidInputError(message)
     seconds = expire_time.timestamp()
     if seconds <= now:
-        raise InvalidInputError("expire_time has passed: the session would be gone.")
+        raise InvalidInputError("expire_time must be in the future.")
     return seconds
 
 

@@ -77,4 +77,4 @@ class Erased:
     app_states: int
     dead_letters: int
     checkpoints: int
-    """Of consumers: removed with their app, or no longer naming who is erased."""
+    """Of consumers: removed with their app, or no longer naming the erased user."""

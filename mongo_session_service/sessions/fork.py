@@ -1,8 +1,7 @@
 """Forks: new sessions with another's first events, which the server copies.
 
 A reservation holds the new session's place until all events are copied. Each step
-renews it; if it expires, whoever removes it removes the copied events as well, and the
-fork fails.
+renews it. If it expires, its removal includes the copied events, and the fork fails.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ class Committer:
             else:
                 if is_late and not is_unknown:
                     error = StorageUnavailableError(TOO_LATE.format(self._limit))
-                # One each: it collects the traceback of whoever raises it.
+                # One each: an error collects the traceback of every caller raising it.
                 caller.settle(copy.copy(error))
         self._waiting.extendleft(reversed(again))
 
@@ -377,7 +377,7 @@ class Committer:
             self._expire_later()
 
     def _set_aside(self, batch: list[Caller], length: int, lane: Lane | None) -> None:
-        """Move writes that met a lock to lanes, and let the others go on.
+        """Move writes that met a lock to lanes, and let the others continue.
 
         Args:
             batch: The callers; nothing of theirs was written.

@@ -78,9 +78,9 @@ ATTEMPTS: Final = 100
 _LONGEST_PAUSE: Final = 0.05  # seconds
 
 _UNANSWERED: Final = (
-    "After {:.0f} seconds a function call of another writer still has no response, and"
-    " no event may come between the two. Reload the session with get_session() to"
-    " append nevertheless. Nothing was stored."
+    "Another writer's function call still has no response after {:.0f} seconds, and no"
+    " event may come between the two. To append anyway, reload the session with"
+    " get_session(). Nothing was stored."
 )
 _OUTRUN: Final = (
     "Another run of the same turn has called functions, or has responded to the same"

@@ -189,7 +189,9 @@ def _naming(key: str) -> Iterator[None]:
     try:
         yield
     except InvalidInputError as error:
-        message = f"The value of where key {quoted(key)} cannot be one: {error}."
+        message = (
+            f"The value of where key {quoted(key)} cannot be searched for: {error}."
+        )
         raise InvalidInputError(message) from None
 
 
@@ -251,8 +253,8 @@ def _depth(value: Any) -> int:
 def token(place: Place, search: Search) -> str:
     """The token of the page that begins after a place.
 
-    The digest is no secret: it detects mistakes. Whoever computes one can choose where
-    a page begins, in a search that they may make anyway.
+    The digest is no secret: it detects mistakes. A caller who computes one can choose
+    where a page begins, in a search that they may make anyway.
     """
     content = bson.encode(place._asdict())
     # BSON begins with its length, so no two pairs give the same bytes.

@@ -97,7 +97,7 @@ class _Importer:
         for problem in batch.problems:
             if self.policies.on_error == "fail" and not self.policies.is_dry_run:
                 raise TransferError(
-                    f"Cannot be moved: {problem}. What was moved before stays. To"
+                    f"Cannot be moved: {problem}. What was moved before is kept. To"
                     " continue without it, choose to skip errors."
                 )
             self.moved.problems += 1
@@ -106,7 +106,7 @@ class _Importer:
             with suppress(ChangedError):
                 await self._store(batch)
                 return
-        message = "The target keeps changing what is being moved; stop its writers."
+        message = "Sessions in the target changed during the import; stop its writers."
         raise ConflictError(message)
 
     async def _store(self, batch: Batch) -> None:

@@ -225,7 +225,7 @@ async def test_dead_letters_are_listed(
         (["watch", "--session", "s"], 2, "--session needs --app and --user"),
         (["watch", "--after-revision", "1"], 2, "--after-revision needs --session"),
         (["watch", *SESSION], 1, "not found. Check --app"),
-        (["consumers", "dead-letters", "x"], 1, "There is no consumer 'x', but: none"),
+        (["consumers", "dead-letters", "x"], 1, "No consumer is named 'x' in"),
         (["--uri", "mongodb://ada:secret@[", "consumers"], 1, "cannot be used"),
         (["nonsense"], 2, "No such command"),
     ],

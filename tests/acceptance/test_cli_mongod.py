@@ -67,7 +67,7 @@ async def test_mongod_listens_where_clients_look_for_it() -> None:
     standard = [uri.startswith("mongodb://127.0.0.1:27017/") for uri in uris]
     assert standard == [is_free, False, False]
     assert len(set(uris)) == 3
-    assert remark == "Port 27017 is taken, so it has another."
+    assert remark == "Port 27017 is taken, so it uses another."
 
 
 def test_mongod_has_ports_for_all_its_members() -> None:

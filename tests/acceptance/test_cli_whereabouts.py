@@ -43,5 +43,5 @@ async def test_an_empty_database_leads_to_those_with_sessions(
     assert f"; there are some in --database {database}" in there.stderr
     assert f", --database {database} --prefix old_" in there.stderr
     assert consumers.stderr.startswith(
-        f"No consumer has read yet from database {elsewhere} on {server}, which"
+        f"No consumer has read from database {elsewhere} on {server}, which"
     )

@@ -131,7 +131,7 @@ def test_demo_reports_an_unreachable_server_in_one_line() -> None:
     failure = failure_of(UNREACHABLE)
 
     assert failure.startswith("demo: MongoDB is unavailable: 127.0.0.1:1: ")
-    assert "Is mongod running there" in failure
+    assert "Check that mongod is running there" in failure
     assert "Without --uri and MONGODB_URI, the demo starts a MongoDB" in failure
     assert "imeout" not in failure
 

@@ -166,7 +166,7 @@ def test_ctrl_c_says_how_to_go_on(
     last = call("import", *command)
 
     assert process.returncode == 130
-    assert "Interrupted. What was done is kept; the same command resumes" in errors
+    assert "Interrupted. Progress is kept; run the same command again" in errors
     assert "Traceback" not in errors
     assert last.returncode == 0
     assert counts(admin, database) == (SESSIONS, SESSIONS * EVENTS)
@@ -200,7 +200,7 @@ def test_ctrl_c_ends_the_wait_for_a_silent_pipe(
     last = call("import", "jsonl", str(path), *target)
 
     assert process.returncode == 130
-    assert "Interrupted. What was done is kept; the same command resumes" in errors
+    assert "Interrupted. Progress is kept; run the same command again" in errors
     assert "Traceback" not in errors
     assert "Fatal" not in errors
     assert (last.returncode, last.stderr) == (0, "")

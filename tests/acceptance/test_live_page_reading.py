@@ -71,7 +71,7 @@ async def test_a_reader_is_left_in_peace(
 
     await page.keyboard.press("p")
     await say(service, session, "held back")
-    await expect(page.locator("#pause")).to_have_text("Go on (1)")
+    await expect(page.locator("#pause")).to_have_text("Resume (1)")
     await expect(page.locator(".event")).to_have_count(31)
     await page.keyboard.press("p")
     await expect(page.locator(".event")).to_have_count(32)

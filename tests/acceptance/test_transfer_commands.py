@@ -222,7 +222,7 @@ async def test_an_empty_source_is_told(
     )
 
     assert done.returncode == 3
-    assert "holds no such session" in done.stderr
+    assert "has no matching session" in done.stderr
 
 
 def test_what_is_missing_is_told() -> None:

@@ -286,7 +286,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"newest_first": "no"}, "newest_first must be True or False"),
     ({"where": {1: 1}}, "keys of where must be strings"),
     ({"where": {"user:name": "Ada"}}, "their own state only"),
-    ({"where": {"k": b"\xff"}}, "value of where key 'k' cannot be one"),
+    ({"where": {"k": b"\xff"}}, "value of where key 'k' cannot be searched for"),
 ]
 
 

@@ -47,12 +47,12 @@ export class Connection {
       try {
         why = (await this.read()) ?? why;
       } catch (error) {
-        if (error.name === "AbortError") why = "Nothing was heard any more.";
+        if (error.name === "AbortError") why = "The connection went silent.";
         else if (!this.wasLive && !(error instanceof TypeError)) throw error;
       }
       clearTimeout(this.watchdog);
       if (this.page.isDeleted || this.sawDeleted) {
-        this.end("Deleted", "This session was deleted. What it told stays here until the page is closed.");
+        this.end("Deleted", "This session was deleted. What is shown stays until you close the page.");
       }
       if (!this.isOver) await this.pause(why);
     }
@@ -90,7 +90,7 @@ export class Connection {
 
   line(line, frame) {
     if (line === "") {
-      if (frame.data !== undefined) this.told(frame);
+      if (frame.data !== undefined) this.receive(frame);
       return {};
     }
     const [, name, value] = /^([^:]*):? ?([^]*)$/.exec(line);
@@ -101,7 +101,7 @@ export class Connection {
     return frame;
   }
 
-  told({ event, id, data }) {
+  receive({ event, id, data }) {
     this.failures = 0;
     this.trouble = undefined;
     if (event === "trouble") {
@@ -123,10 +123,10 @@ export class Connection {
     this.wasRefused = true;
     this.retryAfter = Number(response.headers.get("retry-after")) || 0;
     if (response.status === 404 && this.wasLive) {
-      this.end("Deleted", "This session is not stored any more. What it told stays here until the page is closed.");
+      this.end("Deleted", "This session is no longer stored. What is shown stays until you close the page.");
     } else if (response.status === 404) {
       this.retryAfter ||= 2;
-      return "There is no such session yet. It is shown as soon as there is.";
+      return "Session not found. This page shows it as soon as it is created.";
     } else if (response.status < 500 && response.status !== 429 && response.status !== 408) {
       this.end(response.status === 400 ? "Refused" : "Not allowed", detail || `The server answered ${response.status}.`, again);
     }

@@ -29,7 +29,7 @@ class SessionPage {
     this.timeline.summarise();
   }
 
-  /** Something was told; it is drawn in its turn. */
+  /** A frame that arrived; it is drawn in its turn. */
   take(kind, raw) {
     this.queue.push([kind, raw]);
     if (kind === "appended" && document.visibilityState === "hidden") this.unread += 1;
@@ -39,7 +39,7 @@ class SessionPage {
 
   draw() {
     if (this.isPaused) {
-      $("pause").textContent = this.queue.length ? `Go on (${this.queue.length})` : "Go on";
+      $("pause").textContent = this.queue.length ? `Resume (${this.queue.length})` : "Resume";
     } else if (!this.isDrawing && this.queue.length) {
       this.isDrawing = true;
       requestAnimationFrame(() => this.drawSome());
@@ -67,7 +67,7 @@ class SessionPage {
 
   appended(change, raw, isFlood) {
     const revision = Number(change.revision);
-    if (revision <= this.revision) return; // never told twice; if it were, it is not shown twice
+    if (revision <= this.revision) return; // never received twice; if it were, it is not shown twice
     if (revision > this.revision + 1) {
       const missing = revision - this.revision - 1;
       this.timeline.note(`${plural(missing, "event")} before this one cannot be had.`, "note bad");
@@ -82,7 +82,7 @@ class SessionPage {
     const at = { revision, words: inCalendar(timeOf(change.time)) };
     const delta = Object.entries(change.state_delta ?? {});
     // The snapshot holds what its session's events had set by then. Shared state that is
-    // told in between is later than it, and so is every event from there on.
+    // received in between is later than it, and so is every event from there on.
     const later = delta.filter(([name]) => isNew || (this.hasSharedState && StateTree.isShared(name)));
     this.state.set(later, later.length ? at : null);
     if (!isNew) this.state.date(delta.map(([name]) => name), at);
@@ -97,7 +97,7 @@ class SessionPage {
       this.state.set(Object.entries(change.state ?? {}), null);
     } else if (kind === "state") {
       this.hasSharedState = true;
-      // Whoever comes back is told all of it again.
+      // A page that reconnects receives all of it again.
       this.state.set(Object.entries(change.state_delta ?? {}), { revision: null, words: inCalendar(seconds), isRepeat: true });
     } else if (kind === "deleted") {
       this.isDeleted = true;
@@ -132,7 +132,7 @@ class SessionPage {
   pause() {
     this.isPaused = !this.isPaused;
     $("pause").setAttribute("aria-pressed", String(this.isPaused));
-    $("pause").textContent = this.isPaused ? "Go on" : "Pause";
+    $("pause").textContent = this.isPaused ? "Resume" : "Pause";
     this.draw();
   }
 }

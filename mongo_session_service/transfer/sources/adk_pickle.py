@@ -36,7 +36,7 @@ class _Bytearray:
         return bytearray(memoryview(content))
 
     def __setstate__(self, _: Any) -> None:
-        raise UnreadableError("its actions change what they name")
+        raise UnreadableError("its actions would modify a class")
 
 
 _PLAIN: Final[Mapping[str, Any]] = {
@@ -108,7 +108,7 @@ class _Unpickler(pickle.Unpickler):
             return found
         if module.startswith(_MODELS) and _NAME.fullmatch(name):
             return _stand_in(name)
-        raise UnreadableError(f"its actions hold {full!r}, which is no data")
+        raise UnreadableError(f"its actions hold {full!r}, which is not data")
 
     def persistent_load(self, pid: Any) -> Any:
         raise UnreadableError(f"its actions refer to {type(pid).__name__}")
@@ -126,10 +126,10 @@ def load_actions(pickled: bytes) -> EventActions:
     except UnreadableError:
         raise
     except Exception:  # noqa: BLE001  a broken pickle may raise anything
-        raise UnreadableError("its actions are no readable pickle") from None
+        raise UnreadableError("its actions are not a readable pickle") from None
     is_other = isinstance(loaded, _Record) and type(loaded).__name__ != "EventActions"
     if is_other or not isinstance(fields, dict):
-        raise UnreadableError("its pickle holds no actions")
+        raise UnreadableError("its pickle does not hold actions")
     known = EventActions.model_fields.keys()
     if lost := {name for name, value in fields.items() if value} - known:
         names = ", ".join(sorted(map(repr, lost)))

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 STATE_TOGETHER: Final = 4_000_000
 """Characters of state read at once, beyond which a page of sessions ends early."""
 
-REMEDY: Final = "Is it the right one, and in order? Then run the same again."
+REMEDY: Final = "Check that it is the right one and intact, then try again."
 """The advice when a database can be reached but not read."""
 
 _TOGETHER: Final = 200

@@ -1,4 +1,4 @@
-"""SQLite row identity: rows that were there from the start, told from later ones.
+"""SQLite row identity: rows that existed at the start, distinguished from later ones.
 
 SQLite reuses the rowid of a deleted row for another row, which may belong to another
 user, and ``VACUUM`` changes rowids. So a row is found by its rowid and checked by its
@@ -40,7 +40,7 @@ def _gone(owner: Owner) -> Problem:
         if len(owner) == len(OWNER)
         else str(SharedState(owner[0], (*owner, None)[1], {}))
     )
-    return Problem(where, "it is not all there any more; was it deleted just now?")
+    return Problem(where, "a part of it is missing; was it just deleted?")
 
 
 @dataclass(slots=True)

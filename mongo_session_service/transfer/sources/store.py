@@ -103,7 +103,7 @@ class StoreSource(BaseSource):
             last = revision if page.is_last else document["_id"]["revision"]
         if found < revision:
             events = f"{found} of {counted(revision, 'event')}"
-            reason = f"it has {events}; was it deleted just now?"
+            reason = f"it has {events}; was it just deleted?"
             yield records.Problem(records.named(key), reason)
 
     async def find(

@@ -81,7 +81,7 @@ async def test_an_open_stream_asks_again(
         told = await client.rest()
 
     assert [each.kind for each in told] == ["trouble"]
-    assert told[0].data == {"reason": "This session is not yours to read."}
+    assert told[0].data == {"reason": "You may not read this session."}
 
 
 @pytest.mark.usefixtures("session")

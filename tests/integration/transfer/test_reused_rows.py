@@ -20,7 +20,7 @@ from mongo_session_service.transfer.records import (
     SharedState,
 )
 
-GONE = "it is not all there any more; was it deleted just now?"
+GONE = "a part of it is missing; was it just deleted?"
 SOURCES = "mongo_session_service.transfer.sources"
 
 

@@ -46,8 +46,8 @@ def held(*features: str) -> list[dict[str, Any]]:
     [
         (judge_server({"maxWireVersion": 17}, "6.0.5"), OK, "6.0.5"),
         (judge_members(SET, []), OK, "3 members"),
-        (judge_members({**SET, "hosts": ["a:1"]}, []), OK, "none takes over"),
-        (judge_members(SET, ["c:1"]), WARNING, "out of reach: c:1"),
+        (judge_members({**SET, "hosts": ["a:1"]}, []), OK, "no other takes over"),
+        (judge_members(SET, ["c:1"]), WARNING, "unreachable: c:1"),
         (judge_members({"msg": "isdbgrid"}, []), OK, "sharded"),
         (judge_members({}, []), FAILED, "standalone"),
         (judge_transaction(0.0021), OK, "2.1 ms"),
@@ -56,7 +56,7 @@ def held(*features: str) -> list[dict[str, Any]]:
         (
             judge_privileges(["ada"], held(*FEATURES), "db", ""),
             OK,
-            "may do all",
+            "has the privileges for",
         ),
         (
             judge_privileges(["ada"], held("sessions"), "db", ""),
@@ -71,7 +71,7 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_clock(0.3, 0.001), OK, "0.300 s ahead"),
         (judge_clock(-0.3, 0.001), OK, "0.300 s behind"),
         (judge_clock(-4.0, 0.001), WARNING, "4.000 s behind"),
-        (judge_clock(4.0, 5.0), OK, "give or take 5"),
+        (judge_clock(4.0, 5.0), OK, "plus or minus 5"),
         (judge_version(None), OK, "none"),
         (judge_version(SCHEMA_VERSION), OK, str(SCHEMA_VERSION)),
         (judge_version(SCHEMA_VERSION - 1), WARNING, "older"),

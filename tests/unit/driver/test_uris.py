@@ -48,7 +48,7 @@ ONE_ONLY = "a user without a password, or a password without a user"
         ("mongodb://u%3Ahunter2%40h:99999/", "something in it is malformed ("),
         ("mongodb://u:hunter2@h:99999/?appName=a@b", "malformed (ValueError)"),
         ("mongodb://h:x/?tlsCertificateKeyFilePassword=hunter2", "malformed"),
-        ("mongodb://u:hunter2@h/?authMechanism=MONGODB-X509", "do not go with"),
+        ("mongodb://u:hunter2@h/?authMechanism=MONGODB-X509", "do not fit"),
     ],
 )
 def test_the_reason_is_told(uri: str, reason: str) -> None:

@@ -29,7 +29,7 @@ BAD = [
     ({"labels": {1: "x"}}, "label's name must be a string"),
     ({"labels": {"a": 1}}, "value of label 'a' must be a string"),
     ({"labels": {"a": "x" * 257}}, "value of label 'a' has 257 characters"),
-    ({"labels": {str(number): "" for number in range(65)}}, "There are 65 labels"),
+    ({"labels": {str(number): "" for number in range(65)}}, "65 labels are too many"),
     ({"ttl": 0}, "ttl must be more than 0"),
     ({"ttl": -1.0}, "ttl must be more than 0"),
     ({"ttl": float("nan")}, "ttl must be more than 0"),
@@ -40,7 +40,7 @@ BAD = [
     ({"expire_time": 1.9e9}, "expire_time must be a datetime"),
     ({"expire_time": "tomorrow"}, "expire_time is not ISO 8601"),
     ({"expire_time": "2100-01-01T00:00:00"}, "expire_time has no time zone"),
-    ({"expire_time": "2000-01-01T00:00:00Z"}, "expire_time has passed"),
+    ({"expire_time": "2000-01-01T00:00:00Z"}, "must be in the future"),
     ({"expire_time": "2100-01-01T00:00:00Z", "ttl": 1}, "but not both"),
 ]
 
