@@ -39,6 +39,7 @@ from mongo_session_service.model import metadata
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.transfer.records import Item, SessionHeader, SharedState
+from mongo_session_service.transfer.sources import limits
 from mongo_session_service.transfer.sources.adk_rows import validated
 from mongo_session_service.transfer.sources.base import UnreadableError
 
@@ -105,8 +106,9 @@ def parse(line: bytes) -> tuple[str, Any]:
     """A line's only field, and its value without tags.
 
     Raises:
-        UnreadableError: it is not a JSON object of one field.
+        UnreadableError: it is not a JSON object of one field, or takes too much memory.
     """
+    limits.check_json(line)
     try:
         value = _DECODER.decode(line.decode())
         if b'"%' in line:
@@ -133,6 +135,7 @@ def check_header(line: bytes) -> None:
         SourceError: it has another format, or a newer version.
     """
     try:
+        limits.check_json(line)
         header = json.loads(line)
     except (ValueError, RecursionError):
         header = None

@@ -23,6 +23,7 @@ from mongo_session_service.transfer.records import (
     SharedState,
     named,
 )
+from mongo_session_service.transfer.sources import limits
 from mongo_session_service.transfer.sources.adk_pickle import load_actions
 from mongo_session_service.transfer.sources.base import UnreadableError
 
@@ -129,7 +130,10 @@ def validated(fields: dict[str, Any]) -> Event:
         UnreadableError: this release of ADK cannot read it.
     """
     try:
+        limits.check_models(fields)
         return build_event(fields)
+    except UnreadableError:
+        raise
     except (ValueError, TypeError, RecursionError):
         # The original quotes what it could not read.
         raise UnreadableError("no event that this release of ADK can read") from None
@@ -171,8 +175,11 @@ def _json(value: Any) -> Any:
     if not isinstance(value, str | bytes):
         return value
     try:
-        if isinstance(value, str):
-            value.encode()
+        text = value if isinstance(value, bytes) else value.encode()
+    except UnicodeError:
+        raise UnreadableError("it holds text that is not UTF-8") from None
+    limits.check_json(text)
+    try:
         return json.loads(value)
     except UnicodeError:
         raise UnreadableError("it holds text that is not UTF-8") from None

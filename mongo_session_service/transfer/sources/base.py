@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,9 @@ REMEDY: Final = "Check that it is the right one and intact, then try again."
 
 _TOGETHER: Final = 200
 """Elements read per thread call: enough to hide its cost, with little memory."""
+
+_TURN: Final = 0.05
+"""Seconds after which no more are read, since what takes long to read is large."""
 
 
 class UnreadableError(ValueError):
@@ -87,6 +91,16 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 async def drawn(elements: Iterable[Element]) -> AsyncGenerator[Element]:
     """The elements of a blocking iterator, read from it in threads."""
     iterator = iter(elements)
-    while some := await in_thread(lambda: list(islice(iterator, _TOGETHER))):
-        for each in some:
-            yield each
+
+    def draw() -> list[Element]:
+        some = []
+        until = time.monotonic() + _TURN
+        for each in islice(iterator, _TOGETHER):
+            some.append(each)
+            if time.monotonic() > until:
+                break
+        return some
+
+    while some := await in_thread(draw):
+        while some:
+            yield some.pop(0)

@@ -21,8 +21,8 @@ from mongo_session_service.transfer.jsonl import check_header, parse, to_item
 from mongo_session_service.transfer.sources import base
 
 STREAM: Final = "-"
-MAX_LINE_BYTES: Final = 128_000_000
-"""State and initial state have 16 MB at most; JSON may take a few times that."""
+MAX_LINE_BYTES: Final = 64_000_000
+"""State and initial state have 16 MB at most; JSON may take twice that."""
 
 _SESSION: Final = b'{"session":'
 """How a session's line begins, whether the rest of it can be read or not."""
