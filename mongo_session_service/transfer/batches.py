@@ -37,6 +37,8 @@ MAX_EVENTS: Final = 1000
 MAX_BYTES: Final = 8_000_000
 """Events and state written together; a larger event is written alone."""
 
+SIMILAR: Final = "the source has another one whose id differs only in white space"
+
 
 @dataclass(slots=True)
 class Incoming:
@@ -57,6 +59,8 @@ class Incoming:
     began: float | None = None
     """The time of the first event."""
     is_last: bool = True
+    source_key: SessionKey | None = None
+    """The source's, if white space around its session's id is left out."""
     changed: set[str] = field(default_factory=set)
     """The state keys that its events have set so far."""
 
@@ -133,6 +137,8 @@ class Batch:
     events: int = 0
     size: int = 0
     problems: list[records.Problem] = field(default_factory=list)
+    conflicts: list[records.Problem] = field(default_factory=list)
+    """Sessions of the source that have the id of another one."""
     keys: set[SessionKey] = field(default_factory=set)
 
     @property
@@ -157,6 +163,8 @@ class Gathering:
         self._batch = Batch()
         self._current: Incoming | None = None
         self._ids: set[str] = set()
+        self._stripped: set[SessionKey] = set()
+        """Keys that the source has with white space around the session's id."""
 
     def add(self, item: records.Item) -> Iterable[Batch]:
         """Add an item; return the batches that it completes."""
@@ -167,10 +175,7 @@ class Gathering:
                 yield from self._add_event(item)
             case records.SessionHeader():
                 yield from self._end_session()
-                if item.key in self._batch.keys:
-                    # Once the first is stored, the second is compared with it.
-                    yield self._taken()
-                self._begin_session(item)
+                yield from self._begin_session(item)
             case records.SharedState():
                 yield from self._end_session()
                 self._add_state(item)
@@ -195,18 +200,37 @@ class Gathering:
             problem = records.Problem(where, str(error).rstrip("."))
             self._batch.problems.append(problem)
 
-    def _begin_session(self, header: records.SessionHeader) -> None:
+    def _begin_session(self, header: records.SessionHeader) -> Iterable[Batch]:
         self._ids.clear()
-        with self._refusing(records.named(header.key)):
+        where = records.named(header.key)
+        with self._refusing(where):
             key = session_key(*header.key)
+            if key in self._batch.keys:
+                # Once the first is stored, the second is compared with it.
+                yield self._taken()
+            if key in self._stripped:
+                self._batch.conflicts.append(records.Problem(where, SIMILAR))
+                return
+            source_key = None
+            if key != header.key:
+                source_key = header.key
+                self._stripped.add(key)
             owner = Owner.of_session(key)
             state, size = encode_state(header.state, owner, self._hooks)
             initial = None
             if header.initial is not None:
                 initial, more = encode_state(header.initial, owner, self._hooks)
                 size += more
-            times = header.update_time, header.create_time
-            self._current = Incoming(key, state, *times, size, header.details, initial)
+            self._current = Incoming(
+                key,
+                state,
+                header.update_time,
+                header.create_time,
+                size,
+                header.details,
+                initial,
+                source_key=source_key,
+            )
 
     def _end_session(self) -> Iterable[Batch]:
         current, self._current = self._current, None

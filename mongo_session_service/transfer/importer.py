@@ -72,10 +72,14 @@ async def move(
             if not policies.is_dry_run:
                 await service.setup()
             batches = _batches(source, selection, target.hooks, importer.moved)
-            async with aclosing(_read_ahead(batches)) as reading:
-                async for batch in reading:
-                    await importer.take(batch)
-                    on_progress(importer.moved)
+            try:
+                async with aclosing(_read_ahead(batches)) as reading:
+                    async for batch in reading:
+                        await importer.take(batch)
+                        on_progress(importer.moved)
+            except TransferError:
+                await target.release()
+                raise
     return importer.moved
 
 
@@ -102,6 +106,8 @@ class _Importer:
                 )
             self.moved.problems += 1
             self.on_problem(problem)
+        for conflict in batch.conflicts:
+            self._leave_out(conflict)
         for _ in range(_ATTEMPTS):
             with suppress(ChangedError):
                 await self._store(batch)
@@ -122,20 +128,29 @@ class _Importer:
         for state in states:
             self._count_state(state)
 
-    @property
-    def _is_replacing(self) -> bool:
-        return self.policies.on_conflict == "replace"
+    def _leave_out(self, conflict: records.Problem) -> None:
+        """Leave out a session whose id another one of the source has."""
+        if self.policies.on_conflict == "fail" and not self.policies.is_dry_run:
+            raise ConflictError(
+                f"Cannot be moved: {conflict}. What was moved before stays. To continue"
+                " without it, choose to skip what conflicts."
+            )
+        self.moved.skipped += 1
+        self.on_problem(conflict)
+
+    def _replaces(self, planned: SessionPlan | StatePlan) -> bool:
+        return self.policies.on_conflict == "replace" and planned.may_replace
 
     def _is_written(self, planned: SessionPlan | StatePlan) -> bool:
         if planned.standing is not Standing.CONFLICT:
             # After a conflict in one part, the other parts are left alone, too.
-            return planned.is_lacking and (self._is_replacing or not self.conflict)
+            return planned.is_lacking and (self._replaces(planned) or not self.conflict)
         if self.policies.on_conflict == "fail":
             raise ConflictError(
                 f"The target holds something else: {planned.conflict}. It was left as"
                 " it is; choose to skip or to replace what conflicts."
             )
-        return self._is_replacing
+        return self._replaces(planned)
 
     def _count(self, session: SessionPlan) -> None:
         self.written += len(session.incoming.appends) - session.plan.matched
@@ -147,7 +162,7 @@ class _Importer:
         written, self.written = self.written, 0
         moved = self.moved
         match session.standing:
-            case _ if conflict and self._is_replacing:
+            case _ if conflict and self._replaces(session):
                 moved.replaced += 1
                 moved.events += written
             case _ if conflict:
@@ -167,7 +182,7 @@ class _Importer:
     def _count_state(self, state: StatePlan) -> None:
         if state.standing is not Standing.CONFLICT:
             self.moved.states += state.standing is not Standing.SAME
-        elif self._is_replacing:
+        elif self._replaces(state):
             self.moved.states += 1
         else:
             self.moved.skipped_states += 1

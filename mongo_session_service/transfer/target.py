@@ -31,7 +31,12 @@ from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import placeholders, queries
-from mongo_session_service.sessions.deletion import STEP, remove_expired
+from mongo_session_service.sessions.deletion import (
+    STEP,
+    remove_expired,
+    remove_some,
+    remove_tombstone,
+)
 from mongo_session_service.sessions.history import recorded
 from mongo_session_service.sessions.queries import initial_updates
 from mongo_session_service.transfer.batches import Incoming, IncomingState
@@ -69,7 +74,15 @@ class SessionPlan(NamedTuple):
     @property
     def conflict(self) -> Problem:
         """What is different."""
-        return Problem(named(self.incoming.key), self.plan.reason)
+        if self.incoming.source_key is None:
+            return Problem(named(self.incoming.key), self.plan.reason)
+        reason = f"{self.plan.reason}; its id is stored without its white space"
+        return Problem(named(self.incoming.source_key), reason)
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether it may replace what is different; it has an id of its own, then."""
+        return self.incoming.source_key is None
 
     @property
     def is_lacking(self) -> bool:
@@ -93,6 +106,11 @@ class StatePlan(NamedTuple):
         return Problem(str(self.state.shared), "it was changed in the target")
 
     @property
+    def may_replace(self) -> bool:
+        """Whether it may replace what is different."""
+        return True
+
+    @property
     def lacks_note(self) -> bool:
         """Whether an import was killed between the state and its note."""
         return self.standing is Standing.SAME and not self.is_noted
@@ -111,6 +129,8 @@ class Target:
         self.hooks = connection.hooks
         self._is_read_only = is_read_only
         self._reservations = placeholders.Reservations(placeholders.IMPORT, LIFETIME)
+        self._held: set[SessionKey] = set()
+        """The places that are reserved, and not taken yet."""
 
     async def check(self) -> None:
         """Refuse collections that another service writes.
@@ -234,6 +254,7 @@ class Target:
         """Reserve the places of sessions."""
         writes: list[InsertOne[Document] | UpdateOne] = []
         renewed = 0
+        self._held.update(each.incoming.key for each in wanted)
         for incoming, _, found in wanted:
             holder = self._check_holder(incoming, found)
             id_ = incoming.key.id
@@ -317,6 +338,14 @@ class Target:
             done = await self._at.sessions.bulk_write(writes, ordered=False)
             if done.matched_count != len(writes):
                 raise ChangedError
+            self._held.difference_update(each.key for each in whole)
+
+    async def release(self) -> None:
+        """Free the places of sessions that cannot be finished; remove their events."""
+        for key in self._held:
+            step = await remove_some(self._at, self._reservations.held(key))
+            if not step.is_last:
+                await remove_tombstone(self._at, key)
 
     async def _catch_up(
         self, incoming: Incoming, stored: Document, matched: int
