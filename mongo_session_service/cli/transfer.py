@@ -219,7 +219,8 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
                 exported = await export(
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )
-        say(f"Exported {_contents(exported)} from {await place.where(service)}.")
+        origin = await place.where(service)
+        say(f"Exported {_contents(exported)} from {origin}, in clear.")
     if not exported.sessions and chosen.since is None:
         say("Check that it is the right database, and --prefix, --app and --user.")
         return False

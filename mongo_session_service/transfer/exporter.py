@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkstemp
 from typing import BinaryIO, Final, cast
 
 from google.adk.events.event import Event
@@ -42,7 +45,8 @@ async def export(
     Args:
         source: Where the sessions are.
         path: The file; ``-`` is standard output, and ``.gz`` compresses. The file
-            appears when it is complete.
+            appears when it is complete, with the mode of the one that it replaces, or
+            for its owner alone. What it holds is in clear.
         selection: Which sessions to export.
         on_problem: Called with what is left out; by default that is an error.
         on_progress: Called after each session.
@@ -90,27 +94,38 @@ def _written(path: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if not path or path.endswith("/") or "\0" in path:
+        raise errors.TransferError(f"{path!r} is not the name of a file.")
     try:
         # Replace the file that a link points to, not the link.
         place = Path(path).resolve()
-        if place.exists() and not place.is_file():
-            # Write to a pipe or device itself: replacing it would be wrong.
-            with place.open("wb") as plain, _packed(plain, path) as file:
-                yield file
-            return
-        partial = place.with_name(f"{place.name}.partial")
-        try:
-            with partial.open("wb") as plain, _packed(plain, path) as file:
-                yield file
-            partial.replace(place)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        # Write to a pipe or device itself: replacing it would be wrong.
+        is_replaced = place.is_file() or not place.exists()
+        written = _replacing(place) if is_replaced else place.open("wb")
+        with written as plain, _packed(plain, path) as file:
+            yield file
     except BrokenPipeError:
         raise
     except OSError as error:
         message = f"{path!r} cannot be written: {error.strerror or error}."
         raise errors.TransferError(message) from None
+
+
+@contextmanager
+def _replacing(place: Path) -> Iterator[BinaryIO]:
+    """A new file of its owner alone, which takes another one's place and mode."""
+    handle, partial = mkstemp(prefix=".export-", suffix=".partial", dir=place.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(handle)
+            if place.exists():
+                os.fchmod(handle, stat.S_IMODE(place.stat().st_mode))
+        Path(partial).replace(place)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def _typed(value: Any) -> Any:
     """A value as JSON in which each part names its type."""
     match value:
         case dict():
-            return {key: _typed(item) for key, item in value.items()}
+            parts = ([_typed(key), _typed(item)] for key, item in value.items())
+            return ["dict", *sorted(parts, key=json.dumps)]
         case list() | tuple():
             return [_typed(item) for item in value]
         case None | bool() | int() | float() | str():

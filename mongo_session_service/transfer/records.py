@@ -56,6 +56,8 @@ class SharedState:
     app_name: str
     user_id: str | None
     state: Mapping[str, Any]
+    revision: int | None = None
+    """How often it was changed; None if the store does not count that."""
 
     @property
     def owner(self) -> Owner:
@@ -81,6 +83,10 @@ class SessionHeader:
     """Title, labels and time to live; None if the store does not record them."""
     initial: Mapping[str, Any] | None = None
     """The initial state, without shared state; None if it is not recorded."""
+    is_inferred: bool = False
+    """Whether the initial state is inferred, since there is no record of it."""
+    revision: int | None = None
+    """How many events it says it has; None if the store does not count them."""
 
     def has_expired(self, now: float) -> bool:
         """Whether its time to live is over."""
@@ -134,6 +140,9 @@ class Source(Protocol):
 
     def read(self, selection: Selection) -> AsyncGenerator[Item]:
         """Everything selected, as one stream, with bounded memory."""
+
+
+MISSING: Final = "the target does not have it"
 
 
 def named(key: SessionKey) -> str:

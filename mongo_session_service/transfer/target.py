@@ -417,7 +417,10 @@ class Target:
         notes = []
         for each in states:
             owner, before = each.state, each.revision
-            revision = before if each.lacks_note else (before or 0) + 1
+            revision = before
+            if not each.lacks_note:
+                # That of the source, if it counts, so that verification finds no other.
+                revision = max((before or 0) + 1, owner.shared.revision or 0)
             note = {"$set": {"revision": revision}}
             notes.append(UpdateOne({"_id": {"of": owner.id}}, note, upsert=True))
             if each.lacks_note:

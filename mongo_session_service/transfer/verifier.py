@@ -33,13 +33,17 @@ class Readable(Protocol):
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
-        """A session and its events; None if it is not stored."""
+    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | records.Problem:
+        """A session and its events, or why there is none."""
 
-    async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
-        """The state of an app, or of one of its users."""
+    async def find_shared(
+        self, app_name: str, user_id: str | None
+    ) -> records.SharedState | records.Problem:
+        """The state of an app, or of one of its users, or why it cannot be read."""
 
-    def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
+    def keys(
+        self, selection: records.Selection
+    ) -> AsyncGenerator[SessionKey | records.Problem]:
         """The keys of all selected sessions."""
 
 
@@ -86,7 +90,9 @@ async def verify(
     await verifier.end()
     if is_exact:
         async for key in target.keys(selection):
-            if hash(key) not in verifier.keys:
+            if isinstance(key, records.Problem):
+                verifier.differ(key.where, key.reason)
+            elif hash(key) not in verifier.keys:
                 verifier.differ(records.named(key), "only the target has it")
     return verifier.verified
 
@@ -124,7 +130,14 @@ class _Verifier:
                 # Some services store an empty row for each user.
                 self.verified.states += bool(item.state)
                 there = await self.target.find_shared(item.app_name, item.user_id)
-                for reason in _state_differences(item.state, there):
+                if isinstance(there, records.Problem):
+                    self.differ(there.where, there.reason)
+                    return
+                for reason in _state_differences(item.state, there.state):
+                    self.differ(str(item), reason)
+                # An import begins to count anew.
+                if self.is_exact and _is_other(item.revision, there.revision, 0):
+                    reason = f"revision {item.revision}, there {there.revision}"
                     self.differ(str(item), reason)
 
     async def end(self) -> None:
@@ -143,16 +156,30 @@ class _Verifier:
         if self.is_exact:
             self.keys.add(hash(key))
         found = await self.target.find(key)
-        if found is None:
-            self.differ(records.named(key), "the target does not have it")
+        if isinstance(found, records.Problem):
+            self.differ(found.where, found.reason)
         else:
-            there = [_seen(item) async for item in found[1] if isinstance(item, Event)]
-            for reason in [
-                *_header_differences(header, found[0]),
-                *_event_differences(events, there),
-            ]:
-                self.differ(records.named(key), reason)
+            await self._compare(header, events, *found)
         self.on_progress(self.verified)
+
+    async def _compare(
+        self,
+        header: records.SessionHeader,
+        events: list[_Seen],
+        there: records.SessionHeader,
+        items: AsyncGenerator[records.Item],
+    ) -> None:
+        seen = []
+        async for item in items:
+            if isinstance(item, records.Problem):
+                self.differ(item.where, item.reason)
+            elif isinstance(item, Event):
+                seen.append(_seen(item))
+        for reason in [
+            *_header_differences(header, there),
+            *_event_differences(events, seen),
+        ]:
+            self.differ(records.named(there.key), reason)
 
 
 def _seen(event: Event) -> _Seen:
@@ -169,6 +196,10 @@ def _header_differences(
     if here.initial is not None and there.initial is not None:
         found = _state_differences(here.initial, there.initial)
         reasons += [f"initial {difference}" for difference in found]
+        if there.is_inferred and not here.is_inferred:
+            reasons.append("the initial state is missing in the target")
+    if _is_other(here.revision, there.revision, 0):
+        reasons.append(f"revision {here.revision}, there {there.revision}")
     if _is_other(here.update_time, there.update_time):
         reasons.append(f"updated at {here.update_time!r}, there {there.update_time!r}")
     if None not in (here.details, there.details) and here.details != there.details:
@@ -178,11 +209,13 @@ def _header_differences(
     return reasons
 
 
-def _is_other(here: float | None, there: float | None) -> bool:
-    """Whether two known times differ by more than a database's rounding."""
+def _is_other(
+    here: float | None, there: float | None, rounding: float = _ROUNDING
+) -> bool:
+    """Whether two known numbers differ by more than what databases round."""
     if here is None or there is None:
         return False
-    return abs(here - there) > _ROUNDING
+    return abs(here - there) > rounding
 
 
 def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
@@ -192,13 +225,20 @@ def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> lis
             reasons.append(f"state key {key!r} is missing in the target")
         elif key not in here:
             reasons.append(f"state key {key!r} is only in the target")
-        elif _digest(here[key]) != _digest(there[key]):
+        elif not _is_same(here[key], there[key]):
             reasons.append(f"state key {key!r} has another value")
     return reasons
 
 
-def _digest(value: Any) -> bytes:
-    return content_digest({"": json_form(value)})
+def _is_same(here: Any, there: Any) -> bool:
+    """Whether a value is there as it is here, or in the form in which it is stored."""
+    wanted = content_digest({"": there})
+    if content_digest({"": here}) == wanted:
+        return True
+    try:
+        return content_digest({"": json_form(here)}) == wanted
+    except InvalidInputError:
+        return False
 
 
 def _event_differences(here: list[_Seen], there: list[_Seen]) -> list[str]:

@@ -30,6 +30,7 @@ async def test_one_of_each_is_told_as_one(
 
     one = "1 session with 1 event and 1 shared state"
     assert exported.stderr.startswith(f"Exported {one} from database {database} on ")
+    assert exported.stderr.endswith(", in clear.\n")
     assert imported.stdout.startswith("Moved 1 event from ")
     assert ": 1 new, 1 shared state.\n" in imported.stdout
     assert verified.stdout.startswith(f"Compared {one} in database {database} on ")

@@ -72,11 +72,11 @@ class ServiceSource(BaseSource):
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
-        """One session and its events; None if it is not stored."""
+    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | records.Problem:
+        """One session and its events."""
         session = await self._service.get_session(**key.id)
         if session is None:
-            return None
+            return records.Problem(records.named(key), records.MISSING)
 
         async def events() -> AsyncGenerator[records.Item]:
             for event in session.events:
@@ -85,17 +85,19 @@ class ServiceSource(BaseSource):
         state = scopes.split(session.state).session
         return records.SessionHeader(key, state, session.last_update_time), events()
 
-    async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
+    async def find_shared(
+        self, app_name: str, user_id: str | None
+    ) -> records.SharedState:
         """The state of an app or user, as one of their sessions shows it."""
+        found: dict[str, Any] = {}
         listed = await self._service.list_sessions(app_name=app_name, user_id=user_id)
         for each in listed.sessions[:1]:
-            session = await self._service.get_session(
-                app_name=app_name, user_id=each.user_id, session_id=each.id
-            )
+            key = SessionKey(app_name, each.user_id, each.id)
+            session = await self._service.get_session(**key.id)
             if session is not None:
                 state = scopes.split(session.state)
-                return state.app if user_id is None else state.user
-        return {}
+                found = state.app if user_id is None else state.user
+        return records.SharedState(app_name, user_id, found)
 
     async def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
         """The keys of all selected sessions."""

@@ -9,22 +9,25 @@ from google.adk.platform import time as platform_time
 from typing_extensions import override
 
 from mongo_session_service.backend import backend_of
+from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import INITIAL, decode_event, decode_state
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.errors import translated
-from mongo_session_service.errors import StorageError
+from mongo_session_service.errors import InvalidInputError, StorageError
 from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.version import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import read_page
-from mongo_session_service.sessions.history import Beginning, initial_state
+from mongo_session_service.sessions.history import Beginning, initial_state, recorded
 from mongo_session_service.transfer import records
+from mongo_session_service.transfer.sources import stored_form
 from mongo_session_service.transfer.sources.base import BaseSource
 
 _SESSIONS_TOGETHER: Final = 20
+_ODD: Final = "it is not as this package stores it; has another tool changed it?"
 
 
 class StoreSource(BaseSource):
@@ -77,7 +80,9 @@ class StoreSource(BaseSource):
                 for document in page:
                     header = await self._header(document)
                     yield header
-                    async for item in self.events(header.key, document["revision"]):
+                    if isinstance(header, records.Problem):
+                        continue
+                    async for item in self._events(header.key, document["revision"]):
                         yield item
 
     async def _sessions(self, where: Document) -> list[Document]:
@@ -85,21 +90,31 @@ class StoreSource(BaseSource):
         page: list[Document] = await cursor.to_list(None)
         return page
 
-    async def events(
-        self, key: SessionKey, revision: int
+    async def _events(
+        self, key: SessionKey, revision: int, *, is_exact: bool = False
     ) -> AsyncGenerator[records.Item]:
-        """The events of a session up to a revision, in order."""
+        """The events of a session up to a revision, in order.
+
+        If ``is_exact``, one whose document another tool has changed is a problem.
+        """
         found, last = 0, 0
         while last < revision:
             where = queries.events_until(key, revision, last)
             page = await read_page(self._at, where)
             for document in page.events:
                 found += 1
+                place = f"event {found} of {records.named(key)}"
                 try:
-                    yield decode_event(document, self._at.hooks)
+                    event = decode_event(document, self._at.hooks)
                 except StorageError as error:
-                    place = f"event {found} of {records.named(key)}"
                     yield records.Problem(place, str(error))
+                    continue
+                if is_exact and (
+                    stored_form.is_odd_event(document, key, found)
+                    or stored_form.is_odd_content(document, event, self._at.hooks)
+                ):
+                    yield records.Problem(place, _ODD)
+                yield event
             last = revision if page.is_last else document["_id"]["revision"]
         if found < revision:
             events = f"{found} of {counted(revision, 'event')}"
@@ -108,24 +123,32 @@ class StoreSource(BaseSource):
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | None:
-        """One session and its events; None if it is not stored."""
+    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | records.Problem:
+        """One session and its events."""
         with translated():
             document = await self._at.sessions.find_one(
                 {"_id": key.id, **queries.visible(platform_time.get_time())}
             )
             if document is None:
-                return None
+                return records.Problem(records.named(key), records.MISSING)
+            if field := stored_form.odd_session(document):
+                return records.Problem(records.named(key), f"its {field} {_ODD[3:]}")
             header = await self._header(document)
-        return header, self.events(key, document["revision"])
+        if isinstance(header, records.Problem):
+            return header
+        return header, self._events(key, document["revision"], is_exact=True)
 
-    async def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
+    async def keys(
+        self, selection: records.Selection
+    ) -> AsyncGenerator[SessionKey | records.Problem]:
         """The keys of all selected sessions."""
         with translated():
             async for each in self._at.sessions.find(_chosen(selection), {"_id": 1}):
-                yield SessionKey(**each["_id"])
+                yield _key(each)
 
-    async def find_shared(self, app_name: str, user_id: str | None) -> Document:
+    async def find_shared(
+        self, app_name: str, user_id: str | None
+    ) -> records.SharedState | records.Problem:
         """The state of an app, or of one of its users; empty if it has none."""
         with translated():
             document = await (
@@ -135,32 +158,58 @@ class StoreSource(BaseSource):
                     {"_id": queries.user_state_id(app_name, user_id)}
                 )
             )
+        empty = records.SharedState(app_name, user_id, {})
         if document is None:
-            return {}
-        return dict(self._shared(document, app_name, user_id).state)
+            return empty
+        if field := stored_form.odd_shared(document):
+            return records.Problem(str(empty), f"its {field} {_ODD[3:]}")
+        return self._shared(document, app_name, user_id)
 
-    async def _header(self, document: Document) -> records.SessionHeader:
-        key = SessionKey(**document["_id"])
-        owner = Owner.of_session(key)
+    async def _header(
+        self, document: Document
+    ) -> records.SessionHeader | records.Problem:
+        key = _key(document)
+        if isinstance(key, records.Problem):
+            return key
         apart = None
         if INITIAL not in document:
             apart = await self._at.events.find_one({"_id": key.event_id(0)})
-        initial = await initial_state(self._at, key, Beginning(document, apart), [])
-        return records.SessionHeader(
-            key,
-            decode_state(document["state"], owner, self._at.hooks),
-            update_time=document["update_time"],
-            create_time=document["create_time"],
-            details=Details.of(document),
-            initial=decode_state(initial, owner, self._at.hooks),
-        )
+            if apart and not stored_form.is_beginning(apart, key):
+                apart = None
+        try:
+            owner = Owner.of_session(key)
+            initial = await initial_state(self._at, key, Beginning(document, apart), [])
+            return records.SessionHeader(
+                key,
+                decode_state(document["state"], owner, self._at.hooks),
+                update_time=document["update_time"],
+                create_time=document["create_time"],
+                details=Details.of(document),
+                initial=decode_state(initial, owner, self._at.hooks),
+                is_inferred=recorded(document, apart) is None,
+                revision=document["revision"],
+            )
+        except (KeyError, TypeError, AttributeError, UnreadableError):
+            return records.Problem(records.named(key), _ODD)
 
     def _shared(
         self, document: Document, app_name: str, user_id: str | None
-    ) -> records.SharedState:
+    ) -> records.SharedState | records.Problem:
         owner = Owner.of_shared(app_name, user_id)
-        state = decode_state(document["state"], owner, self._at.hooks)
-        return records.SharedState(app_name, user_id, state)
+        try:
+            state = decode_state(document["state"], owner, self._at.hooks)
+        except (KeyError, UnreadableError):
+            empty = records.SharedState(app_name, user_id, {})
+            return records.Problem(str(empty), _ODD)
+        return records.SharedState(app_name, user_id, state, document.get("revision"))
+
+
+def _key(document: Document) -> SessionKey | records.Problem:
+    id_ = document["_id"]
+    try:
+        return session_key(**id_)
+    except (TypeError, InvalidInputError):
+        return records.Problem(f"session document {id_!r}", _ODD)
 
 
 def _chosen(selection: records.Selection) -> Document:
