@@ -12,6 +12,7 @@ from bson import ObjectId
 from google.adk.events import Event, EventActions
 from google.genai import types
 from pymongo import MongoClient
+from support.encryption_hooks import KEY, SEALED, STATE, canary_event
 from support.transfers import compared
 
 from mongo_session_service import MongoSessionService
@@ -138,3 +139,20 @@ async def test_every_change_of_a_field_is_found(
 
     assert await compared(service, copy) == []
     assert unseen == []
+
+
+async def test_what_is_sealed_is_compared_as_it_is_read(
+    mongodb_uri: str, database: str
+) -> None:
+    """No two seals are alike, and neither they nor odd values are a difference."""
+    place: dict[str, Any] = {"database": database, **SEALED}
+    async with (
+        MongoSessionService(mongodb_uri, **place) as service,
+        MongoSessionService(mongodb_uri, collection_prefix="copy_", **place) as copy,
+    ):
+        session = await service.create_session(**KEY, state=STATE)
+        await service.append_event(session, canary_event())
+        async with StoreSource(service) as source:
+            await move(source, copy)
+
+        assert await compared(service, copy) == []
