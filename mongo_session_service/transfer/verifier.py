@@ -20,6 +20,7 @@ from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.wording import counted
 from mongo_session_service.transfer import records
 from mongo_session_service.transfer.reconcile import content_digest, event_digest
+from mongo_session_service.transfer.sources.stored_form import is_odd_content
 
 _ROUNDING: Final = 2e-6
 """Seconds: databases keep microseconds, and events a little more."""
@@ -33,7 +34,7 @@ class Readable(Protocol):
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | records.Problem:
+    ) -> tuple[records.SessionHeader, records.Events] | records.Problem:
         """A session and its events, or why there is none."""
 
     async def find_shared(
@@ -167,14 +168,24 @@ class _Verifier:
         header: records.SessionHeader,
         events: list[_Seen],
         there: records.SessionHeader,
-        items: AsyncGenerator[records.Item],
+        items: records.Events,
     ) -> None:
-        seen = []
+        seen: list[_Seen] = []
         async for item in items:
-            if isinstance(item, records.Problem):
-                self.differ(item.where, item.reason)
-            elif isinstance(item, Event):
-                seen.append(_seen(item))
+            match item:
+                case records.Problem():
+                    self.differ(item.where, item.reason)
+                case records.StoredEvent(event=event, fields=fields):
+                    found = event.id, event_digest(fields)
+                    if found not in events[len(seen) : len(seen) + 1]:
+                        if is_odd_content(fields, event):
+                            where = f"event {len(seen) + 1} of"
+                            where = f"{where} {records.named(there.key)}"
+                            self.differ(where, records.ODD)
+                        found = _seen(event)
+                    seen.append(found)
+                case Event():
+                    seen.append(_seen(item))
         for reason in [
             *_header_differences(header, there),
             *_event_differences(events, seen),
@@ -196,7 +207,7 @@ def _header_differences(
     if here.initial is not None and there.initial is not None:
         found = _state_differences(here.initial, there.initial)
         reasons += [f"initial {difference}" for difference in found]
-        if there.is_inferred and not here.is_inferred:
+        if not found and there.is_inferred and not here.is_inferred:
             reasons.append("the initial state is missing in the target")
     if _is_other(here.revision, there.revision, 0):
         reasons.append(f"revision {here.revision}, there {there.revision}")

@@ -72,7 +72,7 @@ class ServiceSource(BaseSource):
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | records.Problem:
+    ) -> tuple[records.SessionHeader, records.Events] | records.Problem:
         """One session and its events."""
         session = await self._service.get_session(**key.id)
         if session is None:

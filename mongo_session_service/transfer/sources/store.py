@@ -10,7 +10,12 @@ from typing_extensions import override
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.bson_values import UnreadableError
-from mongo_session_service.codec.documents import INITIAL, decode_event, decode_state
+from mongo_session_service.codec.documents import (
+    INITIAL,
+    decode_event,
+    decode_state,
+    loaded_fields,
+)
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import InvalidInputError, StorageError
@@ -27,7 +32,6 @@ from mongo_session_service.transfer.sources import stored_form
 from mongo_session_service.transfer.sources.base import BaseSource
 
 _SESSIONS_TOGETHER: Final = 20
-_ODD: Final = "it is not as this package stores it; has another tool changed it?"
 
 
 class StoreSource(BaseSource):
@@ -83,7 +87,8 @@ class StoreSource(BaseSource):
                     if isinstance(header, records.Problem):
                         continue
                     async for item in self._events(header.key, document["revision"]):
-                        yield item
+                        if not isinstance(item, records.StoredEvent):
+                            yield item
 
     async def _sessions(self, where: Document) -> list[Document]:
         cursor = self._at.sessions.find(where).sort("_id").limit(_SESSIONS_TOGETHER)
@@ -92,10 +97,10 @@ class StoreSource(BaseSource):
 
     async def _events(
         self, key: SessionKey, revision: int, *, is_exact: bool = False
-    ) -> AsyncGenerator[records.Item]:
+    ) -> AsyncGenerator[records.Item | records.StoredEvent]:
         """The events of a session up to a revision, in order.
 
-        If ``is_exact``, one whose document another tool has changed is a problem.
+        If ``is_exact``, with their stored fields, and problems where they are odd.
         """
         found, last = 0, 0
         while last < revision:
@@ -109,12 +114,13 @@ class StoreSource(BaseSource):
                 except StorageError as error:
                     yield records.Problem(place, str(error))
                     continue
-                if is_exact and (
-                    stored_form.is_odd_event(document, key, found)
-                    or stored_form.is_odd_content(document, event, self._at.hooks)
-                ):
-                    yield records.Problem(place, _ODD)
-                yield event
+                if not is_exact:
+                    yield event
+                    continue
+                if stored_form.is_odd_event(document, key, found):
+                    yield records.Problem(place, records.ODD)
+                fields = loaded_fields(document["event"], key, self._at.hooks)
+                yield records.StoredEvent(event, fields)
             last = revision if page.is_last else document["_id"]["revision"]
         if found < revision:
             events = f"{found} of {counted(revision, 'event')}"
@@ -123,7 +129,7 @@ class StoreSource(BaseSource):
 
     async def find(
         self, key: SessionKey
-    ) -> tuple[records.SessionHeader, AsyncGenerator[records.Item]] | records.Problem:
+    ) -> tuple[records.SessionHeader, records.Events] | records.Problem:
         """One session and its events."""
         with translated():
             document = await self._at.sessions.find_one(
@@ -132,7 +138,9 @@ class StoreSource(BaseSource):
             if document is None:
                 return records.Problem(records.named(key), records.MISSING)
             if field := stored_form.odd_session(document):
-                return records.Problem(records.named(key), f"its {field} {_ODD[3:]}")
+                return records.Problem(
+                    records.named(key), f"its {field} {records.ODD[3:]}"
+                )
             header = await self._header(document)
         if isinstance(header, records.Problem):
             return header
@@ -162,7 +170,7 @@ class StoreSource(BaseSource):
         if document is None:
             return empty
         if field := stored_form.odd_shared(document):
-            return records.Problem(str(empty), f"its {field} {_ODD[3:]}")
+            return records.Problem(str(empty), f"its {field} {records.ODD[3:]}")
         return self._shared(document, app_name, user_id)
 
     async def _header(
@@ -190,7 +198,7 @@ class StoreSource(BaseSource):
                 revision=document["revision"],
             )
         except (KeyError, TypeError, AttributeError, UnreadableError):
-            return records.Problem(records.named(key), _ODD)
+            return records.Problem(records.named(key), records.ODD)
 
     def _shared(
         self, document: Document, app_name: str, user_id: str | None
@@ -200,7 +208,7 @@ class StoreSource(BaseSource):
             state = decode_state(document["state"], owner, self._at.hooks)
         except (KeyError, UnreadableError):
             empty = records.SharedState(app_name, user_id, {})
-            return records.Problem(str(empty), _ODD)
+            return records.Problem(str(empty), records.ODD)
         return records.SharedState(app_name, user_id, state, document.get("revision"))
 
 
@@ -209,7 +217,7 @@ def _key(document: Document) -> SessionKey | records.Problem:
     try:
         return session_key(**id_)
     except (TypeError, InvalidInputError):
-        return records.Problem(f"session document {id_!r}", _ODD)
+        return records.Problem(f"session document {id_!r}", records.ODD)
 
 
 def _chosen(selection: records.Selection) -> Document:

@@ -15,9 +15,7 @@ from mongo_session_service.codec.bson_values import decode_value
 from mongo_session_service.codec.documents import (
     INITIAL,
     encode_event_fields,
-    loaded_fields,
 )
-from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
@@ -70,15 +68,13 @@ def is_beginning(document: Document, key: SessionKey) -> bool:
     return is_complete and not is_odd_event(document, key, 0)
 
 
-def is_odd_content(document: Document, event: Event, hooks: Hooks) -> bool:
+def is_odd_content(fields: Document, event: Event) -> bool:
     """Whether an event's fields are not the ones that its reader is given."""
-    key = SessionKey(*(document["_id"][name] for name in SessionKey._fields))
     try:
-        read = decode_value(encode_event_fields(event))
+        read = encode_event_fields(event)
     except InvalidInputError:
         return True
-    stored = decode_value(loaded_fields(document["event"], key, hooks))
-    return any(_coerced(stored, read))
+    return any(_coerced(decode_value(fields), decode_value(read)))
 
 
 def _odd(document: Document, kinds: Mapping[str, type]) -> str:
