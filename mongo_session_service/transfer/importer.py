@@ -16,6 +16,7 @@ from typing import Final
 
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
+from pymongo.errors import PyMongoError
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.hooks import Hooks
@@ -78,7 +79,8 @@ async def move(
                         await importer.take(batch)
                         on_progress(importer.moved)
             except TransferError:
-                await target.release()
+                with suppress(PyMongoError):  # else it expires
+                    await target.release()
                 raise
     return importer.moved
 
