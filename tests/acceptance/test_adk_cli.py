@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from support.adk_tools import (
     adk,
     adk_command,
     environment,
+    forget_services,
     sessions_of,
     texts,
     turn,
@@ -59,8 +59,7 @@ def registry(
     agents_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> service_registry.ServiceRegistry:
     """ADK's registry in this process, with ``services.yaml`` read."""
-    monkeypatch.setattr(service_registry, "_service_registry_instance", None)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    forget_services(monkeypatch)
     service_registry.load_services_module(str(agents_dir))
     return service_registry.get_service_registry()
 
