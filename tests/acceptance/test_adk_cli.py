@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +15,14 @@ from google.adk.cli import service_registry
 from google.adk.cli.fast_api import get_fast_api_app
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
+from support.adk_deploy import write_project
 from support.adk_tools import (
     APP,
     PATIENCE,
     adk,
     adk_command,
     environment,
+    forget_services,
     sessions_of,
     texts,
     turn,
@@ -59,8 +60,7 @@ def registry(
     agents_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> service_registry.ServiceRegistry:
     """ADK's registry in this process, with ``services.yaml`` read."""
-    monkeypatch.setattr(service_registry, "_service_registry_instance", None)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    forget_services(monkeypatch)
     service_registry.load_services_module(str(agents_dir))
     return service_registry.get_service_registry()
 
@@ -179,10 +179,15 @@ def test_session_that_is_not_there(api: httpx.Client) -> None:
 
 @pytest.mark.release
 def test_adk_web_lists_sessions(
-    agents_dir: Path, mongodb_uri: str, database: str
+    tmp_path: Path, mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``adk web`` shows its page, lists a user's sessions and ends cleanly."""
-    with adk("web", agents_dir, with_database(mongodb_uri, database)) as server:
+    """``adk web`` shows its page, lists a user's sessions and ends cleanly.
+
+    Its service is the one of ``services.py``, which knows the URI.
+    """
+    write_project(tmp_path)
+    monkeypatch.setenv("MONGODB_URI", with_database(mongodb_uri, database))
+    with adk("web", tmp_path / "agents", "mongodb://") as server:
         for user_id, session_id in (("ada", "s1"), ("ada", "s2"), ("eve", "s3")):
             new = {"session_id": session_id, "state": {"user:name": user_id}}
             server.api.post(sessions_of(user_id), json=new).raise_for_status()

@@ -13,7 +13,11 @@ PAGES = {
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if (blocks := blocks_of(page))
 }
-SLOW = {"docs/guide/adk-tools.md", "docs/guide/testing.md"}
+SLOW = {
+    "docs/guide/adk-tools.md",
+    "docs/guide/testing.md",
+    "docs/operations/dockerfile.md",
+}
 """They start servers of their own, which other tests do as well."""
 
 MARKS = {"", "Fragment", "Example", *OUTPUTS}

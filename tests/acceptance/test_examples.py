@@ -19,10 +19,9 @@ from typing import Any
 
 import httpx
 import pytest
-from google.adk.cli import service_registry
 from google.adk.cli.fast_api import get_fast_api_app
 from playwright.async_api import Locator, Page, expect
-from support.adk_tools import with_database
+from support.adk_tools import forget_services, with_database
 from support.http_server import Client, serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -253,12 +252,11 @@ async def test_the_chat_page_shows_turns_in_every_window(page: Page) -> None:
         await expect(page.get_by_label("Message")).to_have_value("Too late")
 
 
+@pytest.mark.usefixtures("uri")
 async def test_adk_finds_the_service_in_the_folder(
-    uri: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """ADK's server reads services.yaml, and continues the session after a restart."""
-    monkeypatch.setattr(service_registry, "_service_registry_instance", None)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    """ADK's server imports services.py, and continues the session after a restart."""
     sessions = "/apps/weather/users/ada/sessions"
     said = {
         "app_name": "weather",
@@ -267,8 +265,11 @@ async def test_adk_finds_the_service_in_the_folder(
         "new_message": {"role": "user", "parts": [{"text": "And tomorrow?"}]},
     }
     for run in (1, 2):
+        forget_services(monkeypatch)
         app = get_fast_api_app(
-            agents_dir=str(EXAMPLES / "adk_web"), web=False, session_service_uri=uri
+            agents_dir=str(EXAMPLES / "adk_web"),
+            web=False,
+            session_service_uri="mongodb://",
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://a") as http:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from google.adk.cli import service_registry
 
 APP = "colours"
 PATIENCE = 30.0
@@ -87,14 +88,21 @@ class Server:
 @contextmanager
 def adk(command: str, agents_dir: Path, uri: str, *options: str) -> Iterator[Server]:
     """Run ``adk api_server`` or ``adk web`` until the end of the block."""
+    arguments = [*adk_command(command), f"--session_service_uri={uri}", *options]
+    with serving([*arguments, str(agents_dir)], environment(agents_dir)) as server:
+        yield server
+
+
+@contextmanager
+def serving(arguments: list[str], environment: dict[str, str]) -> Iterator[Server]:
+    """Run one of ADK's servers, at a free port, until the end of the block."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    address = f"--host=127.0.0.1 --port={port} --session_service_uri={uri}".split()
-    log = agents_dir.parent / f"{command}-{port}.log"
+    log = Path(environment["HOME"], f"server-{port}.log")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*adk_command(command), *address, *options, agents_dir],
-            env=environment(agents_dir),
+            [*arguments, "--host=127.0.0.1", f"--port={port}"],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -138,6 +146,14 @@ def wait_until_ready(server: Server) -> None:
         else:
             return
     pytest.fail(server.log.read_text())
+
+
+def forget_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ADK read services as in a new process, in this test only."""
+    monkeypatch.setattr(service_registry, "_service_registry_instance", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "services", sys)
+    del sys.modules["services"]  # at the end it is removed again
 
 
 def with_database(uri: str, database: str) -> str:

@@ -43,8 +43,11 @@ LOCAL = "mongodb://127.0.0.1:27017/adk?replicaSet=rs0"
 """The URI of every example."""
 
 ELSEWHERE = {
+    "adk deploy": "needs an account in a cloud",
     "docker": "needs a Docker engine",
     "export": "is done by the test, with its own URI",
+    "gcloud": "needs an account in a cloud",
+    "kubectl": "needs a cluster",
     "mongo-session-service mongod": "is what the test run has started already",
     "mongod ": "is a program of its own",
     "mongodump": "is a program of its own",

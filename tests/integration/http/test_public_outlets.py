@@ -8,7 +8,6 @@ everywhere.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import Any, Final
 import httpx
 import pytest
 from google.adk.auth import auth_credential
-from google.adk.cli import service_registry
 from google.adk.cli.fast_api import get_fast_api_app
 from google.adk.events import Event
 from support import credentials
-from support.adk_tools import SERVICES
+from support.adk_tools import SERVICES, forget_services
 from support.cli_runner import PATIENCE, call, start
 from support.credentials import CANARY
 from support.http_server import Client, serving
@@ -174,8 +172,7 @@ async def test_a_stream_says_what_adks_own_server_says(
     session = await service.create_session(**WHERE, state=credentials.state())
     await service.append_event(session, credentials.event("Please log in."))
     await service.append_event(session, Event(author="agent"))
-    monkeypatch.setattr(service_registry, "_service_registry_instance", None)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    forget_services(monkeypatch)
     (tmp_path / "services.yaml").write_text(SERVICES)
     uri = mongodb_uri.replace("/?", f"/{database}?")
     app = get_fast_api_app(agents_dir=str(tmp_path), session_service_uri=uri, web=False)
