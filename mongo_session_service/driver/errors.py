@@ -43,10 +43,10 @@ _IN_PARTS: Final = (
 _STORED: Final = "It is stored, but could not be read back. "
 
 _HINTS: Final = {
-    "No replica set members available": "The servers answer, but none is of the replica"
-    " set that replicaSet= names: a standalone is of none.",
-    'match selector "Primary': "The servers answer, but none is primary: that passes"
-    " if an election is under way; a new replica set needs rs.initiate() once.",
+    "No replica set members available": "The servers answer, but none is a member of"
+    " the replica set that replicaSet= names. A standalone server is never one.",
+    'match selector "Primary': "The servers answer, but none is primary. During an"
+    " election, try again soon; a new replica set needs rs.initiate() once.",
     "name or service not known|name resolution|nodename nor servname|getaddrinfo"
     "|no address associated": "DNS does not know the host: check its name in the URI.",
     "SSL handshake failed": "Check whether the server offers TLS, as the URI asks.",
@@ -69,13 +69,13 @@ _BAD_CREDENTIALS: Final = (
 )
 
 _NO_LOGIN: Final = (
-    "MongoDB asks for a user and password, and was given none. Put them into the URI,"
-    " as in mongodb://user:password@host/?authSource=admin."
+    "MongoDB requires a user and password, but got none. Put them into the URI, as in"
+    " mongodb://user:password@host/?authSource=admin."
 )
 
 _LOGIN_LOST: Final = (
-    "MongoDB has logged out the user, who was dropped. If the user was created again,"
-    " it works again: new connections have been opened."
+    "The MongoDB user was dropped while connected. If it was created again, repeat the"
+    " call: new connections log in again."
 )
 
 _CERTIFICATE_REFUSED: Final = re.compile(

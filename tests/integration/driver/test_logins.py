@@ -98,7 +98,7 @@ async def test_streams_of_a_user_who_was_created_again_go_on(
 
 async def test_who_has_no_login_is_told_so(server: Secured) -> None:
     """It is not a privilege that lacks; the doctor does not call access open."""
-    said = "asks for a user and password, and was given none.*authSource"
+    said = "requires a user and password, but got none.*authSource"
     host = f"{HOST}:{server.port}"
     for uri in (f"mongodb://{host}/", f"mongodb://{host}/?replicaSet=rs0"):
         service = MongoSessionService(uri)

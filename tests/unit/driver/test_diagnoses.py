@@ -52,7 +52,7 @@ def test_no_server_is_found(reason: str, hint: str) -> None:
             ConfigurationError("The DNS query name does not exist: _mongodb._tcp.h."),
             "DNS records for its host",
         ),
-        (OperationFailure("command find requires authentication", 13), "given none"),
+        (OperationFailure("command find requires authentication", 13), "got none"),
         (OperationFailure("not authorized on db to execute", 13), "lacks a privilege"),
         (OperationFailure("Authentication failed.", 18), "user name or password"),
         (OperationFailure("Could not find user", 11), "user name or password"),
