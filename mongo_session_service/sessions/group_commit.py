@@ -340,6 +340,8 @@ class Committer:
             caller.corrected = error.expected
             caller.retries -= 1
             await self._commit([caller])
+        except StorageUnavailableError as error:
+            self._give_up([caller], error)
         except Exception as error:  # noqa: BLE001  as above
             caller.settle(error)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -19,7 +20,11 @@ from support.failpoints import VICTIM, failing, open_transactions, victim_uri
 from support.long_sessions import event as stored_event
 from support.one_session import IDS, read
 
-from mongo_session_service import MongoSessionService, UnknownOutcomeError
+from mongo_session_service import (
+    MongoSessionService,
+    StorageUnavailableError,
+    UnknownOutcomeError,
+)
 from mongo_session_service.driver import transactions
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.model.records import SessionKey
@@ -152,6 +157,36 @@ async def test_a_write_is_given_up_in_time(
         assert open_transactions(admin) == 0
         await hasty.append_event(session, Event(author="x"))
         assert len((await read(hasty)).events) == 1
+
+
+async def test_one_limit_bounds_retries_and_rebasing(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An append that is refused, and then reads what it has missed, ends in time."""
+    monkeypatch.setattr(transactions, "RETRY_LIMIT", 1.0)
+    async with (
+        MongoSessionService(mongodb_uri, database=database) as calm,
+        MongoSessionService(
+            victim_uri(mongodb_uri), database=database, on_conflict="rebase"
+        ) as hasty,
+    ):
+        session = await hasty.create_session(**IDS)
+        copy = await read(calm)
+        await calm.append_event(copy, Event(author="other"))
+        slow = {"blockConnection": True, "blockTimeMS": 700}
+        began = time.monotonic()
+        with (
+            failing(admin, "update", "aggregate", "find", **slow),
+            pytest.raises(StorageUnavailableError, match="within 1 seconds"),
+        ):
+            await hasty.append_event(session, Event(author="x"))
+        assert 0.9 < time.monotonic() - began < 3.0
+        assert open_transactions(admin) == 0
+        await hasty.append_event(session, Event(author="x"))
+        assert [each.author for each in (await read(calm)).events] == ["other", "x"]
 
 
 @pytest.mark.xdist_group("heavy")
