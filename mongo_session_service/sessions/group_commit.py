@@ -57,11 +57,11 @@ MAX_BATCHES: Final = 2
 MAX_RETRIED: Final = 4
 """Lanes whose transactions are in flight at the same time."""
 
-MAX_RETRIES: Final = 25
+MAX_RETRIES: Final = 15
 """Transactions per second that all lanes together retry, about."""
 
 _FIRST_PAUSE: Final = 0.01  # seconds
-_LONGEST_PAUSE: Final = 0.5  # seconds, while there are few lanes
+_LONGEST_PAUSE: Final = 1.0  # seconds, while there are few lanes
 
 _LOCKED: Final = (
     "Another writer's transaction has locked a document of this session, or of the"
@@ -396,8 +396,10 @@ class Committer:
         others = groups.pop((), [])
         several = [*groups]
         held = several[0] if len(several) == 1 else ()
-        for first in range(MAX_RETRIED):
-            part = several[first::MAX_RETRIED]
+        is_small = len(several) <= 2 * MAX_RETRIED
+        parts = len(several) if is_small else MAX_RETRIED
+        for first in range(parts):
+            part = several[first::parts]
             chosen = {*chain.from_iterable(groups[each] for each in part)}
             self._send(held, [each for each in batch if each in chosen])
         self._close(lane)

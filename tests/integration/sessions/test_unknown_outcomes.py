@@ -166,7 +166,7 @@ async def test_one_limit_bounds_retries_and_rebasing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An append that is refused, and then reads what it has missed, ends in time."""
-    monkeypatch.setattr(transactions, "RETRY_LIMIT", 1.0)
+    monkeypatch.setattr(transactions, "RETRY_LIMIT", 2.0)
     async with (
         MongoSessionService(mongodb_uri, database=database) as calm,
         MongoSessionService(
@@ -176,14 +176,14 @@ async def test_one_limit_bounds_retries_and_rebasing(
         session = await hasty.create_session(**IDS)
         copy = await read(calm)
         await calm.append_event(copy, Event(author="other"))
-        slow = {"blockConnection": True, "blockTimeMS": 700}
+        slow = {"blockConnection": True, "blockTimeMS": 1500}
         began = time.monotonic()
         with (
             failing(admin, "update", "aggregate", "find", **slow),
-            pytest.raises(StorageUnavailableError, match="within 1 seconds"),
+            pytest.raises(StorageUnavailableError, match="within 2 seconds"),
         ):
             await hasty.append_event(session, Event(author="x"))
-        assert 0.9 < time.monotonic() - began < 3.0
+        assert 1.9 < time.monotonic() - began < 3.4
         assert open_transactions(admin) == 0
         await hasty.append_event(session, Event(author="x"))
         assert [each.author for each in (await read(calm)).events] == ["other", "x"]
