@@ -48,8 +48,13 @@ async def live(
 
     async with place.service() as service:
         token = secrets.token_urlsafe()
+        # Of a single session, a fork could not be shown.
+        may_fork = None if watched.session_id else lambda _, key, __: watched.holds(key)
         app = live_app(
-            service, authorize=lambda _, key: watched.holds(key), token=token
+            service,
+            authorize=lambda _, key: watched.holds(key),
+            authorize_write=may_fork,
+            token=token,
         )
         with closing(_listening(port)) as listener:
             chosen = {k: v for k, v in watched._asdict().items() if v is not None}

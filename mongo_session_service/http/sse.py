@@ -39,8 +39,10 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     SlowSubscriberError,
     StorageUnavailableError,
+    UnknownOutcomeError,
 )
 from mongo_session_service.feed.subscription import Subscription
+from mongo_session_service.http import writes
 from mongo_session_service.http.live_page import (
     TokenCheck,
     latest_sessions,
@@ -75,10 +77,15 @@ REFUSED: Final = (SessionNotFoundError, MongoSessionServiceError, TimeoutError)
 """The errors that :func:`refusal_of` answers."""
 
 _REFUSED: Final = "You may not read this session."
+_REFUSED_WRITE: Final = "You may not write to this session."
+_UNKNOWN: Final = "There is no such session."
 _SEE_LOG: Final = "Sessions cannot be read; see the server's log."
 
 Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
 """Whether a request may read a session: a function that returns or awaits a bool."""
+
+AuthorizeWrite: TypeAlias = Callable[[Request, SessionKey, str], Any]
+"""Whether a request may do an action to a session, such as ``"fork"``."""
 
 OPENING_PATIENCE: Final = 10.0
 """Seconds a client waits for MongoDB before it receives 503."""
@@ -93,6 +100,7 @@ def changes_route(
     service: MongoSessionService,
     *,
     authorize: Authorize | None = None,
+    authorize_write: AuthorizeWrite | None = None,
     path: str = "/changes",
     heartbeat: float = 15.0,
 ) -> Route:
@@ -107,8 +115,18 @@ def changes_route(
     - with ``history=all``: with a ``snapshot`` without an ``id``, then every event from
       the first on. The snapshot's state already includes the deltas up to its revision.
 
-    It ends after ``deleted``, and after ``trouble`` with a ``reason``, after which a
-    client should reconnect. Errors are JSON with a ``detail``: 400 for invalid
+    With ``at_revision`` the answer is no stream but one ``snapshot`` as JSON: the state
+    after that event, or 0 for the state at creation. App and user state are as they are
+    now.
+
+    With ``authorize_write`` the route also answers ``POST``, and streams say so in
+    ``Allow``. The body is JSON: ``action``, ``app_name``, ``user_id``, ``session_id``,
+    and what the action needs. The action ``"fork"`` takes ``at_revision`` and answers
+    201 with the names of the new session. An ``Origin`` of another host is refused, and
+    so is none: then no other site can have a browser write here.
+
+    A stream ends after ``deleted``, and after ``trouble`` with a ``reason``, after
+    which a client should reconnect. Errors are JSON with a ``detail``: 400 for invalid
     parameters, 403, 404 for a session that is not stored, and 503 with ``Retry-After``
     while MongoDB is unreachable. What is sent is the public view, as ADK's own server
     sends it: see :attr:`Change.json_text`.
@@ -120,6 +138,9 @@ def changes_route(
             ``HTTPException``. A plain function is called in a thread. While a stream is
             open it is called again at every heartbeat: if it says no, fails, or does
             not answer within 10 seconds, the stream ends with ``trouble``.
+        authorize_write: Called with the request, the session key and the action, after
+            ``authorize``; it returns, or awaits, whether the request may write. Without
+            it, nothing can be written.
         path: The route's path.
         heartbeat: Seconds between comments that keep an idle connection open, and
             between calls of ``authorize``.
@@ -136,25 +157,42 @@ def changes_route(
     if not heartbeat > 0:
         raise ConfigurationError("heartbeat must be a number of seconds above 0.")
 
+    if authorize_write is not None and not callable(authorize_write):
+        message = (
+            "authorize_write must be a function of the request, the session key and"
+            " the action that returns whether the request may write."
+        )
+        raise ConfigurationError(message)
+    methods = ["GET"] if authorize_write is None else ["GET", "POST"]
+
     async def changes(request: Request) -> Response:
         try:
+            if request.method == "POST":
+                return await _write(service, request, authorize, authorize_write)
             key = _key(request)
             start = _Start.of(request)
             if not await _is_allowed(authorize, request, key):
                 return refusal(403, _REFUSED)
+            if start.at_revision is not None:
+                return await _state_at(service, key, start.at_revision)
             subscription, snapshot = await _open(service, key, start)
             still_allowed = partial(_is_still_allowed, authorize, request, key)
-            return _Stream(subscription, snapshot, heartbeat, still_allowed)
+            stream = _Stream(subscription, snapshot, heartbeat, still_allowed)
+            stream.headers["Allow"] = ", ".join(methods)
+            return stream
+        except writes.RefusedError as error:
+            return refusal(error.status, str(error))
         except REFUSED as error:
             return refusal_of(error)
 
-    return Route(path, changes, methods=["GET"], name="changes")
+    return Route(path, changes, methods=methods, name="changes")
 
 
 def live_app(
     service: MongoSessionService,
     *,
     authorize: Authorize | None = None,
+    authorize_write: AuthorizeWrite | None = None,
     token: str | None = None,
 ) -> Starlette:
     """An app that shows sessions live: the page, their changes, and a list of them.
@@ -167,7 +205,7 @@ def live_app(
     Raises:
         ConfigurationError: ``authorize`` is missing; see :func:`changes_route`.
     """
-    route = changes_route(service, authorize=authorize)
+    route = changes_route(service, authorize=authorize, authorize_write=authorize_write)
 
     async def sessions(request: Request) -> Response:
         try:
@@ -206,12 +244,14 @@ def refusal_of(error: Exception) -> JSONResponse:
         case InvalidInputError():
             return refusal(400, str(error))
         case SessionNotFoundError():
-            return refusal(404, "There is no such session.")
+            return refusal(404, _UNKNOWN)
+        case UnknownOutcomeError():
+            return refusal(503, "It is not known whether this was done.")
         case StorageUnavailableError() | TimeoutError():
             later = {"Retry-After": str(_RETRY_LATER)}
             return refusal(503, "MongoDB is unavailable.", **later)
         case _:
-            logger.error("A session could not be watched. %s", error)
+            logger.error("A session could not be read or written. %s", error)
             return refusal(500, _SEE_LOG)
 
 
@@ -239,6 +279,8 @@ class _Start(NamedTuple):
     after_revision: int | None
     is_reconnect: bool
     with_history: bool
+    at_revision: int | None = None
+    """The one revision to answer with, instead of a stream."""
 
     @classmethod
     def of(cls, request: Request) -> _Start:
@@ -253,12 +295,25 @@ class _Start(NamedTuple):
             raise InvalidInputError("history must be 'all', or left out.")
         if after is not None and history is not None:
             raise InvalidInputError("Give history or after_revision, not both.")
+        if (at := request.query_params.get("at_revision")) is not None:
+            return cls._at(at, is_alone=after is None and history is None)
         last = _revision(request.headers.get("last-event-id", ""))
         if last is not None:
             return cls(last, is_reconnect=True, with_history=history is not None)
         if after is not None and (last := _revision(after)) is None:
             raise InvalidInputError("after_revision must be a number of appends.")
         return cls(last, is_reconnect=False, with_history=history is not None)
+
+    @classmethod
+    def _at(cls, text: str, *, is_alone: bool) -> _Start:
+        at = _revision(text)
+        if at is None or not is_alone:
+            message = (
+                "at_revision must be a number of appends, without history and"
+                " after_revision."
+            )
+            raise InvalidInputError(message)
+        return cls(None, is_reconnect=False, with_history=False, at_revision=at)
 
 
 def _key(request: Request) -> SessionKey:
@@ -271,10 +326,10 @@ def _revision(text: str) -> int | None:
     return int(text) if is_number else None
 
 
-async def _is_allowed(authorize: Any, request: Request, key: SessionKey) -> bool:
+async def _is_allowed(authorize: Any, request: Request, *what: object) -> bool:
     if inspect.iscoroutinefunction(authorize):
-        return bool(await authorize(request, key))
-    answer = await run_in_threadpool(authorize, request, key)
+        return bool(await authorize(request, *what))
+    answer = await run_in_threadpool(authorize, request, *what)
     return bool(await answer if inspect.isawaitable(answer) else answer)
 
 
@@ -318,6 +373,39 @@ async def _open(
 async def _snapshot(service: MongoSessionService, key: SessionKey) -> Change:
     async with service.watch(*key) as changes:
         return await anext(changes)
+
+
+async def _state_at(
+    service: MongoSessionService, key: SessionKey, revision: int
+) -> Response:
+    """The state after an event, as the snapshot that it was then."""
+    async with asyncio.timeout(OPENING_PATIENCE):
+        session = await service.get_session_at(**key.id, revision=revision)
+    if session is None:
+        return refusal(404, _UNKNOWN)
+    snapshot = Change(
+        kind="snapshot",
+        **key.id,
+        revision=revision,
+        state=session.state,
+        time=session.last_update_time,
+    )
+    return Response(snapshot.json_text, 200, NO_STORE, "application/json")
+
+
+async def _write(
+    service: MongoSessionService,
+    request: Request,
+    authorize: Authorize,
+    authorize_write: AuthorizeWrite | None,
+) -> Response:
+    write = await writes.Write.of(request)
+    if not (
+        await _is_allowed(authorize, request, write.key)
+        and await _is_allowed(authorize_write, request, write.key, write.action)
+    ):
+        return refusal(403, _REFUSED_WRITE)
+    return JSONResponse(await write.perform(service), 201, NO_STORE)
 
 
 class _Stream(EventSourceResponse):

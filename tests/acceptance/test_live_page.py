@@ -153,7 +153,7 @@ async def test_a_session_may_come_later_than_the_page(
 ) -> None:
     """The page waits for a session that is not there yet, and says so."""
     await page.goto(of(url))
-    await expect(page.locator("#notice")).to_contain_text("no such session yet")
+    await expect(page.locator("#notice")).to_contain_text("Session not found")
 
     await service.create_session(**KEY, state={"city": "Turin"})
     await page.get_by_role("button", name="Try now").click()

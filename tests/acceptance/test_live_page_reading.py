@@ -48,7 +48,10 @@ async def test_hostile_content_is_only_text(
 
     assert await page.locator("main img, main script").count() == 0
     assert await page.evaluate("window.hacked ?? {}.hacked ?? null") is None
-    await expect(page.locator('#state .row[data-key="__proto__"]')).to_be_visible()
+    row = page.locator('.row[data-key="__proto__"]')
+    await expect(page.locator("#state-then").locator(row)).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#state").locator(row)).to_be_visible()
 
 
 async def test_a_reader_is_left_in_peace(

@@ -7,4 +7,12 @@ if (query.has("token")) { // a cookie has it now, and a copied address should no
   history.replaceState(null, "", `?${query}${location.hash}`);
 }
 export const key = ["app_name", "user_id", "session_id"].map((name) => query.get(name) ?? "");
+export const keyOf = ([app_name, user_id, session_id]) => ({ app_name, user_id, session_id });
 export const [appName, userId, sessionId] = key;
+
+/** The URL of this session's changes, with more parameters. */
+export function changesUrl(parameters) {
+  const url = new URL(setting("changes-url") || "changes", document.baseURI);
+  url.search = new URLSearchParams({ ...keyOf(key), ...parameters });
+  return url;
+}

@@ -1,6 +1,6 @@
 // Connection: a stream of server-sent events, and what the page says of it.
 
-import { appName, sessionId, setting, userId } from "./address.js";
+import { changesUrl } from "./address.js";
 import { $ } from "./elements.js";
 
 const FIRST_PAUSE = 0.4;
@@ -60,8 +60,7 @@ export class Connection {
 
   /** One connection, to its end; gives the reason if one is known. */
   async read() {
-    const url = new URL(setting("changes-url") || "changes", document.baseURI);
-    url.search = new URLSearchParams({ app_name: appName, user_id: userId, session_id: sessionId, history: "all" });
+    const url = changesUrl({ history: "all" });
     const headers = { Accept: "text/event-stream" };
     if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
     this.aborter = new AbortController();
@@ -73,6 +72,7 @@ export class Connection {
     }
     this.wasLive = true;
     show("live", "Live");
+    $("fork").hidden = !(response.headers.get("allow") ?? "").includes("POST");
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let pieces = [];
     let frame = {};

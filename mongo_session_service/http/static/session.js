@@ -3,6 +3,7 @@
 import { appName, sessionId, setting, userId } from "./address.js";
 import { Connection, show } from "./connection.js";
 import { $, copy, counted, make, plural } from "./elements.js";
+import { Moment } from "./moment.js";
 import { StateTree } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { inCalendar, timeOf } from "./times.js";
@@ -10,8 +11,11 @@ import { parse, pretty } from "./values.js";
 
 class SessionPage {
   constructor() {
-    this.state = new StateTree();
-    this.timeline = new Timeline(this.state);
+    this.state = new StateTree($("state"));
+    this.timeline = new Timeline();
+    this.moment = new Moment(this.timeline, this.state);
+    this.timeline.onSelect = (revision) => this.moment.go(revision);
+    this.timeline.onShow = (revision, name) => this.moment.show(Number(revision), name);
     this.queue = [];
     this.isPaused = false;
     this.isDrawing = false;
@@ -26,6 +30,7 @@ class SessionPage {
     this.hasSharedState = false;
     this.timeline.reset();
     this.state.reset();
+    this.moment.reset();
     this.timeline.summarise();
   }
 
@@ -78,9 +83,8 @@ class SessionPage {
       return;
     }
     const isNew = revision > this.snapshotRevision;
-    this.timeline.add(change, raw, isNew && !isFlood);
-    const at = { revision, words: inCalendar(timeOf(change.time)) };
-    const delta = Object.entries(change.state_delta ?? {});
+    const { at, delta: set } = this.timeline.add(change, raw, isNew && !isFlood);
+    const delta = Object.entries(set);
     // The snapshot holds what its session's events had set by then. Shared state that is
     // received in between is later than it, and so is every event from there on.
     const later = delta.filter(([name]) => isNew || (this.hasSharedState && StateTree.isShared(name)));
@@ -122,6 +126,7 @@ class SessionPage {
     const revision = Math.max(this.revision, this.snapshotRevision);
     $("revision").replaceChildren("revision ", make("b", "", counted.format(revision)));
     this.timeline.summarise();
+    this.moment.reached(revision);
   }
 
   title() {
@@ -147,15 +152,19 @@ export function watch() {
   };
   $("where").append(part("of", appName), make("span", "gap", "›"), part("of", userId), make("span", "gap", "›"), part("name", sessionId));
   const page = new SessionPage();
-  const { timeline, state } = page;
+  const { timeline, moment } = page;
   page.title();
   show("waiting", "Connecting");
   const unfoldNear = () => { const card = timeline.current(); if (card) timeline.unfold(card); };
+  const latest = () => {
+    moment.close();
+    timeline.follow();
+  };
   const keys = {
     j: () => timeline.move(1), ArrowDown: () => timeline.move(1),
     k: () => timeline.move(-1), ArrowUp: () => timeline.move(-1),
     g: () => { const first = timeline.events.find((item) => !item.card.hidden && !item.turn.isShut); if (first) timeline.select(first.card); },
-    G: () => timeline.follow(), End: () => timeline.follow(),
+    G: () => latest(), End: () => latest(),
     p: () => page.pause(),
     c: () => { const item = timeline.byElement.get(timeline.current()); if (item) copy(pretty(parse(item.raw)), "Event"); },
     "/": () => $("filter").focus(),
@@ -163,8 +172,9 @@ export function watch() {
   };
   document.addEventListener("keydown", (press) => {
     const target = press.target;
-    if (press.ctrlKey || press.metaKey || press.altKey || $("help").open) return;
+    if (press.ctrlKey || press.metaKey || press.altKey || document.querySelector("dialog[open]")) return;
     if (press.key === "Escape") {
+      if (!$("filter").value && target !== $("filter")) moment.close();
       $("filter").value = "";
       timeline.filter("");
       $("filter").blur();
@@ -186,8 +196,8 @@ export function watch() {
   });
   $("pause").addEventListener("click", () => page.pause());
   $("copy-events").addEventListener("click", () => copy(pretty(timeline.toJSON()), plural(timeline.events.length, "event")));
-  $("copy-state").addEventListener("click", () => copy(pretty(state.toJSON()), "State"));
-  $("fold").addEventListener("click", () => state.fold());
+  $("copy-state").addEventListener("click", () => copy(pretty(moment.state.toJSON()), "State"));
+  $("fold").addEventListener("click", () => moment.state.fold());
   $("help-button").addEventListener("click", () => $("help").showModal());
   $("help").addEventListener("click", (click) => { if (click.target === $("help")) $("help").close(); });
   document.addEventListener("visibilitychange", () => {

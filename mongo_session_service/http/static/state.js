@@ -12,16 +12,19 @@ const SCOPES = [
 const inOrder = new Intl.Collator("en", { numeric: true });
 
 export class StateTree {
-  constructor() {
-    this.opened = new Set();
+  constructor(place, opened = new Set(), isPast = false) {
+    this.place = place;
+    this.opened = opened;
+    this.isPast = isPast;
     this.boxes = new Map();
     for (const [scope, , title, whose] of SCOPES) {
       const size = make("small", "");
-      const head = make("h3", "scope", title, size, make("small", "", whose));
+      const words = isPast && scope !== "session" ? `${whose}, as now but for what this event set` : whose;
+      const head = make("h3", "scope", title, size, make("small", "", words));
       const box = make("div", "", head);
       box.hidden = true;
       this.boxes.set(scope, { box, size, rows: [] });
-      $("state").append(box);
+      place.append(box);
     }
     this.reset();
   }
@@ -82,7 +85,7 @@ export class StateTree {
     for (const name of names) {
       const { element } = this.rows.get(name);
       element.classList.add("latest");
-      if (document.visibilityState === "visible") {
+      if (!this.isPast && document.visibilityState === "visible") {
         element.classList.remove("flash");
         void element.offsetWidth; // has the animation begin again
         element.classList.add("flash");
@@ -109,8 +112,9 @@ export class StateTree {
     const { name, value, old } = row;
     const wasThere = row.isMarked && old !== undefined;
     const tree = branch(name, value, [name], this.opened, wasThere ? old : value);
-    if (wasThere && !isTree(old) && !isTree(value) && !same(old, value) && tree.className === "leaf") {
-      tree.append(make("span", "was", sketch(old, 24)));
+    if (wasThere && !same(old, value)) {
+      const line = tree.tagName === "DETAILS" ? tree.firstChild : tree;
+      line.append(make("span", "was", sketch(old, 36)));
     }
     row.element.replaceChildren(make("div", "", tree), row.time);
     this.drawTime(row);
@@ -138,11 +142,12 @@ export class StateTree {
 
   fold() {
     this.opened.clear();
-    for (const tree of $("state").querySelectorAll("details[open]")) tree.open = false;
+    for (const tree of this.place.querySelectorAll("details[open]")) tree.open = false;
   }
 
   summarise() {
     for (const { size, rows } of this.boxes.values()) size.textContent = String(rows.length);
+    if (this.place.hidden) return;
     $("state-count").textContent = plural(this.rows.size, "key");
     $("state-empty").hidden = this.rows.size > 0;
   }

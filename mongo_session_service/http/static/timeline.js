@@ -107,8 +107,7 @@ class Call {
 }
 
 export class Timeline {
-  constructor(state) {
-    this.state = state;
+  constructor() {
     this.scroller = $("event-scroll");
     this.list = $("events");
     this.isFollowing = true;
@@ -120,6 +119,10 @@ export class Timeline {
     });
     new ResizeObserver(() => this.keepUp()).observe(this.list);
     new ResizeObserver(() => this.keepUp()).observe(this.scroller);
+    this.list.addEventListener("focusin", (focus) => {
+      const item = this.byElement.get(focus.target);
+      if (item) this.onSelect(item.revision);
+    });
     $("pill").addEventListener("click", () => this.follow());
     this.reset();
   }
@@ -139,7 +142,8 @@ export class Timeline {
 
   /** Take an event in, below the others. */
   add(change, raw, isNew) {
-    const { event, revision } = change;
+    const { event } = change;
+    const revision = Number(change.revision);
     const card = make("article", "event");
     card.tabIndex = -1;
     card.dataset.revision = revision;
@@ -149,14 +153,31 @@ export class Timeline {
     if (isNew) card.classList.add("new");
     const turn = this.turnOf(event);
     const at = timeOf(change.time);
+    const delta = change.state_delta ?? {};
     const since = turn.take(event, at);
     card.append(make("div", "nth", String(revision)), make("div", "", this.head(event, revision, at, since, card, raw), ...this.body(change, event, at, turn)));
-    const item = { card, raw, turn, author: event.author, seen: words([event.author, `#${revision}`, event.content ?? {}, change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
+    const item = { card, raw, turn, revision, delta, at: { revision, words: inCalendar(at) }, author: event.author, seen: words([event.author, `#${revision}`, event.content ?? {}, change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
     this.events.push(item);
     this.byElement.set(card, item);
     this.apply(item);
     turn.box.append(card);
     if (!this.isFollowing) this.missed += 1;
+    return item;
+  }
+
+  /** The revisions of the first event and of the last; 1 and 0 if there is none. */
+  first() { return this.events[0]?.revision ?? 1; }
+
+  last() { return this.events.at(-1)?.revision ?? 0; }
+
+  /** Mark the event of a revision, and show it. */
+  mark(revision) {
+    this.marked?.removeAttribute("aria-current");
+    this.marked = revision === null ? null : this.events.find((item) => item.revision === revision)?.card;
+    if (!this.marked) return;
+    this.marked.setAttribute("aria-current", "true");
+    this.isFollowing = false;
+    this.marked.scrollIntoView({ block: "nearest" });
   }
 
   /** The turn that an event belongs to: the last one, or a new one. */
@@ -216,7 +237,7 @@ export class Timeline {
     for (const part of event.content?.parts ?? []) made.push(...this.part(part, event, at, turn, batch));
     const chips = make("div", "chips");
     for (const [name, value] of Object.entries(change.state_delta ?? {})) {
-      const chip = button("", `Set ${name}: show it in the state`, () => this.state.show(name));
+      const chip = button("", `Set ${name}: show it in the state`, () => this.onShow(change.revision, name));
       chip.className = "chip";
       chip.append(make("b", "", name), ` = ${sketch(value, 60)}`);
       chips.append(chip);
@@ -353,7 +374,7 @@ export class Timeline {
   }
 
   select(card) {
-    this.isFollowing = card === this.events.at(-1)?.card;
+    this.isFollowing = false;
     card.focus({ preventScroll: true });
     card.scrollIntoView({ block: "nearest" });
   }

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -107,6 +108,27 @@ async def stream_with_history(world: World) -> str:
 @outlet(shows="adk_request_credential")
 async def stream_after_revision(world: World) -> str:
     return await world.streamed(after_revision="0")
+
+
+@outlet(shows="my-client")
+async def state_at_creation(world: World) -> str:
+    return await world.answered(f"/changes?{urlencode(WHERE)}&at_revision=0")
+
+
+@outlet(shows="my-client")
+async def state_at_an_event(world: World) -> str:
+    return await world.answered(f"/changes?{urlencode(WHERE)}&at_revision=1")
+
+
+@outlet(shows='"session_id"')
+async def fork(world: World) -> str:
+    app = live_app(
+        world.service, authorize=lambda *_: True, authorize_write=lambda *_: True
+    )
+    async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
+        body = {**WHERE, "action": "fork"}
+        response = await http.post(f"{url}/changes", json=body, headers={"Origin": url})
+    return f"{response.headers}{response.text}"
 
 
 @outlet(shows="<title>")

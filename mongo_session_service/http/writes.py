@@ -1,0 +1,74 @@
+"""Writes over HTTP: what a request asks to change, and whether its sender may ask."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.records import SessionKey, session_key
+from mongo_session_service.service import MongoSessionService
+
+FORK: Final = "fork"
+
+_MAX_BYTES: Final = 65_536
+
+
+class RefusedError(Exception):
+    """A request that is refused before anybody is asked, with its status."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class Write(NamedTuple):
+    """A change that a request asks for."""
+
+    key: SessionKey
+    action: str
+    at_revision: int | None
+
+    @classmethod
+    async def of(cls, request: Request) -> Write:
+        """The change that a request asks for.
+
+        Raises:
+            RefusedError: it may come from another site, or is no JSON.
+            InvalidInputError: it asks for what is not to be had.
+        """
+        # A browser sets Origin itself, and asks before it sends JSON to another site.
+        origin = urlsplit(request.headers.get("origin", "")).netloc
+        if not origin or origin != request.headers.get("host"):
+            raise RefusedError(403, "Writing needs an Origin header of this server.")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind.lower() != "application/json":
+            raise RefusedError(415, "Send JSON, as application/json.")
+        fields = await _fields(request)
+        if fields.get("action") != FORK:
+            raise InvalidInputError(f"action must be {FORK!r}.")
+        names = [fields.get(name) for name in SessionKey._fields]
+        return cls(session_key(*names), FORK, fields.get("at_revision"))  # type: ignore[arg-type]
+
+    async def perform(self, service: MongoSessionService) -> dict[str, str]:
+        """Make the change; returns the names of the session that it created."""
+        forked = await service.fork_session(**self.key.id, at_revision=self.at_revision)
+        return self.key._replace(session_id=forked.id)._asdict()
+
+
+async def _fields(request: Request) -> dict[str, Any]:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BYTES:
+            raise RefusedError(413, f"Send {_MAX_BYTES:,} bytes at most.")
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise InvalidInputError("The body must be a JSON object.")
+    return fields
