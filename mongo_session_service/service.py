@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
@@ -102,6 +103,7 @@ class MongoSessionService(BaseSessionService):
         on_conflict: Literal["raise", "rebase"] = "raise",
         before_store: Hook | None = None,
         after_load: Hook | None = None,
+        default_ttl: float | timedelta | None = None,
         **adk_kwargs: Any,
     ) -> None:
         """Connects to nothing yet.
@@ -123,6 +125,9 @@ class MongoSessionService(BaseSessionService):
                 each value of state that is to be stored; what it returns is stored
                 instead. See :class:`Subject` and the documentation.
             after_load: Its inverse, called with what was stored.
+            default_ttl: The ``ttl`` of sessions that are created without ``ttl`` and
+                ``expire_time``: seconds, or a ``timedelta``. Forks, imports and stored
+                sessions keep their own.
             **adk_kwargs: ``agents_dir``, which ADK's service registry passes along, is
                 ignored. Any other is refused, since it may be misspelt.
 
@@ -134,6 +139,7 @@ class MongoSessionService(BaseSessionService):
             message = f"on_conflict must be 'raise' or 'rebase', not {on_conflict!r}."
             raise ConfigurationError(message)
         self._is_rebasing = on_conflict == "rebase"
+        self._default_ttl = _check_default_ttl(default_ttl)
         settings = ConnectionSettings.of(
             uri,
             client,
@@ -232,6 +238,7 @@ class MongoSessionService(BaseSessionService):
             labels: What to find it by: up to 64, of up to 256 characters each.
             ttl: Seconds, or a ``timedelta``, after which it is gone, with its events;
                 each append renews it, by the clock of the process that appends.
+                ``math.inf`` is never, whatever ``default_ttl`` is.
             expire_time: Or when it is gone, whatever is appended until then: a
                 ``datetime`` with a time zone, or ISO 8601 text with one.
 
@@ -243,6 +250,8 @@ class MongoSessionService(BaseSessionService):
         """
         key = session_key(app_name, user_id, _given_or_new(session_id))
         now = time.get_time()
+        if ttl is None and expire_time is None:
+            ttl = self._default_ttl
         details = metadata.new_details(title, labels, ttl, expire_time, now)
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
@@ -412,7 +421,7 @@ class MongoSessionService(BaseSessionService):
             ttl: Seconds, or a ``timedelta``, that it lives from now on, and again after
                 each append, in place of an ``expire_time`` it may have.
             expire_time: When it is gone, in place of a ``ttl`` it may have. None for
-                either if it is not to expire.
+                either, or a ``ttl`` of ``math.inf``, if it is not to expire.
 
         Returns:
             The session as it is now, without its state.
@@ -940,6 +949,15 @@ def _refuse_unknown(adk_kwargs: Mapping[str, object]) -> None:
             f"MongoSessionService has no argument {quoted(unknown)}. Did you mean"
             f" {nearest!r}?"
         )
+
+
+def _check_default_ttl(default_ttl: object) -> float | None:
+    if default_ttl is None or default_ttl == math.inf:
+        return None
+    try:
+        return metadata.check_ttl(default_ttl)
+    except InvalidInputError as error:
+        raise ConfigurationError(f"default_{error}") from None
 
 
 def _given_or_new(session_id: str | None) -> str:

@@ -99,6 +99,8 @@ def _expiry(
             " not both."
         )
         raise InvalidInputError(message)
+    if ttl == math.inf:
+        return None, None
     seconds = check_ttl(ttl)
     return seconds, now + seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer import records
 
 _SCRATCH: Final = "mongo-session-service-handover"
@@ -103,6 +105,9 @@ class _Taker:
 
     async def _create(self, header: records.SessionHeader) -> Session:
         state = dict(header.state)
+        ours = self.service
+        if isinstance(ours, MongoSessionService):  # no default_ttl for what is moved
+            return await ours.create_session(**header.key.id, state=state, ttl=math.inf)
         return await self.service.create_session(**header.key.id, state=state)
 
     async def append(self, event: Event) -> None:

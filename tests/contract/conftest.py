@@ -38,6 +38,15 @@ async def sessions(
 
 
 @pytest.fixture(params=each_of(OURS))
+async def brief(
+    request: pytest.FixtureRequest, mongodb_uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """Each way to run our service, with a default time to live of 100 seconds."""
+    async with request.param.make(mongodb_uri, database, default_ttl=100) as service:
+        yield service
+
+
+@pytest.fixture(params=each_of(OURS))
 async def ours(
     request: pytest.FixtureRequest, mongodb_uri: str, database: str
 ) -> AsyncIterator[MongoSessionService]:

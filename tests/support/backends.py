@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import google.adk
 from google.adk.sessions import BaseSessionService, InMemorySessionService
@@ -20,7 +21,7 @@ from pymongo import AsyncMongoClient
 from mongo_session_service import MongoSessionService
 from support.encryption_hooks import SEALED
 
-Make = Callable[[str, str], contextlib.AbstractAsyncContextManager[BaseSessionService]]
+Make = Callable[..., contextlib.AbstractAsyncContextManager[BaseSessionService]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Backend:
 
     name: str
     make: Make
-    """Takes a MongoDB URI and the name of an empty database."""
+    """Takes a MongoDB URI, the name of an empty database, and arguments of ours."""
     differences: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -39,43 +40,59 @@ async def _in_memory(_uri: str, _database: str) -> AsyncIterator[BaseSessionServ
 
 
 @contextlib.asynccontextmanager
-async def _from_uri(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
-    async with MongoSessionService(uri, database=database) as service:
+async def _from_uri(
+    uri: str, database: str, **arguments: Any
+) -> AsyncIterator[BaseSessionService]:
+    async with MongoSessionService(uri, database=database, **arguments) as service:
         yield service
 
 
 @contextlib.asynccontextmanager
-async def _sealed(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
-    async with MongoSessionService(uri, database=database, **SEALED) as service:
+async def _sealed(
+    uri: str, database: str, **arguments: Any
+) -> AsyncIterator[BaseSessionService]:
+    async with MongoSessionService(
+        uri, database=database, **SEALED, **arguments
+    ) as service:
         yield service
 
 
 @contextlib.asynccontextmanager
-async def _pymongo(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+async def _pymongo(
+    uri: str, database: str, **arguments: Any
+) -> AsyncIterator[BaseSessionService]:
     async with AsyncMongoClient(uri) as client:
-        yield MongoSessionService(client=client, database=database)
+        yield MongoSessionService(client=client, database=database, **arguments)
 
 
 @contextlib.asynccontextmanager
-async def _motor(uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+async def _motor(
+    uri: str, database: str, **arguments: Any
+) -> AsyncIterator[BaseSessionService]:
     client = AsyncIOMotorClient(uri)
-    yield MongoSessionService(client=client, database=database)
+    yield MongoSessionService(client=client, database=database, **arguments)
     client.close()
 
 
 @contextlib.asynccontextmanager
 async def _without_transactions(
-    uri: str, database: str
+    uri: str, database: str, **arguments: Any
 ) -> AsyncIterator[BaseSessionService]:
-    service = MongoSessionService(uri, database=database, transactions=False)
+    service = MongoSessionService(
+        uri, database=database, transactions=False, **arguments
+    )
     async with service:
         yield service
 
 
 @contextlib.asynccontextmanager
-async def _mongomock(_uri: str, database: str) -> AsyncIterator[BaseSessionService]:
+async def _mongomock(
+    _uri: str, database: str, **arguments: Any
+) -> AsyncIterator[BaseSessionService]:
     client = AsyncMongoMockClient()
-    yield MongoSessionService(client=client, database=database, transactions=False)
+    yield MongoSessionService(
+        client=client, database=database, transactions=False, **arguments
+    )
 
 
 _UNEQUAL = dict.fromkeys(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -42,6 +43,8 @@ BAD = [
     ({"expire_time": "2100-01-01T00:00:00"}, "expire_time has no time zone"),
     ({"expire_time": "2000-01-01T00:00:00Z"}, "must be in the future"),
     ({"expire_time": "2100-01-01T00:00:00Z", "ttl": 1}, "but not both"),
+    ({"expire_time": "2100-01-01T00:00:00Z", "ttl": math.inf}, "but not both"),
+    ({"ttl": -math.inf}, "ttl must be more than 0"),
 ]
 
 
@@ -108,6 +111,6 @@ def test_a_change_says_what_it_removes() -> None:
     assert changed(labels={}) == changed(labels=None) == {"labels": None}
     assert changed(ttl=None) == {"ttl": None, "expire_time": None}
     assert changed(ttl=timedelta(minutes=1)) == {"ttl": 60.0, "expire_time": NOW + 60}
-    assert changed(expire_time=None) == changed(ttl=None)
+    assert changed(expire_time=None) == changed(ttl=math.inf) == changed(ttl=None)
     fixed = {"ttl": None, "expire_time": 1801483200.0}
     assert changed(ttl=None, expire_time="2027-02-01T12:00:00Z") == fixed

@@ -1,0 +1,43 @@
+"""What is moved does not begin to expire, whatever the service's default is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.sessions import InMemorySessionService
+from pymongo import MongoClient
+from support.transfers import IDS, say
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.transfer import (
+    Problem,
+    ServiceSource,
+    hand_over,
+    move,
+    verify,
+)
+
+
+@pytest.mark.parametrize("transfer", [move, hand_over])
+async def test_moved_sessions_have_no_end(
+    transfer: Any, mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """Neither `move` nor `hand_over` applies the default; both verify as equal."""
+    old = InMemorySessionService()
+    await old.create_session(**IDS)
+    await say(old, "hello")
+    found: list[Problem] = []
+    async with (
+        MongoSessionService(mongodb_uri, database=database, default_ttl=60) as service,
+        ServiceSource(old, ["weather"]) as source,
+    ):
+        await transfer(source, service)
+        target = ServiceSource(service, ["weather"])
+        await verify(source, target, on_difference=found.append)
+
+    (session,) = admin[database].sessions.find()
+    assert session["revision"] == 1
+    assert session.get("ttl") is None
+    assert session.get("expire_time") is None
+    assert found == []
