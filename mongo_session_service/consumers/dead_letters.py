@@ -144,7 +144,8 @@ async def replay(
     """Call a handler once on each dead letter; how many it handled and removed."""
     handled = 0
     async for letter in all_dead_letters(at, consumer):
-        work, remove = handlers.handling(handler, letter.item), removing(at, letter)
+        work = handlers.handling(handler, letter.item, at)
+        remove = removing(at, letter)
         try:
             if transactional:
                 await handlers.in_transaction(at, work, remove)

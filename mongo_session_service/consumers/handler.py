@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Final
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -13,6 +14,7 @@ from mongo_session_service.changes.decoder import ChangeRecord, OversizedChange
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.errors import MongoSessionServiceError
 
 Handler = Callable[..., Awaitable[object] | object]
 """Receives a change, and in a transaction the driver's session for its writes."""
@@ -34,14 +36,35 @@ class HandlerFailedError(Exception):
         self.error = error
 
 
-def handling(handler: Handler, item: ChangeRecord | OversizedChange) -> Work:
-    """The work of calling a handler with a change.
+_connection: ContextVar[Connection | None] = ContextVar("_connection", default=None)
+
+
+def connection() -> Connection:
+    """What the consumer reads through whose handler is running.
+
+    Raises:
+        MongoSessionServiceError: no consumer runs it.
+    """
+    found = _connection.get()
+    if found is None:
+        raise MongoSessionServiceError(
+            "This handler reads through the consumer that runs it: give it to run() or"
+            " replay_dead_letters()."
+        )
+    return found
+
+
+def handling(
+    handler: Handler, item: ChangeRecord | OversizedChange, connection: Connection
+) -> Work:
+    """The work of calling a handler with a change that came through a connection.
 
     The work raises:
         HandlerFailedError: the handler raised, or the change cannot be read.
     """
 
     async def work(txn: Txn) -> None:
+        token = _connection.set(connection)
         try:
             change = item.change()
             result = handler(change) if txn is None else handler(change, txn)
@@ -53,6 +76,8 @@ def handling(handler: Handler, item: ChangeRecord | OversizedChange) -> Work:
             raise HandlerFailedError(error) from error
         except Exception as error:
             raise HandlerFailedError(error) from error
+        finally:
+            _connection.reset(token)
 
     return work
 

@@ -34,7 +34,7 @@ class Processor:
 
         If the coordinator ends between two attempts, the next reader gets the change.
         """
-        work = handlers.handling(self.handler, delivery.item)
+        work = handlers.handling(self.handler, delivery.item, coordinator.connection)
         for attempt in range(self.max_attempts):
             try:
                 if self.transactional:

@@ -1,0 +1,265 @@
+"""Memory feeder: finished turns of the event log, for an ADK memory service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from google.adk.events.event import Event
+from google.adk.memory.base_memory_service import BaseMemoryService
+from google.adk.memory.in_memory_memory_service import InMemoryMemoryService
+from google.adk.platform import time as platform_time
+from google.adk.sessions.session import Session
+
+from mongo_session_service.changes.change import Change
+from mongo_session_service.codec import documents
+from mongo_session_service.codec.adk_session import to_session
+from mongo_session_service.consumers import handler as handlers
+from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retry import persistently
+from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import Page, read_page
+from mongo_session_service.sessions.queries import Wanted
+from mongo_session_service.sessions.store import SessionStore
+
+__all__ = ["remember"]
+
+logger = logging.getLogger(__name__)
+
+_ON_MONGODB: tuple[type, ...] = ()
+"""ADK's memory service on MongoDB, if this release of ADK has it."""
+with suppress(ImportError):
+    from google.adk.integrations.mongodb import MongoDbMemoryService
+
+    _ON_MONGODB = (MongoDbMemoryService,)
+
+_PAGE: Final = 64
+"""Events read at once: few turns have more, with what is between them."""
+
+_GAP: Final = 32
+"""Events of others after which nothing of a turn is looked for before its message."""
+
+_HEAD: Final = ("create_time", "revision", "expire_time", "ttl")
+"""What tells whether a session is visible."""
+
+
+def remember(memory_service: BaseMemoryService) -> Callable[[Change], Awaitable[None]]:
+    """A handler for ``consumer.run`` that feeds finished turns to a memory service.
+
+    ::
+
+        async with service.consumer("memory", app_name="shop") as consumer:
+            await consumer.run(remember(memory_service))
+
+    A turn is the events of one invocation from the user's message to the final
+    response. Once that is stored, the turn is read from storage, through the consumer
+    that runs the handler, and given to ``add_events_to_memory``. Later events of the
+    invocation follow one by one. A memory service without that method gets the whole
+    session by ``add_session_to_memory`` each time. After a crash the latest call may be
+    repeated, with the same event ids. Turns of a session that is deleted or has
+    expired meanwhile are left out.
+
+    When a session is deleted, so is its memory: by ``delete_session_memory(*, app_name,
+    user_id, session_id)`` where the memory service has it, and in ADK's
+    ``InMemoryMemoryService`` and ``MongoDbMemoryService``. Others keep it; a warning in
+    the log says so, once.
+
+    Args:
+        memory_service: Any memory service of ADK's interface.
+
+    Raises:
+        InvalidInputError: ``memory_service`` is none.
+    """
+    if not isinstance(memory_service, BaseMemoryService):
+        raise InvalidInputError(
+            "memory_service must be an instance of ADK's BaseMemoryService, not"
+            f" {type(memory_service).__name__}."
+        )
+    return _Feeder(memory_service).handle
+
+
+class _Feeder:
+    """Feeds one memory service; what is due is told from storage alone."""
+
+    def __init__(self, memory: BaseMemoryService) -> None:
+        self._memory: Any = memory
+        self._has_warned = False
+
+    async def handle(self, change: Change) -> None:
+        """Do what a consumer's handler does."""
+        key = change.session_key
+        if key is None:
+            return
+        log = _Log(handlers.connection(), key)
+        if change.kind == "deleted":
+            await self._forget(key)
+            # It may be the end of an earlier session of this id.
+            async for revision, event in log.events():
+                await self._remember(log, revision, event)
+        elif change.event is not None and change.revision is not None:
+            await self._remember(log, change.revision, change.event)
+
+    async def _remember(self, log: _Log, revision: int, event: Event) -> None:
+        due = await log.due(revision, event)
+        if not due:
+            return
+        try:
+            await self._memory.add_events_to_memory(
+                app_name=log.key.app_name,
+                user_id=log.key.user_id,
+                session_id=log.key.session_id,
+                events=due,
+            )
+        except NotImplementedError:
+            session = await log.session(event)
+            if session is not None:
+                await self._memory.add_session_to_memory(session)
+
+    async def _forget(self, key: SessionKey) -> None:
+        memory = self._memory
+        if hasattr(memory, "delete_session_memory"):
+            with suppress(NotImplementedError):
+                await memory.delete_session_memory(**key.id)
+                return
+        if isinstance(memory, InMemoryMemoryService):
+            emptied = Session(id=key.session_id, app_name=key[0], user_id=key[1])
+            await memory.add_session_to_memory(emptied)
+        elif isinstance(memory, _ON_MONGODB):
+            # ADK has no method for it. In a thread, which no cancellation ends.
+            memories = self._memory._memories()  # noqa: SLF001
+            await uninterrupted(asyncio.to_thread(memories.delete_many, key.id))
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s cannot find memory by session: it keeps what it remembers of"
+                " deleted sessions. Give it a method delete_session_memory(*, app_name,"
+                " user_id, session_id).",
+                type(memory).__name__,
+            )
+
+
+class _Log:
+    """The event log of a session, as a memory service is to get it."""
+
+    def __init__(self, connection: Connection, key: SessionKey) -> None:
+        self._connection = connection
+        self.key = key
+
+    async def due(self, revision: int, event: Event) -> list[Event]:
+        """What an event makes due: its turn, itself, or nothing; the oldest first.
+
+        Nothing as well if the session is no longer stored.
+        """
+        is_ending = _is_ending(event)
+        if _is_message(event) or not (is_ending or event.invocation_id):
+            return []
+        turn: list[Event] = []
+        is_begun, gap = False, 0
+        async for each in self._back_from(revision, event):
+            if each.invocation_id != event.invocation_id:
+                gap += 1
+                if is_begun and gap == _GAP:
+                    break
+                continue
+            if turn and _is_ending(each):
+                return _after_ending(turn[::-1])
+            is_begun, gap = is_begun or _is_message(each), 0
+            if is_begun and not is_ending:
+                return []
+            turn.append(each)
+        return turn[::-1] if is_ending else []
+
+    async def _back_from(self, revision: int, event: Event) -> AsyncIterator[Event]:
+        """The events from one back to the first, of one point in time.
+
+        None if the session is not stored any more, or is a later one of the same id.
+        """
+        # Not before the change that is handled: a new primary may not know yet that it
+        # is committed.
+        at = await persistently(lambda: snapshots.now(self._connection))
+        before, is_last = revision + 1, False
+        while not is_last:
+            where = queries.events_after(self.key, 0, before)
+            page = await self._page(where, at=at)
+            if not page.created(platform_time.get_time()):
+                return
+            if before > revision and not _begins_with(page, event):
+                return
+            for each in page.events:
+                before = each["_id"]["revision"]
+                yield self._decoded(each)
+            is_last = page.is_last
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """All events by revision, if the session is stored."""
+        after = 0
+        while True:
+            where = queries.events_after(self.key, after)
+            page = await self._page(where, order=1)
+            if not page.created(platform_time.get_time()):
+                return
+            for each in page.events:
+                after = each["_id"]["revision"]
+                yield after, self._decoded(each)
+            if page.is_last:
+                return
+
+    async def session(self, event: Event) -> Session | None:
+        """The session with all its events; None if it is not stored any more.
+
+        Raises:
+            StorageUnavailableError: it cannot be read yet as of the event.
+        """
+        store = SessionStore(self._connection)
+        stored = await persistently(lambda: store.load_session(self.key))
+        if stored is None:
+            return None
+        session = to_session(stored)
+        if all(each.id != event.id for each in session.events):
+            raise StorageUnavailableError(
+                "The server does not know yet that the turn is committed; try again."
+            )
+        return session
+
+    async def _page(self, where: Any, *, order: int = -1, at: Any = None) -> Page:
+        head = Wanted("sessions", {"_id": self.key.id}, fields=_HEAD)
+        at_once = {"size": _PAGE, "order": order, "at": at, "session": head}
+        return await persistently(lambda: read_page(self._connection, where, **at_once))
+
+    def _decoded(self, document: Any) -> Event:
+        return documents.decode_event(document, self._connection.hooks)
+
+
+def _begins_with(page: Page, event: Event) -> bool:
+    return bool(page.events) and page.events[0]["event"].get("id") == event.id
+
+
+def _is_message(event: Event) -> bool:
+    """Whether it waits for a response: what the user says, but no tool's response."""
+    return event.author == "user" and not event.get_function_responses()
+
+
+def _is_ending(event: Event) -> bool:
+    """Whether a turn ends with it: a final response, not a mere change of state."""
+    says = event.content is not None and bool(event.content.parts)
+    is_response = says or bool(event.error_code) or event.output is not None
+    return event.author != "user" and is_response and event.is_final_response()
+
+
+def _after_ending(events: list[Event]) -> list[Event]:
+    """What the last of an invocation's events after an ending makes due.
+
+    Up to the user's next message each has followed by itself. Events without an
+    invocation id follow nothing: they would all be of one turn.
+    """
+    if not events[-1].invocation_id:
+        return events
+    begun = (n for n, each in enumerate(events) if _is_message(each))
+    return events[next(begun, len(events) - 1) :]

@@ -1,0 +1,30 @@
+"""What a process does that feeds a memory service until it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import import_module
+from multiprocessing.connection import Connection
+
+from mongo_session_service import Change, MongoSessionService
+from mongo_session_service.consumers import lease
+from mongo_session_service.memory import remember
+
+
+def feed(uri: str, database: str, pipe: Connection) -> None:
+    """Feed ADK's memory service on the same database; tell of every change before."""
+    lease.LEASE, lease.RENEWAL = 0.5, 0.1  # seconds, for many take-overs
+    asyncio.run(_feed(uri, database, pipe))
+
+
+async def _feed(uri: str, database: str, pipe: Connection) -> None:
+    adk = import_module("google.adk.integrations.mongodb")  # from ADK 2.13 on
+    memory = adk.MongoDbMemoryService(connection_string=uri, database_name=database)
+    handler = remember(memory)
+
+    async def handle(change: Change) -> None:
+        pipe.send(change.revision)
+        await handler(change)
+
+    async with MongoSessionService(uri, database=database) as service:
+        await service.consumer("memory", app_name="app").run(handle)
