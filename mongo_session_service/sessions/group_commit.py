@@ -265,7 +265,7 @@ class Committer:
 
     async def _commit(self, batch: list[Caller], lane: Lane | None = None) -> None:
         """Commit a batch; if it is refused, find out whose fault it is by halves."""
-        batch = self._in_time(batch)
+        batch = self._in_time(batch, TOO_LATE if lane is None else _LOCKED)
         if not batch:
             return self._close(lane)
         planned = batches.plan(batch)

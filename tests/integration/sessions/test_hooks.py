@@ -170,7 +170,7 @@ async def test_an_event_must_stay_an_object(mongodb_uri: str, database: str) -> 
             mongodb_uri, database=database, before_store=lambda *_, it=result: it
         ) as service:
             session = await service.create_session(app_name=APP, user_id=USER)
-            with pytest.raises(InvalidInputError, match="an object of an event"):
+            with pytest.raises(InvalidInputError, match="an object for an event"):
                 await service.append_event(session, Event(author="x"))
 
 
@@ -185,7 +185,9 @@ async def test_what_is_redacted_stays_an_event(
             before_store=lambda value, _, it=damage: {**value, **it},
         ) as service:
             session = await service.create_session(app_name=APP, user_id=USER)
-            with pytest.raises(InvalidInputError, match="one that ADK can") as caught:
+            with pytest.raises(
+                InvalidInputError, match="an event that ADK can"
+            ) as caught:
                 await service.append_event(session, Event(author="x"))
             assert CANARY not in str(caught.value)
 
