@@ -109,7 +109,9 @@ async def test_a_call_and_its_result_are_one_card(
         await service.append_event(session, each)
 
     await expect(cards).to_have_count(3)
-    await expect(cards.first).to_contain_text(re.compile(r"Result\s*sun: 1"))
+    await expect(cards.first).to_contain_text(
+        re.compile(r"Result, 14 characters copy\s*sun: 1")
+    )
     await expect(cards.locator("summary .result")).to_have_text(
         ["→ {sun: 1}", '→ {error: "no radar"}', '→ {is: "yes"}']
     )

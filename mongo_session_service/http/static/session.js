@@ -7,7 +7,7 @@ import { Moment } from "./moment.js";
 import { StateTree } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { inCalendar, timeOf } from "./times.js";
-import { parse, pretty } from "./values.js";
+import { parse, pretty, wordsOf } from "./values.js";
 
 class SessionPage {
   constructor() {
@@ -156,6 +156,7 @@ export function watch() {
   page.title();
   show("waiting", "Connecting");
   const unfoldNear = () => { const card = timeline.current(); if (card) timeline.unfold(card); };
+  const filter = () => timeline.filter($("filter").value, $("filter-by").value);
   const latest = () => {
     moment.close();
     timeline.follow();
@@ -174,13 +175,14 @@ export function watch() {
     const target = press.target;
     if (press.ctrlKey || press.metaKey || press.altKey || document.querySelector("dialog[open]")) return;
     if (press.key === "Escape") {
-      if (!$("filter").value && target !== $("filter")) moment.close();
+      if (!$("filter").value && !$("filter-by").value && target !== $("filter")) moment.close();
       $("filter").value = "";
-      timeline.filter("");
+      $("filter-by").value = "";
+      filter();
       $("filter").blur();
       return;
     }
-    if (target.closest("input")) return;
+    if (target.closest("input, select")) return;
     if (press.key === "Enter" && timeline.byElement.has(target)) {
       press.preventDefault();
       unfoldNear();
@@ -190,9 +192,13 @@ export function watch() {
     }
   });
   let filtering = 0;
+  $("filter-by").addEventListener("change", () => filter());
+  $("state-filter").addEventListener("input", () => {
+    for (const tree of [moment.now, moment.then]) tree.search(wordsOf($("state-filter").value));
+  });
   $("filter").addEventListener("input", () => {
     clearTimeout(filtering);
-    filtering = setTimeout(() => timeline.filter($("filter").value), 80);
+    filtering = setTimeout(filter, 80);
   });
   $("pause").addEventListener("click", () => page.pause());
   $("copy-events").addEventListener("click", () => copy(pretty(timeline.toJSON()), plural(timeline.events.length, "event")));

@@ -1,7 +1,8 @@
 // State: the keys of a session by scope, and what changed them.
 
 import { $, make, plural } from "./elements.js";
-import { branch, isTree, same, sketch } from "./values.js";
+import { highlight } from "./highlight.js";
+import { branch, same, sketch, words } from "./values.js";
 
 const SCOPES = [
   ["session", "", "Session", "this session alone"],
@@ -16,6 +17,8 @@ export class StateTree {
     this.place = place;
     this.opened = opened;
     this.isPast = isPast;
+    this.wanted = [];
+    place.addEventListener("toggle", () => this.highlight(), true);
     this.boxes = new Map();
     for (const [scope, , title, whose] of SCOPES) {
       const size = make("small", "");
@@ -118,6 +121,7 @@ export class StateTree {
     }
     row.element.replaceChildren(make("div", "", tree), row.time);
     this.drawTime(row);
+    this.apply(row);
   }
 
   drawTime(row) {
@@ -145,10 +149,28 @@ export class StateTree {
     for (const tree of this.place.querySelectorAll("details[open]")) tree.open = false;
   }
 
+  /** Show only the keys that have these words, in their name or value. */
+  search(wanted) {
+    this.wanted = wanted;
+    for (const row of this.rows.values()) this.apply(row);
+    this.highlight();
+  }
+
+  apply(row) {
+    const text = this.wanted.length ? words({ [row.name]: row.value }, []).join("\n").toLowerCase() : "";
+    row.element.hidden = !this.wanted.every((word) => text.includes(word));
+  }
+
+  highlight() {
+    if (this.place.hidden) return;
+    highlight("state", this.wanted.length ? [this.place] : [], this.wanted);
+  }
+
   summarise() {
     for (const { size, rows } of this.boxes.values()) size.textContent = String(rows.length);
     if (this.place.hidden) return;
     $("state-count").textContent = plural(this.rows.size, "key");
+    this.highlight();
     $("state-empty").hidden = this.rows.size > 0;
   }
 

@@ -1,9 +1,11 @@
 // Timeline: the events of a session, from the first to the latest.
 
 import { $, button, copy, counted, make, plural } from "./elements.js";
+import { highlight } from "./highlight.js";
+import { markdown } from "./markdown.js";
 import { inCalendar, inClock, lasted, timeOf } from "./times.js";
 import { hasFailed, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
-import { children, Exact, isTree, literal, parse, pretty, sizeOf, sketch } from "./values.js";
+import { children, isTree, literal, parse, pretty, sizeOf, sketch, words, wordsOf } from "./values.js";
 
 function hueOf(author) {
   if (author === "user") return 255;
@@ -12,21 +14,8 @@ function hueOf(author) {
   return [160, 300, 60, 345, 200, 110, 25][sum % 7];
 }
 
-/** Every word in a value that somebody may look for. */
-function words(value, found) {
-  if (isTree(value)) {
-    for (const [name, each] of Object.entries(value)) {
-      if (!Array.isArray(value)) found.push(name);
-      words(each, found);
-    }
-  } else if (value !== null) {
-    found.push(value instanceof Exact ? value.text : String(value).slice(0, 20000));
-  }
-  return found;
-}
-
 function text(content, className) {
-  const box = make("div", className, content);
+  const box = make("div", className, ...markdown(content));
   box.dir = "auto";
   const lines = content.split("\n").length;
   if (lines <= 12 && content.length <= 1200) return [box];
@@ -40,9 +29,34 @@ function text(content, className) {
   return [box, more];
 }
 
-function whole(value) {
-  if (isTree(value) && sizeOf(value)) return children(value, [], new Set(), value);
-  return make("div", "whole", isTree(value) ? "nothing" : String(literal(value)));
+function whole(value, name) {
+  if (!isTree(value) || !sizeOf(value)) return make("div", "whole", isTree(value) ? "nothing" : String(literal(value)));
+  return children(value, [name], new Set(), value);
+}
+
+/** What follows is, how large it is, and a button to copy it. */
+function title(name, value) {
+  const json = pretty(value);
+  const all = button("copy", `Copy the ${name} as JSON`, () => copy(json, name));
+  all.className = "more";
+  return make("div", "what", `${name}, ${plural(json.length, "character")} `, all);
+}
+
+const PICTURE = /^image\/(?:png|jpeg|gif|webp)$/;
+const LARGEST = 6_000_000; // characters of base64
+
+/** An image that a part holds, or what it is if it cannot be shown. */
+function inlined({ mimeType, data }) {
+  const size = Math.floor(((data ?? "").length * 3) / 4);
+  const words = `${mimeType ?? "data"}, ${plural(size, "byte")}`;
+  const tag = make("span", "tag", words);
+  if (!PICTURE.test(mimeType) || data.length > LARGEST) return tag;
+  const image = make("img", "picture");
+  image.alt = words;
+  image.title = words;
+  image.addEventListener("error", () => image.replaceWith(tag));
+  image.src = `data:${mimeType};base64,${data.replaceAll("-", "+").replaceAll("_", "/")}`;
+  return image;
 }
 
 /** A line that unfolds what `fill` makes, each time it is opened. */
@@ -59,7 +73,7 @@ function folding(summary, fill) {
 function folded(what, name, value) {
   const summary = make("summary", "mono",
     make("span", "what", what), make("span", "fn", name), make("span", "sketch", sketch(value, 140)));
-  return folding(summary, () => [whole(value)]);
+  return folding(summary, () => [title(name, value), whole(value, name)]);
 }
 
 /** A tool call and its result as one card. */
@@ -77,8 +91,8 @@ class Call {
   }
 
   inside() {
-    const parts = [make("div", "what", "Arguments"), whole(this.args)];
-    if (this.response) parts.push(make("div", "what", "Result"), whole(this.response));
+    const parts = [title("Arguments", this.args), whole(this.args, "args")];
+    if (this.response) parts.push(title("Result", this.response), whole(this.response, "response"));
     return parts;
   }
 
@@ -132,6 +146,9 @@ export class Timeline {
     this.byElement = new Map();
     this.calls = new Map();
     this.turns = [];
+    this.offered = new Set();
+    this.kind = "";
+    $("filter-by").replaceChildren($("filter-by").firstElementChild);
     this.numbers = new Map(); // of invocations
     this.sums = new Sums();
     this.missed = 0;
@@ -156,7 +173,7 @@ export class Timeline {
     const delta = change.state_delta ?? {};
     const since = turn.take(event, at);
     card.append(make("div", "nth", String(revision)), make("div", "", this.head(event, revision, at, since, card, raw), ...this.body(change, event, at, turn)));
-    const item = { card, raw, turn, revision, delta, at: { revision, words: inCalendar(at) }, author: event.author, seen: words([event.author, `#${revision}`, event.content ?? {}, change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
+    const item = { card, raw, turn, revision, delta, at: { revision, words: inCalendar(at) }, author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
     this.events.push(item);
     this.byElement.set(card, item);
     this.apply(item);
@@ -178,6 +195,35 @@ export class Timeline {
     this.marked.setAttribute("aria-current", "true");
     this.isFollowing = false;
     this.marked.scrollIntoView({ block: "nearest" });
+  }
+
+  /** What an event can be filtered by; the choice of them grows with each new one. */
+  kindsOf(event, delta) {
+    const kinds = [["Authors", event.author ?? ""]];
+    if (event.errorCode || event.errorMessage) kinds.push(["Others", "errors"]);
+    for (const { functionCall: call, functionResponse: answer } of event.content?.parts ?? []) {
+      if (call || answer) kinds.push(["Tools", (call ?? answer).name ?? ""]);
+      if (hasFailed(answer?.response)) kinds.push(["Others", "errors"]);
+    }
+    for (const name of Object.keys(delta)) kinds.push(["State keys", name]);
+    const ids = kinds.map((kind) => JSON.stringify(kind));
+    kinds.forEach(([group, name], place) => this.offer(group, name, ids[place]));
+    return new Set(ids);
+  }
+
+  offer(group, name, id) {
+    if (this.offered.has(id)) return;
+    this.offered.add(id);
+    const choice = $("filter-by");
+    let box = [...choice.children].find((each) => each.label === group);
+    if (!box) {
+      box = make("optgroup", "");
+      box.label = group;
+      choice.append(box);
+    }
+    const option = make("option", "", name);
+    option.value = id;
+    box.append(option);
   }
 
   /** The turn that an event belongs to: the last one, or a new one. */
@@ -268,9 +314,7 @@ export class Timeline {
       return [make("pre", "", String(part.codeExecutionResult.output ?? part.codeExecutionResult.outcome ?? ""))];
     }
     if (part.inlineData) {
-      const { mimeType, data } = part.inlineData;
-      const size = Math.floor(((data ?? "").length * 3) / 4);
-      return [make("div", "chips", make("span", "tag", `${mimeType ?? "data"}, ${plural(size, "byte")}`))];
+      return [make("div", "chips", inlined(part.inlineData))];
     }
     if (part.fileData) {
       return [make("div", "chips", make("span", "tag", part.fileData.fileUri ?? "a file"))];
@@ -325,8 +369,9 @@ export class Timeline {
     $("pill").textContent = `↓ ${counted.format(this.missed)} new`;
   }
 
-  filter(text) {
-    this.wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
+  filter(text, kind) {
+    this.wanted = wordsOf(text);
+    this.kind = kind;
     this.matching = 0;
     for (const turn of this.turns) turn.shown = 0;
     for (const item of this.events) this.apply(item);
@@ -335,16 +380,22 @@ export class Timeline {
   }
 
   apply(item) {
-    const isWanted = (this.wanted ?? []).every((word) => item.seen.includes(word));
+    const isWanted = (!this.kind || item.kinds.has(this.kind)) && (this.wanted ?? []).every((word) => item.seen.includes(word));
     item.card.hidden = !isWanted;
     if (isWanted) this.matching += 1;
     if (isWanted) item.turn.shown += 1;
     item.turn.box.hidden = item.turn.shown === 0;
   }
 
+  highlight() {
+    const shown = this.wanted?.length ? this.events.filter((item) => !item.card.hidden) : [];
+    highlight("event", shown.map((item) => item.card.lastChild), this.wanted ?? []);
+  }
+
   summarise() {
     const all = this.events.length;
-    const isFiltered = Boolean(this.wanted?.length);
+    const isFiltered = Boolean(this.wanted?.length || this.kind);
+    this.highlight();
     $("event-count").textContent = isFiltered ? `${counted.format(this.matching)} of ${counted.format(all)}` : counted.format(all);
     for (const turn of this.turns) turn.draw();
     const sums = this.sums.draw();

@@ -1,6 +1,6 @@
 // Values: JSON as it is stored, exactly, and as a tree that unfolds.
 
-import { button, make, plural } from "./elements.js";
+import { button, copy, make, plural } from "./elements.js";
 
 /** A number that JavaScript would show as another one: 2**53 + 1, or 1.0. */
 export class Exact {
@@ -53,6 +53,56 @@ export function sketch(value, room = 90) {
 const LONG = 160;
 const AT_ONCE = 200;
 
+/** Every word in a value that somebody may look for. */
+export function words(value, found) {
+  if (isTree(value)) {
+    for (const [name, each] of Object.entries(value)) {
+      if (!Array.isArray(value)) found.push(name);
+      words(each, found);
+    }
+  } else if (value !== null) {
+    found.push(value instanceof Exact ? value.text : String(value).slice(0, 20000));
+  }
+  return found;
+}
+
+/** The words of a search, of which a text must have each. */
+export const wordsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
+
+// What a line of a tree shows, for the two buttons that follow the pointer.
+const lines = new WeakMap();
+
+const inWords = (path) => path.map((name, place) => {
+  if (/^[A-Za-z_]\w*$/.test(name)) return place ? `.${name}` : name;
+  return /^\d+$/.test(name) && place ? `[${name}]` : `${place ? "" : "state"}[${JSON.stringify(name)}]`;
+}).join("");
+
+let pointed = null;
+const picks = make("span", "picks",
+  pick("value", "Copy this value", ({ value }) => copy(isTree(value) ? pretty(value) : value instanceof Exact ? value.text : String(value), "Value")),
+  pick("path", "Copy the path of this value", ({ path }) => copy(inWords(path), "Path")));
+
+function pick(name, title, act) {
+  // Its label is in the style sheet: what a line says is what it shows.
+  const made = button("", title, (click) => {
+    click.preventDefault();
+    click.stopPropagation();
+    act(pointed);
+  });
+  made.setAttribute("aria-label", title);
+  made.dataset.label = name;
+  return made;
+}
+
+for (const kind of ["mouseover", "focusin"]) {
+  document.addEventListener(kind, ({ target }) => {
+    const line = target.closest?.(".leaf, .tree > summary");
+    if (!line || !lines.has(line) || picks.parentNode === line) return;
+    pointed = lines.get(line);
+    line.append(picks);
+  });
+}
+
 /**
  * A value under its name; what differs from `old` is marked.
  *
@@ -67,6 +117,7 @@ export function branch(name, value, path, opened, old = value, isMarked = false)
     const text = isTree(value) ? (Array.isArray(value) ? "[]" : "{}") : literal(value);
     const leaf = make("div", "leaf", ...label, make("span", `v ${isTree(value) ? "other" : kindOf(value)}`, text));
     if (isMarked) leaf.lastChild.classList.add("touched");
+    lines.set(leaf, { value, path });
     return leaf;
   }
   const summary = make("summary", "", ...label);
@@ -79,6 +130,7 @@ export function branch(name, value, path, opened, old = value, isMarked = false)
     summary.append(make("span", "colon", `  ${plural(value.length, "character")}`));
   }
   if (isMarked) summary.lastChild.classList.add("touched");
+  lines.set(summary, { value, path });
   const tree = make("details", "tree", summary);
   const id = JSON.stringify(path);
   const grow = () => {
