@@ -151,3 +151,21 @@ async def test_nobody_is_offered_what_they_may_not_do(
         await page.goto(of(url))
         await expect(page.locator("#status")).to_have_text("Live")
         await expect(page.locator("#fork")).to_be_hidden()
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_a_phone_has_room_for_it_all(page: Page, url: str, scheme: str) -> None:
+    """At 360 pixels nothing is cut off sideways, and each control is within reach."""
+    await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    await page.set_viewport_size({"width": 360, "height": 740})
+    await page.goto(f"{of(url)}#r=2")
+    await expect(page.locator(".event[aria-current]")).to_be_in_viewport()
+
+    for control in ("filter", "filter-by", "state-filter", "slider", "now", "fork"):
+        box = await page.locator(f"#{control}").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 360
+        assert box["width"] > 30
+    assert await page.evaluate("document.documentElement.scrollWidth") == 360
