@@ -88,7 +88,7 @@ async def measure(uri: str, count: int, seconds: float) -> None:
 def main() -> int:
     """Measure beside none and then ever more stuck sessions; the exit code."""
     parser = argparse.ArgumentParser("scripts/bench stuck", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long per row")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long per row")
     seconds: float = parser.parse_args().seconds
     with EmbeddedReplicaSet() as mongodb:
         for count in STUCK:
