@@ -20,6 +20,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -299,7 +300,8 @@ class Committer:
             middle = len(batch) // 2
             await self._commit(batch[:middle])
             # A session's later writes follow its earlier ones.
-            await self._commit([it for it in batch[middle:] if not self._follows(it)])
+            others = self._put_behind(batch[:middle], batch[middle:])
+            await self._commit(self._without_followers(others))
         elif isinstance(error, storage.RefusedError):
             await self._explain(batch[0], planned[0])
         elif isinstance(error, DocumentTooLargeError):
@@ -426,16 +428,43 @@ class Committer:
             lane.documents.add(held)
         self._lanes |= dict.fromkeys(lane.documents, lane)
 
-    def _follows(self, caller: Caller) -> bool:
-        """Whether a caller belongs to a lane; if so, it waits there from now on."""
-        for each in caller.documents:
-            if lane := self._lanes.get(each):
+    def _without_followers(
+        self, callers: Iterable[Caller], busy: AbstractSet[DocumentId] = frozenset()
+    ) -> list[Caller]:
+        """The callers that belong to no lane; the others wait in theirs from now on.
+
+        A caller goes where the earlier ones of its session are. If they are here as
+        well, or ``busy``, it stays behind them: they may yet end in another lane.
+        """
+        kept: list[Caller] = []
+        stays: set[DocumentId] = set()
+        for caller in callers:
+            key = caller.write.key
+            documents = [key] if key in stays or key in busy else caller.documents
+            lane = next(filter(None, map(self._lanes.get, documents)), None)
+            if lane is None:
+                kept.append(caller)
+                stays.add(key)
+            else:
                 self._send(lane.held, [caller], lane)
-                return True
-        return False
+        return kept
+
+    def _put_behind(self, first: list[Caller], second: list[Caller]) -> list[Caller]:
+        """Let callers wait behind those of their sessions that are tried again.
+
+        Returns the others.
+        """
+        again = {*first}.intersection(self._waiting)
+        keys = {each.write.key for each in again}
+        behind = [each for each in second if each.write.key in keys]
+        if behind:
+            ahead = [each for each in self._waiting if each in again]
+            later = [each for each in self._waiting if each not in again]
+            self._waiting = deque([*ahead, *behind, *later])
+        return [each for each in second if each.write.key not in keys]
 
     def _bring_to_lanes(self) -> None:
-        self._waiting = deque(it for it in self._waiting if not self._follows(it))
+        self._waiting = deque(self._without_followers(self._waiting, self._busy))
 
     def _close(self, lane: Lane | None) -> None:
         """End a lane: its lock is released, or is another's concern."""
