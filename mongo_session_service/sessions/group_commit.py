@@ -103,6 +103,8 @@ class Committer:
         self.intake = Intake()
         self._waiting: deque[Caller] = deque()
         self._in_flight: list[list[Caller]] = []
+        self._lone: Caller | None = None
+        """A new session that is stored without a transaction, beside the batches."""
         self._busy: set[DocumentId] = set()
         self._is_blocked = False
         self._lanes: dict[DocumentId, Lane] = {}
@@ -212,11 +214,18 @@ class Committer:
         self._starting = None
         if not (batch := self._next_batch()):
             return
-        self._in_flight.append(batch)
+        first, is_one = batch[0], len(batch) == 1
+        if is_one and not self._lone and storage.is_one_document(first.write):
+            self._lone = first
+        else:
+            self._in_flight.append(batch)
         try:
             await self._occupy(batch, None)
         finally:
-            self._in_flight.remove(batch)
+            if self._lone is first:
+                self._lone = None
+            else:
+                self._in_flight.remove(batch)
             self._unblock()
 
     async def _occupy(self, batch: list[Caller], lane: Lane | None) -> None:
@@ -261,7 +270,7 @@ class Committer:
         if not in_flight and len(self._waiting) < len(batch):
             batch, others = batches.halved(batch)
             self._waiting.extendleft(reversed(others))
-        self._is_blocked = not batch
+        self._is_blocked = not batch and bool(in_flight)
         return batch
 
     async def _commit(self, batch: list[Caller], lane: Lane | None = None) -> None:
@@ -276,7 +285,12 @@ class Committer:
             count_retry(self._connection.database.name)
         try:
             with translated():
-                await self._store.commit(planned, limit=limit, attempts=attempts)
+                await self._store.commit(
+                    planned,
+                    limit=limit,
+                    attempts=attempts,
+                    is_lone=batch[0] is self._lone,
+                )
         except storage.LockedError as error:
             return self._set_aside(batch, error.length, lane)
         except Exception as error:  # noqa: BLE001  raised by the calls it concerns
