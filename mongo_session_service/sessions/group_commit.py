@@ -130,13 +130,12 @@ class Committer:
         """
         self._waiting.append(caller)
         self._start_soon()
-        if self._expiry is None:
-            self._expire_later()
+        self._expire_within(self.left(caller))
         try:
             await caller.is_done.wait()
         except asyncio.CancelledError:
             caller.is_withdrawn = True
-            for queue in (self._waiting, *(it.waiting for it in self._open_lanes)):
+            for queue in self._queues():
                 if caller in queue:
                     queue.remove(caller)
                     raise
@@ -382,17 +381,27 @@ class Committer:
                 kept.append(caller)
         return kept
 
-    def _expire_later(self) -> None:
+    def _queues(self) -> list[deque[Caller]]:
+        return [self._waiting, *(lane.waiting for lane in self._open_lanes)]
+
+    def _expire_within(self, seconds: float) -> None:
         """End the calls that wait for too long, even if no batch ever ends."""
-        after = max(min(map(self.left, self._waiting), default=self._limit), 0.0)
         loop = asyncio.get_running_loop()
-        self._expiry = loop.call_later(after, self._expire)
+        at = loop.time() + max(seconds, 0.0)
+        if self._expiry is not None:
+            if self._expiry.when() <= at:
+                return
+            self._expiry.cancel()
+        self._expiry = loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
         self._waiting = deque(self._in_time(self._waiting))
-        if self._waiting:
-            self._expire_later()
+        for lane in self._open_lanes:
+            lane.waiting = deque(self._in_time(lane.waiting, _LOCKED))
+        waiting = [*chain.from_iterable(self._queues())]
+        if waiting or self._tasks:  # whose callers may have to wait again
+            self._expire_within(min(map(self.left, waiting), default=self._limit))
 
     def _set_aside(self, batch: list[Caller], length: int, lane: Lane | None) -> None:
         """Move writes that met a lock to lanes, and let the others continue.
