@@ -12,6 +12,7 @@ id.
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
@@ -34,6 +35,12 @@ _SESSIONS: Final = 50
 
 _MARK_MS: Final = 100
 """The server's time limit for marking expired sessions, of which some may be locked."""
+
+_MARK_PART_MS: Final = 20
+"""The same for a part of them, once one has turned out to be locked."""
+
+_MARK_TIMES: Final = 20
+"""How often a limit may be reached before the rest is left for later."""
 
 _UNAUTHORIZED: Final = 13
 
@@ -88,25 +95,37 @@ async def ended(
     has renewed the session; an append that comes later finds the mark, and no session.
     A session that cannot be marked at once is not among the result.
     """
-    which = {"_id": {"$in": ids}, **queries.expired(now)}
-    mark = {"q": {**which, "ttl": {"$ne": OVER}}, "u": {"$set": {"ttl": OVER}}}
-    command = {
-        "update": connection.sessions.name,
-        "updates": [{**mark, "multi": True}],
-        "writeConcern": connection.sessions.write_concern.document,
-        "maxTimeMS": _MARK_MS,
-    }
-    try:
-        await connection.database.command(command)
-    except ExecutionTimeout:
-        pass  # a session is locked
-    except OperationFailure as error:
-        if error.code != _UNAUTHORIZED:
-            raise
-        return ids  # a user who may only read cannot find out more
-    marked = {**which, "ttl": OVER}
+    parts, limit, times = deque([ids]), _MARK_MS, _MARK_TIMES
+    while parts and times:
+        part = parts.popleft()
+        try:
+            await _mark(connection, part, now, limit)
+        except ExecutionTimeout:
+            # A session is locked, which the others need not wait for.
+            parts += [part[::2], part[1::2]] if len(part) > 1 else []
+            limit, times = _MARK_PART_MS, times - 1
+        except OperationFailure as error:
+            if error.code != _UNAUTHORIZED:
+                raise
+            return ids  # a user who may only read cannot find out more
+    marked = {"_id": {"$in": ids}, **queries.expired(now), "ttl": OVER}
     sessions = connection.sessions.with_options(read_concern=ReadConcern("majority"))
     return [it["_id"] for it in await sessions.find(marked, {"_id": 1}).to_list(None)]
+
+
+async def _mark(
+    connection: Connection, ids: list[Document], now: float, limit: int
+) -> None:
+    """Mark those of some sessions that have expired, within milliseconds."""
+    which = {"_id": {"$in": ids}, **queries.expired(now), "ttl": {"$ne": OVER}}
+    mark = {"q": which, "u": {"$set": {"ttl": OVER}}, "multi": True}
+    command = {
+        "update": connection.sessions.name,
+        "updates": [mark],
+        "writeConcern": connection.sessions.write_concern.document,
+        "maxTimeMS": limit,
+    }
+    await connection.database.command(command)
 
 
 async def _remove_all(connection: Connection, wanted: Document) -> None:

@@ -20,6 +20,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -102,6 +103,8 @@ class Committer:
         self.intake = Intake()
         self._waiting: deque[Caller] = deque()
         self._in_flight: list[list[Caller]] = []
+        self._lone: Caller | None = None
+        """A new session that is stored without a transaction, beside the batches."""
         self._busy: set[DocumentId] = set()
         self._is_blocked = False
         self._lanes: dict[DocumentId, Lane] = {}
@@ -127,13 +130,12 @@ class Committer:
         """
         self._waiting.append(caller)
         self._start_soon()
-        if self._expiry is None:
-            self._expire_later()
+        self._expire_within(self.left(caller))
         try:
             await caller.is_done.wait()
         except asyncio.CancelledError:
             caller.is_withdrawn = True
-            for queue in (self._waiting, *(it.waiting for it in self._open_lanes)):
+            for queue in self._queues():
                 if caller in queue:
                     queue.remove(caller)
                     raise
@@ -211,11 +213,18 @@ class Committer:
         self._starting = None
         if not (batch := self._next_batch()):
             return
-        self._in_flight.append(batch)
+        first, is_one = batch[0], len(batch) == 1
+        if is_one and not self._lone and storage.is_one_document(first.write):
+            self._lone = first
+        else:
+            self._in_flight.append(batch)
         try:
             await self._occupy(batch, None)
         finally:
-            self._in_flight.remove(batch)
+            if self._lone is first:
+                self._lone = None
+            else:
+                self._in_flight.remove(batch)
             self._unblock()
 
     async def _occupy(self, batch: list[Caller], lane: Lane | None) -> None:
@@ -260,7 +269,7 @@ class Committer:
         if not in_flight and len(self._waiting) < len(batch):
             batch, others = batches.halved(batch)
             self._waiting.extendleft(reversed(others))
-        self._is_blocked = not batch
+        self._is_blocked = not batch and bool(in_flight)
         return batch
 
     async def _commit(self, batch: list[Caller], lane: Lane | None = None) -> None:
@@ -275,7 +284,12 @@ class Committer:
             count_retry(self._connection.database.name)
         try:
             with translated():
-                await self._store.commit(planned, limit=limit, attempts=attempts)
+                await self._store.commit(
+                    planned,
+                    limit=limit,
+                    attempts=attempts,
+                    is_lone=batch[0] is self._lone,
+                )
         except storage.LockedError as error:
             return self._set_aside(batch, error.length, lane)
         except Exception as error:  # noqa: BLE001  raised by the calls it concerns
@@ -299,7 +313,8 @@ class Committer:
             middle = len(batch) // 2
             await self._commit(batch[:middle])
             # A session's later writes follow its earlier ones.
-            await self._commit([it for it in batch[middle:] if not self._follows(it)])
+            others = self._put_behind(batch[:middle], batch[middle:])
+            await self._commit(self._without_followers(others))
         elif isinstance(error, storage.RefusedError):
             await self._explain(batch[0], planned[0])
         elif isinstance(error, DocumentTooLargeError):
@@ -366,17 +381,27 @@ class Committer:
                 kept.append(caller)
         return kept
 
-    def _expire_later(self) -> None:
+    def _queues(self) -> list[deque[Caller]]:
+        return [self._waiting, *(lane.waiting for lane in self._open_lanes)]
+
+    def _expire_within(self, seconds: float) -> None:
         """End the calls that wait for too long, even if no batch ever ends."""
-        after = max(min(map(self.left, self._waiting), default=self._limit), 0.0)
         loop = asyncio.get_running_loop()
-        self._expiry = loop.call_later(after, self._expire)
+        at = loop.time() + max(seconds, 0.0)
+        if self._expiry is not None:
+            if self._expiry.when() <= at:
+                return
+            self._expiry.cancel()
+        self._expiry = loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
         self._waiting = deque(self._in_time(self._waiting))
-        if self._waiting:
-            self._expire_later()
+        for lane in self._open_lanes:
+            lane.waiting = deque(self._in_time(lane.waiting, _LOCKED))
+        waiting = [*chain.from_iterable(self._queues())]
+        if waiting or self._tasks:  # whose callers may have to wait again
+            self._expire_within(min(map(self.left, waiting), default=self._limit))
 
     def _set_aside(self, batch: list[Caller], length: int, lane: Lane | None) -> None:
         """Move writes that met a lock to lanes, and let the others continue.
@@ -426,16 +451,43 @@ class Committer:
             lane.documents.add(held)
         self._lanes |= dict.fromkeys(lane.documents, lane)
 
-    def _follows(self, caller: Caller) -> bool:
-        """Whether a caller belongs to a lane; if so, it waits there from now on."""
-        for each in caller.documents:
-            if lane := self._lanes.get(each):
+    def _without_followers(
+        self, callers: Iterable[Caller], busy: AbstractSet[DocumentId] = frozenset()
+    ) -> list[Caller]:
+        """The callers that belong to no lane; the others wait in theirs from now on.
+
+        A caller goes where the earlier ones of its session are. If they are here as
+        well, or ``busy``, it stays behind them: they may yet end in another lane.
+        """
+        kept: list[Caller] = []
+        stays: set[DocumentId] = set()
+        for caller in callers:
+            key = caller.write.key
+            documents = [key] if key in stays or key in busy else caller.documents
+            lane = next(filter(None, map(self._lanes.get, documents)), None)
+            if lane is None:
+                kept.append(caller)
+                stays.add(key)
+            else:
                 self._send(lane.held, [caller], lane)
-                return True
-        return False
+        return kept
+
+    def _put_behind(self, first: list[Caller], second: list[Caller]) -> list[Caller]:
+        """Let callers wait behind those of their sessions that are tried again.
+
+        Returns the others.
+        """
+        again = {*first}.intersection(self._waiting)
+        keys = {each.write.key for each in again}
+        behind = [each for each in second if each.write.key in keys]
+        if behind:
+            ahead = [each for each in self._waiting if each in again]
+            later = [each for each in self._waiting if each not in again]
+            self._waiting = deque([*ahead, *behind, *later])
+        return [each for each in second if each.write.key not in keys]
 
     def _bring_to_lanes(self) -> None:
-        self._waiting = deque(it for it in self._waiting if not self._follows(it))
+        self._waiting = deque(self._without_followers(self._waiting, self._busy))
 
     def _close(self, lane: Lane | None) -> None:
         """End a lane: its lock is released, or is another's concern."""

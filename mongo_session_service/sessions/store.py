@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
@@ -170,13 +170,11 @@ ATTEMPTS: Final = 2
 """How often a batch is tried before a document counts as locked."""
 
 
-def _one_document(planned: list[Planned]) -> NewSession | None:
-    """The only write, if it is atomic by itself and needs no transaction."""
-    write, *_ = planned[0]
-    if len(planned) > 1 or not isinstance(write, NewSession):
-        return None
-    is_more = write.delta.app or write.delta.user or documents.is_apart(write)
-    return None if is_more else write
+def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
+    """Whether a write is atomic by itself, and needs no transaction."""
+    if not isinstance(write, NewSession):
+        return False
+    return not (write.delta.app or write.delta.user or documents.is_apart(write))
 
 
 class SessionStore:
@@ -271,7 +269,7 @@ class SessionStore:
         )
 
     async def commit(
-        self, planned: list[Planned], *, limit: float, attempts: int
+        self, planned: list[Planned], *, limit: float, attempts: int, is_lone: bool
     ) -> None:
         """Store sessions, events and their effect on state, as one transaction.
 
@@ -279,6 +277,8 @@ class SessionStore:
             planned: The writes.
             limit: Seconds after which they are given up.
             attempts: How often to try while another transaction holds a document.
+            is_lone: Whether to store a new session without a transaction: it takes one
+                round trip, but waits for as long as another transaction holds it.
 
         Raises:
             RefusedError: a session is not as expected, or something is stored already.
@@ -302,8 +302,10 @@ class SessionStore:
         try:
             if not (at.has_transactions and at.has_event_index):
                 await self._refuse_known_events(planned)
-            if new := _one_document(planned):
-                await self._create(new, limit)
+            first, *others = (each.write for each in planned)
+            alone = (is_lone or not at.has_transactions) and not others
+            if alone and is_one_document(first):
+                await self._create(first, limit)
             else:
                 await at.transaction(write, limit=limit)
         except PyMongoError as error:

@@ -97,11 +97,11 @@ def _written(path: str) -> Iterator[BinaryIO]:
     if not path or path.endswith("/") or "\0" in path:
         raise errors.TransferError(f"{path!r} is not the name of a file.")
     try:
-        # Replace the file that a link points to, not the link.
-        place = Path(path).resolve()
-        # Write to a pipe or device itself: replacing it would be wrong.
-        is_replaced = place.is_file() or not place.exists()
-        written = _replacing(place) if is_replaced else place.open("wb")
+        place = Path(path)
+        # Replace the file that a link points to, not the link. Write to a pipe or
+        # device itself, by this name: /dev/stdout may lead to no other.
+        is_file = _is_file(place)
+        written = _replacing(place.resolve()) if is_file else place.open("wb")
         with written as plain, _packed(plain, path) as file:
             yield file
     except BrokenPipeError:
@@ -109,6 +109,14 @@ def _written(path: str) -> Iterator[BinaryIO]:
     except OSError as error:
         message = f"{path!r} cannot be written: {error.strerror or error}."
         raise errors.TransferError(message) from None
+
+
+def _is_file(place: Path) -> bool:
+    """Whether it is a regular file, or will be one."""
+    try:
+        return stat.S_ISREG(place.stat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 @contextmanager

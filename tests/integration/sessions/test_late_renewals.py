@@ -113,3 +113,25 @@ async def test_an_append_finds_no_session_that_is_told_to_be_deleted(
         assert await service.get_session(**SESSION) is None
         with pytest.raises(SessionNotFoundError):
             await writer.update_session(**SESSION, ttl=10)
+
+
+async def test_a_locked_session_does_not_hold_up_the_end_of_others(
+    service: MongoSessionService, admin: MongoClient, database: str, clock: Clock
+) -> None:
+    """Another writer's open transaction may yet renew one of the sessions that end."""
+    platform_time.set_time_provider(clock)
+    names = [str(number) for number in range(7)]
+    for name in names:
+        await service.create_session(**IDS, session_id=name, ttl=0.2)
+    locked, *others = names
+    async with Follower(service.watch(APP, USER)) as follower:
+        with admin.start_session() as txn:
+            txn.start_transaction()
+            where, change = {"_id.session_id": locked}, {"$set": {"locked": True}}
+            admin[database].sessions.update_one(where, change, session=txn)
+            clock.now += 1
+            await follower.until(lambda: len(follower.told) == len(others))
+            assert {each.session_id for each in follower.told} == {*others}
+            txn.abort_transaction()
+        await follower.until(lambda: follower.told[-1].session_id == locked)
+    assert {each.kind for each in follower.told} == {"deleted"}

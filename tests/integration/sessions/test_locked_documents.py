@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from pymongo import MongoClient
@@ -184,3 +185,31 @@ async def test_a_session_that_was_deleted_while_locked_is_not_found(
     with pytest.raises(Exception, match="not found"):
         async with asyncio.timeout(AT_ONCE):
             await waiting
+
+
+async def test_new_sessions_that_wait_for_a_lock_hold_up_no_others(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Sessions that another writer is creating as well, one of them asked for twice."""
+    (free,) = await create(service, 1)
+    names = ["one", "two", "three", "one"]
+    with admin.start_session() as txn:
+        txn.start_transaction()
+        for name in names[:3]:
+            (id_,) = ids([Session(id=name, appName="app", userId="user")])
+            admin[database].sessions.insert_one({"_id": id_}, session=txn)
+        waiting = []
+        for name in names:
+            new = service.create_session(**OWNER, session_id=name)
+            waiting.append(asyncio.ensure_future(new))
+            await texts(service, free)  # by then it has begun, alone
+            async with asyncio.timeout(AT_ONCE):
+                await append(service, free)
+                await create(service, 1)
+        assert not any(each.done() for each in waiting)
+        txn.abort_transaction()
+    async with asyncio.timeout(AT_ONCE):
+        *stored, again = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [each.id for each in stored] == names[:3]
+    assert isinstance(again, AlreadyExistsError)

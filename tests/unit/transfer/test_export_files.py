@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import stat
 from collections.abc import AsyncGenerator
@@ -130,3 +131,22 @@ async def test_what_is_no_file_is_refused(
         r"'[^\n]*' (is not the name of|cannot be written).*", str(refused.value)
     )
     assert [each.name for each in tmp_path.iterdir()] == ["source"]
+
+
+async def test_a_pipe_without_a_path_is_written(source: Slow) -> None:
+    """As ``/dev/stdout`` in a pipeline, which leads to no name in a folder."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as reading:
+        with os.fdopen(writer, "wb"):
+            await exported(source, f"/dev/fd/{writer}")
+        assert reading.read().decode() == FILE
+
+
+async def test_a_link_to_itself_is_refused(source: Slow, tmp_path: Path) -> None:
+    """There is no file that it names, nor could be."""
+    link = tmp_path / "link"
+    link.symlink_to(link)
+
+    with pytest.raises(TransferError, match="cannot be written: Too many levels"):
+        await exported(source, link)
+    assert link.is_symlink()
