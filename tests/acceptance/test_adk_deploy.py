@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import google.adk
 import pytest
-from packaging.version import Version
 from pymongo import MongoClient
 from support.adk_deploy import COMMANDS, deploy, write_project
 from support.adk_tools import PATIENCE, sessions_of, texts, turn, with_database
 
 SECRET = "secret-password"  # noqa: S105  it opens nothing
-pytestmark = [
-    pytest.mark.xdist_group("api"),
-    pytest.mark.skipif(
-        Version(google.adk.__version__) < Version("2.12"),
-        reason="adk deploy cloud_run has no --extra_packages before",
-    ),
-]
+pytestmark = pytest.mark.xdist_group("api")
 
 
 @pytest.mark.parametrize("target", COMMANDS)
