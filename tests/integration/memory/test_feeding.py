@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.events import Event, EventActions
+from google.adk.integrations.mongodb import MongoDbMemoryService
 from google.adk.memory import BaseMemoryService, InMemoryMemoryService
 from google.adk.runners import Runner
 from google.genai import types
@@ -49,8 +50,7 @@ async def memory(
     if request.param == "in memory":
         yield InMemoryMemoryService()
         return
-    adk = pytest.importorskip("google.adk.integrations.mongodb")  # from 2.13 on
-    service = adk.MongoDbMemoryService(
+    service = MongoDbMemoryService(
         connection_string=mongodb_uri, database_name=database
     )
     yield service

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event
+from google.adk.integrations.mongodb import MongoDbMemoryService
 from google.adk.memory import InMemoryMemoryService
 from pymongo import MongoClient
 from support.consumers import PATIENCE
@@ -107,7 +108,6 @@ async def test_a_killed_feeder_resumes(
     mongodb_uri: str, service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """Killed again and again while turns are written, it misses no event of them."""
-    adk = pytest.importorskip("google.adk.integrations.mongodb")  # from 2.13 on
     logs = {
         name: [event for number in range(30) for event in turn(f"{name}{number}")]
         for name in ("a", "b", "c", "d", "e", "f")
@@ -120,9 +120,7 @@ async def test_a_killed_feeder_resumes(
     for count in [CHANCE.randint(1, 40) for _ in range(12)]:
         await asyncio.to_thread(kill_after, mongodb_uri, database, count)
     await writing
-    memory = adk.MongoDbMemoryService(
-        connection_string=mongodb_uri, database_name=database
-    )
+    memory = MongoDbMemoryService(connection_string=mongodb_uri, database_name=database)
     await feed(service, memory)
     await memory.close()
 
