@@ -336,8 +336,8 @@ async def _is_allowed(authorize: Any, request: Request, *what: object) -> bool:
 async def _is_still_allowed(authorize: Any, request: Request, key: SessionKey) -> bool:
     # Waited for rather than cancelled, which a plain function's thread cannot be.
     asked = asyncio.ensure_future(_is_allowed(authorize, request, key))
-    done, _ = await asyncio.wait({asked}, timeout=OPENING_PATIENCE)
     asked.add_done_callback(lambda it: it.cancelled() or it.exception())
+    done, _ = await asyncio.wait({asked}, timeout=OPENING_PATIENCE)
     error = asked.exception() if done else TimeoutError()
     if error is None:
         return asked.result()
