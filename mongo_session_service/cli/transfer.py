@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Exported,
         Moved,
         Problem,
+        Selection,
         Source,
         Verified,
     )
@@ -108,18 +109,18 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
         policies = Policies(
             options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
         )
-        async with sources.source_of(kind, options) as source:
-            totals = None if chosen.since else await source.totals(chosen)
-            length = totals and totals.events
-            with progress("Importing", length, source.share_read) as advance:
-                moved = await move(
-                    source,
-                    service,
-                    chosen,
-                    policies,
-                    on_problem=_show,
-                    on_progress=lambda now: advance(now.read),
-                )
+        async with (
+            sources.source_of(kind, options) as source,
+            _progress("Importing", source, chosen) as advance,
+        ):
+            moved = await move(
+                source,
+                service,
+                chosen,
+                policies,
+                on_problem=_show,
+                on_progress=lambda now: advance(now.read),
+            )
         where = await place.where(service)
     _report(moved, source, where, is_dry_run=policies.is_dry_run)
     if not moved.sessions and chosen.since is None:
@@ -129,6 +130,16 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
         )
         return False
     return moved.is_complete
+
+
+@asynccontextmanager
+async def _progress(
+    verb: str, source: Source, chosen: Selection
+) -> AsyncIterator[Callable[[int], None]]:
+    """Show how many of a source's events were read, and of how many if it can tell."""
+    totals = None if chosen.since else await source.totals(chosen)
+    with progress(verb, totals and totals.events, source.share_read) as advance:
+        yield advance
 
 
 def _report(moved: Moved, source: Source, where: str, *, is_dry_run: bool) -> None:
@@ -163,18 +174,16 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
         async with (
             sources.source_of(kind, options) as source,
             StoreSource(service) as target,
+            _progress("Verifying", source, chosen) as advance,
         ):
-            totals = None if chosen.since else await source.totals(chosen)
-            length = totals and totals.events
-            with progress("Verifying", length, source.share_read) as advance:
-                verified = await verify(
-                    source,
-                    target,
-                    chosen,
-                    is_exact=is_exact,
-                    on_difference=_show,
-                    on_progress=lambda now: advance(now.events),
-                )
+            verified = await verify(
+                source,
+                target,
+                chosen,
+                is_exact=is_exact,
+                on_difference=_show,
+                on_progress=lambda now: advance(now.events),
+            )
         where = await place.where(service)
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"

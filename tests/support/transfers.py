@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,19 @@ LATER = 1735789600.5
 FAIL = Policies()
 SKIP = Policies(on_conflict="skip")
 REPLACE = Policies(on_conflict="replace")
+
+
+@asynccontextmanager
+async def moved_copy(
+    service: MongoSessionService, uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """A service beside another, with all that was moved from there."""
+    async with MongoSessionService(
+        uri, database=database, collection_prefix="copy_"
+    ) as copy:
+        async with StoreSource(service) as source:
+            await move(source, copy)
+        yield copy
 
 
 async def moved(

@@ -10,12 +10,12 @@ from pymongo import AsyncMongoClient, MongoClient
 from support.command_log import CommandsSent
 from support.long_sessions import store_long_session
 from support.sample_data import STARTED, fill
-from support.transfers import IDS, NAMED, compared
+from support.transfers import IDS, NAMED, compared, moved_copy
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.event_log import PAGE
-from mongo_session_service.transfer import Problem, StoreSource, move, verify
+from mongo_session_service.transfer import Problem, StoreSource, verify
 
 UPDATED = STARTED + 600.5
 LATER = UPDATED + 0.001
@@ -27,11 +27,7 @@ async def copy(
 ) -> AsyncIterator[MongoSessionService]:
     """A service that has what the other has, moved there."""
     await fill(service)
-    async with MongoSessionService(
-        mongodb_uri, database=database, collection_prefix="copy_"
-    ) as copy:
-        async with StoreSource(service) as source:
-            await move(source, copy)
+    async with moved_copy(service, mongodb_uri, database) as copy:
         yield copy
 
 

@@ -13,7 +13,7 @@ from google.adk.events import Event, EventActions
 from google.genai import types
 from pymongo import MongoClient
 from support.encryption_hooks import KEY, SEALED, STATE, canary_event
-from support.transfers import compared
+from support.transfers import compared, moved_copy
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import (
@@ -62,11 +62,7 @@ async def copy(
 ) -> AsyncIterator[MongoSessionService]:
     """A service that has what the other has, moved there."""
     await filled(service)
-    async with MongoSessionService(
-        mongodb_uri, database=database, collection_prefix="copy_"
-    ) as copy:
-        async with StoreSource(service) as source:
-            await move(source, copy)
+    async with moved_copy(service, mongodb_uri, database) as copy:
         yield copy
 
 
