@@ -20,9 +20,10 @@ from mongo_session_service._version import __version__
 from mongo_session_service.cli.consumers import consumers
 from mongo_session_service.cli.doctor import doctor
 from mongo_session_service.cli.grants import grants
+from mongo_session_service.cli.kept import said
 from mongo_session_service.cli.live import live
 from mongo_session_service.cli.mongod import mongod
-from mongo_session_service.cli.options import place_options, said
+from mongo_session_service.cli.options import place_options
 from mongo_session_service.cli.prune import prune
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.cli.transfer import COMMANDS
@@ -147,7 +148,7 @@ def _in_one_line(error: Exception) -> str:
     epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 @place_options
 def main() -> None:
     """Inspects and manages ADK sessions stored in MongoDB.

@@ -8,6 +8,7 @@ import click
 
 from mongo_session_service.admin.grants import FEATURES, role_for, script
 from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.kept import said
 
 
 def _role(name: str) -> str:
@@ -52,7 +53,7 @@ def grants(
       mongo-session-service grants --database adk > grants.js
       mongo-session-service grants --database adk --for sessions --for changes
     """  # noqa: D301
-    prefix = options.said(context, "prefix") or ""
+    prefix = said(context, "prefix") or ""
     wanted = features or FEATURES
     role = role_for(_database(context), prefix=prefix, features=wanted, name=name)
     screen = terminal.Screen()
@@ -65,9 +66,9 @@ def grants(
 def _database(context: click.Context) -> str:
     from mongo_session_service.driver import uri as uris
 
-    uri = options.said(context, "uri") or os.environ.get("MONGODB_URI")
+    uri = said(context, "uri") or os.environ.get("MONGODB_URI")
     client = uris.open_client(uri or "mongodb://127.0.0.1")
     named = client.get_default_database(uris.DEFAULT_DATABASE).name
-    database: str = options.said(context, "database") or named
-    uris.check_names(client, database, options.said(context, "prefix") or "")
+    database: str = said(context, "database") or named
+    uris.check_names(client, database, said(context, "prefix") or "")
     return database

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mongo_session_service.cli import terminal
+from mongo_session_service.cli import options, terminal
 
 
 @click.command()
@@ -26,14 +26,15 @@ from mongo_session_service.cli import terminal
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Port of the first member; the others use the next ones. 0 for any free ports."
-    " By default 27017, or any free port if that is taken.",
+    show_default="27017, or any free port if that is taken",
+    help="Port to listen on; 0 for any free port.",
 )
+@options.verbosity_options
 def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     """Starts a MongoDB replica set on this machine, until Ctrl-C.
 
     It prints the URI, alone on stdout, with the database adk. For development only: it
-    asks for no password, and listens on 127.0.0.1.
+    asks for no password, and listens on 127.0.0.1. Further members use the next ports.
 
     \b
     Example:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, Self, Typ
 from urllib.parse import quote
 
 import click
+from typing_extensions import override
 
+from mongo_session_service.cli import terminal
+from mongo_session_service.cli.kept import keep, kept_option, said
 from mongo_session_service.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -27,7 +31,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 ANSWER_LIMIT: Final = 5.0
 """Seconds for MongoDB to answer at first, unless the URI sets a time of its own."""
 
-_META: Final = "mongo-session-service"
 _NO_URI: Final = (
     "No MongoDB URI. Set MONGODB_URI, or give --uri"
     " 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'."
@@ -45,12 +48,6 @@ def several(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return apply
 
 
-def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Keep an option that may stand before or after the name of a subcommand."""
-    if value is not None and value is not False:
-        context.meta[f"{_META}.{parameter.name}"] = value
-
-
 def _keep_uri(context: click.Context, _: click.Parameter, uri: str | None) -> None:
     """Keep a URI, whether it is an option of any command or an argument.
 
@@ -62,15 +59,30 @@ def _keep_uri(context: click.Context, _: click.Parameter, uri: str | None) -> No
     if said(context, "uri") not in {None, uri}:
         message = "Two different URIs are given: leave one of them out."
         raise click.UsageError(message, context)
-    context.meta[f"{_META}.uri"] = uri
+    keep(context, "uri", uri)
 
 
-def said(context: click.Context, name: str) -> Any:
-    """The value of a kept option, wherever it stands on the command line."""
-    return context.meta.get(f"{_META}.{name}")
+class _Log(logging.Handler):
+    """Shows what the library logs, a line each."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        terminal.warn(printable(record.getMessage()))
 
 
-_option: Final = functools.partial(click.option, expose_value=False, callback=_keep)
+def _say_more(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:  # noqa: FBT001
+    """Keep --verbose, and show what the library logs while the command runs."""
+    if not is_wanted or said(context, "verbose"):
+        return
+    keep(context, "verbose", value=True)
+    library, handler = logging.getLogger("mongo_session_service"), _Log()
+    level = library.level
+    library.addHandler(handler)
+    library.setLevel(logging.DEBUG)
+    root = context.find_root()
+    root.call_on_close(lambda: library.setLevel(level))
+    root.call_on_close(lambda: library.removeHandler(handler))
+
 
 as_json: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
@@ -87,23 +99,37 @@ uri_option: Final = click.option(
 uri_argument: Final = click.argument(
     "place", metavar="[URI]", required=False, expose_value=False, callback=_keep_uri
 )
+dry_run: Final = click.option(
+    "--dry-run", is_flag=True, help="Only say what would be done."
+)
+verbosity_options: Final = several(
+    click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        callback=_say_more,
+        help="Show details, and what the library logs.",
+    ),
+    kept_option(
+        "-q", "--quiet", is_flag=True, help="Show only results, problems and errors."
+    ),
+    kept_option("--debug", is_flag=True, help="Show the traceback of a failure."),
+)
+"""How much is said, before or after the name of a command."""
+
 place_options: Final = several(
     uri_option,
-    _option("--database", help="By default the one in the URI, or else adk."),
-    _option("--prefix", help="Prefix of the collections' names."),
-    _option("--debug", is_flag=True, help="Show the traceback of a failure."),
-)
-"""Where sessions are kept; see :class:`Place`."""
-
-connection_options: Final = several(
-    place_options,
-    _option(
+    kept_option(
         "--ask-password",
         is_flag=True,
-        help="Ask for the password of the user in URI; or set $MONGODB_PASSWORD.",
+        help="Ask for the password of the user in the URI; or set MONGODB_PASSWORD.",
     ),
+    kept_option("--database", help="By default the one in the URI, or else adk."),
+    kept_option("--prefix", help="Prefix of the collections' names."),
+    verbosity_options,
 )
-"""The options of a command that connects to MongoDB."""
+"""Where sessions are kept, see :class:`Place`, and how much is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +152,7 @@ class Place:
             raise click.UsageError(_NO_URI, context)
         is_asked = bool(said(context, "ask_password"))
         return cls(
-            with_password(uri, password("Target", "MONGODB_PASSWORD", is_asked)),
+            with_password(uri, password("MongoDB", "MONGODB_PASSWORD", is_asked)),
             said(context, "database"),
             said(context, "prefix") or "",
         )
@@ -192,7 +218,7 @@ def connected(
     That of a group runs only where no subcommand is given.
     """
 
-    @connection_options
+    @place_options
     @click.pass_context
     @functools.wraps(body)
     def run(context: click.Context, /, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from mongo_session_service.model.wording import counted
 
 @click.command()
 @options.uri_argument
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@options.dry_run
 @options.as_json
 @options.connected
 async def prune(place: options.Place, *, dry_run: bool, as_json: bool) -> None:

@@ -29,7 +29,7 @@ class Kind:
 _password = click.option(
     "--ask-source-password",
     is_flag=True,
-    help="Ask for the password of the user in SOURCE; or set $SOURCE_PASSWORD.",
+    help="Ask for the password of the user in SOURCE; or set SOURCE_PASSWORD.",
 )
 _source = several(click.argument("source", envvar="SOURCE_URL"), _password)
 _path = click.argument("source", metavar="PATH")

@@ -13,11 +13,11 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mongo_session_service.cli.kept import said
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
@@ -133,8 +133,21 @@ def rendered(
     return [line.rstrip() for line in captured.get().removesuffix("\n").split("\n")]
 
 
-say: Final = partial(click.echo, err=True)
-"""Tell the user something that is not output: on stderr."""
+def say(text: str) -> None:
+    """Tell the user something that is not output, on stderr; ``-q`` silences it."""
+    if not is_told("quiet"):
+        warn(text)
+
+
+def warn(text: str) -> None:
+    """Tell the user of a problem, on stderr."""
+    click.echo(text, err=True)
+
+
+def is_told(flag: str) -> bool:
+    """Whether the command that runs was given a flag, such as ``quiet``."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(said(context, flag))
 
 
 def change_lines(change: Change, scope_length: int, width: int | None) -> list[Text]:
@@ -269,7 +282,7 @@ def progress(
     Without a total the share of a file that was read tells the remaining time; without
     either, what is done is counted.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or is_told("quiet"):
         yield lambda _: None
         return
     from rich.console import Console

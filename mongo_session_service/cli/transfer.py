@@ -13,14 +13,14 @@ import click
 from mongo_session_service.cli import sources
 from mongo_session_service.cli.options import (
     Place,
-    connection_options,
+    dry_run,
+    place_options,
     selection,
     selection_options,
     several,
     uri_argument,
-    uri_option,
 )
-from mongo_session_service.cli.terminal import printable, progress, say
+from mongo_session_service.cli.terminal import printable, progress, say, warn
 from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def _contents(of: Verified | Exported) -> str:
 
 
 def _show(problem: Problem) -> None:
-    say(f"  {printable(str(problem))}")
+    warn(f"  {printable(str(problem))}")
 
 
 @click.group("import")
-@uri_option
+@place_options
 def import_() -> None:
     """Imports the sessions of another store; safe to repeat.
 
@@ -74,13 +74,13 @@ def import_() -> None:
 
 
 @click.group("verify", short_help="Compares another store with its import here.")
-@uri_option
+@place_options
 def verify_() -> None:
     """Compares another store with its import here, and prints each difference."""
 
 
 _choices: Final = several(
-    click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+    dry_run,
     click.option(
         "--on-conflict",
         type=click.Choice(["fail", "skip", "replace"]),
@@ -124,7 +124,7 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
         where = await place.where(service)
     _report(moved, source, where, is_dry_run=policies.is_dry_run)
     if not moved.sessions and chosen.since is None:
-        say(
+        warn(
             "The source has no matching session. Check that it is the right one, and"
             " check --app and --user."
         )
@@ -208,7 +208,7 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
     help="A file, compressed if it ends in .gz; standard output by default.",
 )
 @selection_options
-@connection_options
+@place_options
 @click.pass_context
 def export_(context: click.Context, /, path: str, **options: Any) -> bool:
     """Export."""
@@ -231,7 +231,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
         origin = await place.where(service)
         say(f"Exported {_contents(exported)} from {origin}, in clear.")
     if not exported.sessions and chosen.since is None:
-        say("Check that it is the right database, and --prefix, --app and --user.")
+        warn("Check that it is the right database, and --prefix, --app and --user.")
         return False
     return True
 
@@ -247,7 +247,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
 )
 @uri_argument
 @click.option("--plan", "is_plan", is_flag=True, help="Only show what is pending.")
-@connection_options
+@place_options
 @click.pass_context
 def migrate_(context: click.Context, *, is_plan: bool) -> None:
     """Migrate."""
@@ -291,7 +291,7 @@ def _add(
     @uri_argument
     @selection_options
     @options
-    @connection_options
+    @place_options
     @click.pass_context
     def command(context: click.Context, /, **options: Any) -> bool:
         with _interruptible(advice):

@@ -59,5 +59,5 @@ async def test_passwords_are_asked_for(command: list[str]) -> None:
 
     assert wrong.returncode == 1
     assert done.returncode == 0
-    assert done.stderr.split(": ")[:2] == ["Target password", "\nSource password"]
+    assert done.stderr.split(": ")[:2] == ["MongoDB password", "\nSource password"]
     assert "Moved 1 event from" in done.stdout

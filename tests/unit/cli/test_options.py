@@ -1,0 +1,102 @@
+"""Options that commands share: the same words, wherever they stand."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from support.cli_runner import call
+
+from mongo_session_service import __version__
+from mongo_session_service.cli import main
+from mongo_session_service.cli.options import verbosity_options
+from mongo_session_service.cli.terminal import is_told, say, warn
+
+
+def commands(
+    command: click.Command = main, path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Every command of the program, by the words that call it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from commands(each, f"{path} {name}".lstrip())
+
+
+COMMANDS = dict(commands())
+LIBRARY = logging.getLogger("mongo_session_service")
+
+
+def spellings(command: click.Command) -> dict[str, str | None]:
+    """A command's options, in all spellings, with what the help says of them."""
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    return {name: option.help for option in options for name in option.opts}
+
+
+def test_an_option_is_explained_in_the_same_words_everywhere() -> None:
+    """Who knows an option of one command knows it in all others."""
+    words: dict[str, set[str | None]] = defaultdict(set)
+    for command in COMMANDS.values():
+        for name, text in spellings(command).items():
+            words[name].add((text or "").removesuffix("; repeatable.").rstrip("."))
+
+    assert {name: texts for name, texts in words.items() if len(texts) > 1} == {}
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_each_command_takes_what_all_take(path: str) -> None:
+    """Where a URI is taken, its password can be asked for; -v and -q are everywhere."""
+    known = spellings(COMMANDS[path]).keys()
+
+    assert {"-v", "--verbose", "-q", "--quiet", "--debug"} - known == set()
+    assert ("--uri" in known) == ("--ask-password" in known)
+
+
+def test_the_version_is_told() -> None:
+    """With -V and --version alike."""
+    told = [call(each).stdout for each in ("-V", "--version")]
+
+    assert [each.split()[-1] for each in told] == [__version__] * 2
+
+
+@click.group()
+@verbosity_options
+def program() -> None:
+    """Has the options, as its command does."""
+
+
+@program.command()
+@verbosity_options
+def command() -> None:
+    """Says something of each kind."""
+    click.echo("result")
+    say("remark")
+    warn("problem")
+    logging.getLogger("mongo_session_service.somewhere").debug("de\ntail")
+    click.echo(f"details: {is_told('verbose')}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output", "errors"),
+    [
+        (["command"], "result\ndetails: False\n", "remark\nproblem\n"),
+        (["command", "-q"], "result\ndetails: False\n", "problem\n"),
+        (["--quiet", "command"], "result\ndetails: False\n", "problem\n"),
+        (["command", "-v"], "result\ndetails: True\n", "remark\nproblem\nde tail\n"),
+        (["-v", "command", "-v"], "result\ndetails: True\n", None),
+    ],
+)
+def test_verbosity(arguments: list[str], output: str, errors: str | None) -> None:
+    """-q leaves results and problems, -v adds details and the log, a line each."""
+    before = list(LIBRARY.handlers)
+
+    done = CliRunner().invoke(program, arguments)
+
+    assert done.stdout == output
+    assert done.stderr == (errors or "remark\nproblem\nde tail\n")
+    assert LIBRARY.handlers == before
