@@ -63,7 +63,14 @@ from mongo_session_service.model.results import (
     UserEvent,
 )
 from mongo_session_service.model.validation import check_id, lookup_id
-from mongo_session_service.sessions import deletion, event_log, history, queries, search
+from mongo_session_service.sessions import (
+    deletion,
+    event_log,
+    history,
+    lookups,
+    queries,
+    search,
+)
 from mongo_session_service.sessions.batches import Caller, SessionCopy
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.store import amend, not_found
@@ -497,6 +504,25 @@ class MongoSessionService(BaseSessionService):
         following = None if page.last is None else search.token(page.last, wanted)
         return SessionPage(sessions=page.summaries, next_page_token=following)
 
+    @traced
+    async def get_event(
+        self, *, app_name: str, user_id: str, session_id: str, event_id: str
+    ) -> Event | None:
+        """Returns an event of a session by its id, or None; it has an index.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            event_id: The event's id.
+        """
+        key = lookup_key(app_name, user_id, session_id)
+        id_ = lookup_id("event_id", event_id)
+        if key is None or id_ is None:
+            return None
+        async with self._backend() as backend:
+            return await lookups.find_event(backend.connection, backend.store, key, id_)
+
     def iter_events(
         self,
         *,
@@ -507,11 +533,17 @@ class MongoSessionService(BaseSessionService):
         before_revision: int | None = None,
         newest_first: bool = False,
         limit: int | None = None,
+        invocation_id: str | None = None,
+        rewound: bool = True,
     ) -> AsyncGenerator[tuple[int, Event], None]:
         """Iterates over a session's events with their revisions, in flat memory.
 
         Events that are appended meanwhile come as well, unless ``newest_first``. To
         stop early needs no care: nothing is left open on the server.
+
+        Ids of invocations have no index: with ``invocation_id`` or ``rewound=False``
+        the server looks through the session's log. With ``after_load`` only this
+        process can tell, and decodes each page of it.
 
         Args:
             app_name: The app.
@@ -521,6 +553,10 @@ class MongoSessionService(BaseSessionService):
             before_revision: Only events that were appended before it.
             newest_first: Whether to begin with the latest.
             limit: The largest number to return.
+            invocation_id: Only events of this invocation.
+            rewound: Whether events that rewinds have undone are returned too. If not,
+                it returns what ADK makes prompts of, neither these nor the rewinds, as
+                the log is when the iteration begins.
 
         Raises:
             InvalidInputError: an argument is invalid.
@@ -532,29 +568,54 @@ class MongoSessionService(BaseSessionService):
         validation.check_revision("before_revision", before_revision)
         validation.check_revision("limit", limit)
         validation.check_flag("newest_first", newest_first)
-        span = event_log.Span(after_revision or 0, before_revision, newest_first, limit)
-        return self._events(key, span)
+        validation.check_flag("rewound", rewound)
+        if invocation_id is not None:
+            invocation_id = validation.check_string("invocation_id", invocation_id)
+        span = event_log.Span(
+            after_revision or 0,
+            before_revision,
+            newest_first,
+            limit,
+            is_sifted=invocation_id is not None or not rewound,
+        )
+        return self._events(key, span, invocation_id, rewound=rewound)
 
     async def _events(
-        self, key: SessionKey, span: event_log.Span
+        self,
+        key: SessionKey,
+        span: event_log.Span,
+        invocation_id: str | None,
+        *,
+        rewound: bool,
     ) -> AsyncGenerator[tuple[int, Event], None]:
-        created: float | None = None
+        choice, created = lookups.Choice(invocation_id), None
+        if not rewound and span.left != 0:
+            with Operation("iter_events", self.database_name, key.app_name):
+                async with self._backend() as backend:
+                    undone = await lookups.Undone.load(backend.connection, key)
+            if undone is None:
+                raise not_found(key.session_id)
+            created, span = undone.created, undone.bounded(span)
+            choice = choice._replace(undone=undone)
         while span.left != 0:
             with Operation("iter_events", self.database_name, key.app_name):
                 async with self._backend() as backend:
-                    now = time.get_time()
+                    now, at = time.get_time(), backend.connection
                     page = await event_log.load_session_page(
-                        backend.connection, key, span
+                        at, key, span, choice.where(at)
                     )
             found = page.created(now).get(key.session_id)
             if found is None or created not in {None, found}:
                 raise not_found(key.session_id)
             created = found
-            for each in page.events:
-                yield each["_id"]["revision"], documents.decode_event(each, self._hooks)
+            for each in choice.events(page, self._hooks):
+                yield each
+                span = span.less(1)
+                if span.left == 0:
+                    return
             if page.is_last:
                 return
-            span = span.rest(len(page.events), page.events[-1]["_id"]["revision"])
+            span = choice.rest(span, page)
 
     def iter_user_events(
         self, *, app_name: str, user_id: str
@@ -644,6 +705,7 @@ class MongoSessionService(BaseSessionService):
         user_id: str,
         session_id: str,
         at_revision: int | None = None,
+        before_invocation_id: str | None = None,
         new_session_id: str | None = None,
     ) -> Session:
         """Creates a session with another's events up to a revision, and its state then.
@@ -659,22 +721,28 @@ class MongoSessionService(BaseSessionService):
             user_id: The user.
             session_id: The session to fork, stripped.
             at_revision: After how many appends; all there are by default.
+            before_invocation_id: Or before the first event of this invocation, as a
+                rewind to it would be.
             new_session_id: The new session's id, stripped; generated if blank or None.
 
         Raises:
             SessionNotFoundError: the session is not stored, or is deleted meanwhile.
             AlreadyExistsError: the new session's id is taken.
-            InvalidInputError: an id is invalid, or the session has not reached that
-                revision.
+            InvalidInputError: an id is invalid, the session has not reached that
+                revision or has no such invocation, or both are given.
             UnknownOutcomeError: the new session, whole, may have been stored or not.
         """
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("at_revision", at_revision)
+        until: int | str | None = at_revision
+        if before_invocation_id is not None:
+            name = "before_invocation_id"
+            until = validation.check_string(name, before_invocation_id)
+            if at_revision is not None:
+                raise InvalidInputError(f"Give at_revision or {name}, not both.")
         target = session_key(app_name, user_id, _given_or_new(new_session_id))
         async with self._backend() as backend:
-            await copy_session(
-                backend.connection, backend.store, key, target, at_revision
-            )
+            await copy_session(backend.connection, backend.store, key, target, until)
             with once_written():
                 stored = await backend.store.load_session(target)
         if stored is None:

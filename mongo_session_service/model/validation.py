@@ -33,18 +33,23 @@ def check_id(what: str, value: object) -> str:
 
 def check_text(what: str, value: object) -> str:
     """Return a plain string of valid Unicode that is not empty."""
-    if not isinstance(value, str):
-        message = f"{what} must be a string, not {type(value).__name__}."
-        raise InvalidInputError(message)
-    if not value:
+    plain = check_string(what, value)
+    if not plain:
         raise InvalidInputError(f"{what} must not be empty.")
-    plain = str.__str__(value)  # a subclass may have methods of its own
     try:
         plain.encode()
     except UnicodeEncodeError:
         message = f"{what} is not valid Unicode: it holds a lone surrogate."
         raise InvalidInputError(message) from None
     return plain
+
+
+def check_string(what: str, value: object) -> str:
+    """Return a plain string, whatever it contains."""
+    if not isinstance(value, str):
+        message = f"{what} must be a string, not {type(value).__name__}."
+        raise InvalidInputError(message)
+    return str.__str__(value)  # a subclass may have methods of its own
 
 
 def lookup_id(what: str, value: object) -> str | None:

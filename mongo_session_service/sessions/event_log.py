@@ -89,23 +89,30 @@ class Span:
     newest_first: bool
     left: int | None
     """How many are wanted; None for all."""
+    is_sifted: bool = False
+    """Whether the reader passes over some of what it reads."""
 
     @property
     def size(self) -> int:
         """How many to read at once."""
-        return PAGE if self.left is None else min(PAGE, self.left)
+        if self.left is None or self.is_sifted:
+            return PAGE
+        return min(PAGE, self.left)
 
     @property
     def order(self) -> int:
         """The direction of ``_id``: 1 or -1."""
         return -1 if self.newest_first else 1
 
-    def rest(self, count: int, last: int) -> Span:
-        """The rest after a page of so many events that ended at a revision."""
-        left = None if self.left is None else self.left - count
+    def beyond(self, revision: int) -> Span:
+        """The rest behind a revision, in its direction."""
         if self.newest_first:
-            return replace(self, before=last, left=left)
-        return replace(self, after=last, left=left)
+            return replace(self, before=revision)
+        return replace(self, after=revision)
+
+    def less(self, count: int) -> Span:
+        """The same once so many of the wanted events were returned."""
+        return self if self.left is None else replace(self, left=self.left - count)
 
 
 def events_of_user(app_name: str, user_id: str, after: Document | None) -> Document:
@@ -114,18 +121,22 @@ def events_of_user(app_name: str, user_id: str, after: Document | None) -> Docum
     return {"_id": {"$gt": after or user, "$lt": {**user, "session_id": {}}}}
 
 
-_HEAD: Final = ("create_time", "revision", "expire_time", "ttl")
+HEAD: Final = ("create_time", "revision", "expire_time", "ttl")
+"""What tells whether a session is shown, and which one it is."""
+
 _KEY: Final = SessionKey._fields
 
 
-async def load_session_page(at: Connection, key: SessionKey, span: Span) -> Page:
-    """The first page of a span, and its session.
+async def load_session_page(
+    at: Connection, key: SessionKey, span: Span, wanted: Document | None = None
+) -> Page:
+    """The first page of a span, or of the events in it that match, and its session.
 
     Raises:
         StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
-    head = Wanted("sessions", {"_id": key.id}, fields=_HEAD)
-    where = queries.events_after(key, span.after, span.before)
+    head = Wanted("sessions", {"_id": key.id}, fields=HEAD)
+    where = {**queries.events_after(key, span.after, span.before), **(wanted or {})}
     return await persistently(
         lambda: read_page(at, where, size=span.size, order=span.order, session=head)
     )
@@ -149,7 +160,7 @@ async def _read_user_page(at: Connection, where: Document) -> Page:
         return page
     keys = {SessionKey(*(each["_id"][name] for name in _KEY)) for each in page.events}
     ids = [key.id for key in sorted(keys)]
-    heads = Wanted("sessions", {"_id": {"$in": ids}}, fields=_HEAD)
+    heads = Wanted("sessions", {"_id": {"$in": ids}}, fields=HEAD)
     if page.at is None:
         return page._replace(sessions=await queries.read_each(at, heads))
     read = await snapshots.snapshot_at(at, at.sessions, heads.stages(), at=page.at)

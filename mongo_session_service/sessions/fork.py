@@ -20,11 +20,21 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.errors import StorageUnavailableError
+from mongo_session_service.errors import (
+    InvalidInputError,
+    StorageUnavailableError,
+    quoted,
+)
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, NewSession, SessionKey
 from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.sessions import deletion, history, placeholders, queries
+from mongo_session_service.sessions import (
+    deletion,
+    history,
+    lookups,
+    placeholders,
+    queries,
+)
 from mongo_session_service.sessions.store import SessionStore, already_exists, not_found
 
 LIFETIME: Final = 60.0
@@ -46,20 +56,30 @@ async def copy_session(
     store: SessionStore,
     source: SessionKey,
     target: SessionKey,
-    revision: int | None,
+    until: int | str | None,
 ) -> None:
-    """Store a session with another's events up to a revision, and the state they give.
+    """Store a session with another's events up to a point, and the state they give.
+
+    Args:
+        connection: The database.
+        store: Its sessions.
+        source: The session to copy.
+        target: The new session.
+        until: The last revision to copy, or the id of the invocation whose events, and
+            all that follow, are left out; None for all events.
 
     Raises:
         SessionNotFoundError: the source is not stored, or is deleted meanwhile.
         AlreadyExistsError: the target is stored.
-        InvalidInputError: the source has fewer events.
+        InvalidInputError: the source has fewer events, or no such invocation.
         StorageUnavailableError: the copy took too long; it was removed.
     """
     beginning = await history.Beginning.load(store, source)
     if beginning is None:
         raise not_found(source.session_id)
-    revision = history.checked(beginning.session, revision)
+    if isinstance(until, str):
+        until = await _before(connection, source, until, beginning.session["revision"])
+    revision = history.checked(beginning.session, until)
     reservations = placeholders.Reservations(placeholders.FORK, LIFETIME)
     fork = Fork(connection, source, target, beginning, revision, reservations)
     try:
@@ -74,6 +94,17 @@ async def copy_session(
     except BaseException:
         await uninterrupted(fork.give_up())
         raise
+
+
+async def _before(
+    connection: Connection, source: SessionKey, invocation_id: str, revision: int
+) -> int:
+    """The last revision before an invocation's first event."""
+    first = await lookups.first_revision(connection, source, invocation_id, revision)
+    if first is None:
+        which = quoted(invocation_id)
+        raise InvalidInputError(f"The session has no event of invocation {which}.")
+    return first - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ EXPIRES: Final = "expires"
 """What it has that says: the session expires at another time than it did."""
 
 
+INVOCATION: Final = "event.invocation_id"
+"""Where an event has its invocation's id, unless a hook has sealed it."""
+
+
 def visible(now: float) -> Document:
     """What is a session: it has a revision, and has not expired.
 

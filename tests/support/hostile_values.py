@@ -198,6 +198,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "user_id": ids,
     "session_id": ids,
     "new_session_id": ids,
+    "event_id": ids,
+    "invocation_id": ids,
+    "before_invocation_id": ids,
     "state": state,
     "config": configs,
     "session": sessions,
@@ -223,6 +226,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "where": state,
     "newest_first": objects | texts,
     "with_state": objects | texts,
+    "rewound": objects | texts,
     "limit": numbers,
     "page_token": ids,
 }
@@ -236,7 +240,7 @@ def usual(name: str) -> Any:
             return "app"
         case "user_id":
             return "user"
-        case "session_id" | "name":
+        case "session_id" | "event_id" | "name":
             return "own"
         case "revision":
             return 0

@@ -26,6 +26,8 @@ NAMES = ("app_name", "user_id", "session_id")
 TITLE = "everyone's"
 LABELS = {"of": "everyone"}
 WHERE = {"kind": "look-alike"}
+FIRST = "first"
+"""The id of each session's first event."""
 
 _LONGEST = "x" * 4096
 
@@ -173,6 +175,7 @@ class Crowd:
             session = await self.service.create_session(
                 **named(key), state=self.state(key), title=TITLE, labels=LABELS
             )
-            await self.service.append_event(session, self.event(key))
+            event = self.event(key).model_copy(update={"id": FIRST})
+            await self.service.append_event(session, event)
 
         await asyncio.gather(*map(one, self.sessions_of(scope)))

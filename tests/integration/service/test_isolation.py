@@ -14,6 +14,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo import MongoClient
 from support.attack_surface import Besieged, changed
 from support.similar_ids import (
+    FIRST,
     LABELS,
     TITLE,
     WHERE,
@@ -60,7 +61,9 @@ READS = (
     Read("get_session", SESSION, {}),
     Read("get_session", SESSION, {"config": GetSessionConfig(num_recent_events=1)}),
     Read("get_session_at", SESSION, {"revision": 1}),
+    Read("get_event", SESSION, {"event_id": FIRST}),
     Read("iter_events", SESSION, {}),
+    Read("iter_events", SESSION, {"rewound": False}),
     Read("iter_events", SESSION, {"newest_first": True, "limit": 9}),
     Read("wait_for", SESSION, {"revision": 1}),
     Read("watch", SESSION, {}),

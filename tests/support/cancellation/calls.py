@@ -29,6 +29,7 @@ WRITES = [
 
 ANYWHERE = [
     Case("MongoSessionService.get_session", reads.get, 5),
+    Case("MongoSessionService.get_event", reads.get_event, 5),
     Case("MongoSessionService.list_sessions", reads.list_, 5),
 ]
 """What is read of whichever member the client prefers."""
@@ -39,6 +40,7 @@ READS = [
     Case("MongoSessionService.find_sessions", reads.find, 5),
     Case("MongoSessionService.get_user_state", reads.get_user_state, 3),
     Case("MongoSessionService.iter_events", reads.iterate, 10),
+    Case("MongoSessionService.iter_events", reads.iterate_live, 15),
     Case("MongoSessionService.iter_events", reads.leave, 15),
     Case("MongoSessionService.iter_user_events", reads.iterate_user, 10),
     Case("MongoSessionService.iter_user_events", reads.leave_user, 15),

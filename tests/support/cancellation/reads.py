@@ -95,6 +95,36 @@ async def iterate(world: World) -> Prepared:
     return read(), check
 
 
+async def iterate_live(world: World) -> Prepared:
+    """What rewinds leave of a history, read to its end."""
+    session = await world.known()
+    asked = {**ids_of(session), "rewound": False}
+    told: list[int] = []
+
+    async def read() -> None:
+        async for revision, _ in world.service.iter_events(**asked):
+            told.append(revision)
+
+    async def check() -> None:
+        assert told == [1, 2, 3][: len(told)]
+        told.clear()
+        await read()
+        assert told == [1, 2, 3]
+
+    return read(), check
+
+
+async def get_event(world: World) -> Prepared:
+    session = await world.known()
+    first = session.events[0]
+    asked = {**ids_of(session), "event_id": first.id}
+
+    async def check() -> None:
+        assert await world.service.get_event(**asked) == first
+
+    return world.service.get_event(**asked), check
+
+
 async def iterate_user(world: World) -> Prepared:
     """The histories of two sessions, in two pages, read to their end."""
     user = {"app_name": "app", "user_id": world.new_id()}

@@ -49,6 +49,7 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
         "delete_user": service.delete_user(**USER),
         "find_sessions": service.find_sessions(**APP),
         "fork_session": service.fork_session(**SESSION),
+        "get_event": service.get_event(**SESSION, event_id="e"),
         "get_session": service.get_session(**SESSION),
         "get_session_at": service.get_session_at(**SESSION, revision=0),
         "get_user_state": service.get_user_state(**USER),
