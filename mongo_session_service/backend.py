@@ -112,6 +112,7 @@ class Backends:
     def _reset(self) -> None:
         self._look_at = 0.0
         self._look: asyncio.Task[None] | None = None
+        self._build: asyncio.Task[None] | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
@@ -154,7 +155,7 @@ class Backends:
         if sets_up and not self._is_set_up:
             async with entry.connection.setup_lock:
                 if not self._is_set_up:
-                    await self._set_up(entry.connection)
+                    await self._set_up(entry.connection, builds=False)
         elif sets_up and time.monotonic() > self._look_at:
             self._start_look(entry.connection)
         entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
@@ -162,12 +163,14 @@ class Backends:
 
     async def set_up(self) -> None:
         """Create collections and indexes, and check the server, even if done before."""
-        await self._set_up((await self.here()).connection)
+        await self._set_up((await self.here()).connection, builds=True)
 
-    async def _set_up(self, connection: Connection) -> None:
+    async def _set_up(self, connection: Connection, *, builds: bool) -> None:
         async with naming_privileges(connection):
-            self._missing = await set_up(connection)
+            self._missing, is_to_be_built = await set_up(connection, builds=builds)
         self._is_set_up = True
+        if is_to_be_built:
+            self._build = background(self._set_up(connection, builds=True))
         self._look_at = time.monotonic() + LOOK_EVERY
 
     def _start_look(self, connection: Connection) -> None:

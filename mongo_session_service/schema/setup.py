@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
+from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
+from pymongo.write_concern import WriteConcern
 
 from mongo_session_service.driver import server
 from mongo_session_service.driver.compat import Driver
@@ -23,6 +27,8 @@ from mongo_session_service.schema.version import (
 
 logger = logging.getLogger(__name__)
 
+LARGE: Final = 10_000
+"""Documents; an index of fewer is built in about a tenth of a second."""
 _WORKS_WITHOUT: Final = {
     UNAUTHORIZED: "the user lacks the privilege",
     11000: "the data holds an event twice",
@@ -35,12 +41,27 @@ _NEEDED: Final = (
     *("checkpoints", "leases", "dead_letters", "metadata"),
 )
 """A transaction that has to create its collection conflicts with all others."""
+_INDEXED: Final = ("sessions", "events")
+_PRIMARY_ONLY: Final = WriteConcern(w=1)
+"""For what is created before the version is recorded: a majority confirms that, and by
+the order of the oplog all that came before. What a failover takes back later is noticed
+as any other loss is."""
 
 
-async def set_up(connection: Connection) -> frozenset[str]:
+class Layout(NamedTuple):
+    """What a database lacks after it was set up."""
+
+    missing: frozenset[str]
+    """The names of the indexes that do not exist."""
+    is_to_be_built: bool
+    """Whether an index was left out since a call would have waited for its build."""
+
+
+async def set_up(connection: Connection, *, builds: bool = True) -> Layout:
     """Check the server, and create what is missing; safe to repeat and to race.
 
-    Returns the names of the indexes that do not exist. If something cannot be created,
+    Where nothing is missing, one round trip follows the server's greeting. Without
+    ``builds``, no index of a large collection is built. If something cannot be created,
     because the user lacks a privilege or something else is in its place, a warning is
     logged and the service works without it.
 
@@ -48,18 +69,22 @@ async def set_up(connection: Connection) -> frozenset[str]:
         ConfigurationError: the server is too old, or has no transactions.
         SchemaVersionError: the data was written by a newer release.
     """
+    attempts = _Attempts(connection)
     if connection.driver is not Driver.MOCK:
+        # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
+        # cancelled can wait for ever.
         hello = await server.greeted(connection.client)
         server.check_server(hello, transactions=connection.has_transactions)
-    is_recorded = await check_version(connection)
-    attempts = await _attempt_layout(connection)
+    is_recorded, found = await asyncio.gather(
+        check_version(connection), _find(attempts)
+    )
+    left = await _create_missing(attempts, found, builds=builds)
     if not is_recorded:
         with attempts.at("the schema version"):
             await record_first_version(connection)
     attempts.warn()
-    return frozenset(
-        each.name for each in INDEXES if _named(connection, each) in attempts.failed
-    )
+    failed = [each for each in INDEXES if _named(connection, each) in attempts.failed]
+    return Layout(frozenset(each.name for each in (*failed, *left)), bool(left))
 
 
 async def is_undone(connection: Connection, missing: frozenset[str]) -> bool:
@@ -82,11 +107,16 @@ async def is_undone(connection: Connection, missing: frozenset[str]) -> bool:
 
 async def missing_indexes(connection: Connection) -> list[Index]:
     """The indexes that do not exist, or differ from their definition."""
-    found = {
-        name: await getattr(connection, name).index_information()
-        for name in {index.collection for index in INDEXES}
-    }
+    of = await asyncio.gather(*(_described(connection, each) for each in _INDEXED))
+    found = dict(zip(_INDEXED, of, strict=True))
     return [index for index in INDEXES if not index.is_like(found[index.collection])]
+
+
+async def _described(connection: Connection, collection: str) -> dict[str, Any]:
+    described: dict[str, Any] = await getattr(
+        connection, collection
+    ).index_information()
+    return described
 
 
 async def create_layout(connection: Connection) -> None:
@@ -94,14 +124,24 @@ async def create_layout(connection: Connection) -> None:
 
     A warning names what cannot be created.
     """
-    (await _attempt_layout(connection)).warn()
+    attempts = _Attempts(connection)
+    await _create_missing(attempts, await _find(attempts), builds=True)
+    attempts.warn()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a database lacks."""
+
+    collections: frozenset[str]
+    indexes: list[Index]
 
 
 class _Attempts:
     """What could not be created, and why."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self.failed: dict[str, str] = {}
 
     @contextmanager
@@ -115,7 +155,7 @@ class _Attempts:
             why = _WORKS_WITHOUT[error.code]
             if error.code == UNAUTHORIZED:
                 refusal = refusal_of(error)
-                prefix = self._connection.prefix
+                prefix = self.connection.prefix
                 missing = server.missing_privileges(refusal, prefix) if refusal else []
                 why = f"{why} {', '.join(map(str, missing))}".rstrip()
             self.failed |= dict.fromkeys(things, why)
@@ -128,38 +168,92 @@ class _Attempts:
             "Not all could be created in database %r: %s. The service works without,"
             " but slower. Remove the cause, then call setup() as a user with the role"
             " that `mongo-session-service grants` prints.",
-            self._connection.database.name,
+            self.connection.database.name,
             "; ".join(f"{what} ({why})" for what, why in self.failed.items()),
         )
 
 
-async def _attempt_layout(connection: Connection) -> _Attempts:
-    attempts = _Attempts(connection)
-    await _create_collections(connection, attempts)
-    await _create_indexes(connection, attempts)
-    return attempts
+async def _find(attempts: _Attempts) -> _Found:
+    collections, indexes = await asyncio.gather(
+        _missing_collections(attempts), _missing_indexes(attempts)
+    )
+    return _Found(collections, indexes)
 
 
-async def _create_collections(connection: Connection, attempts: _Attempts) -> None:
+async def _missing_collections(attempts: _Attempts) -> frozenset[str]:
+    database, prefix = attempts.connection.database, attempts.connection.prefix
     with attempts.at("collections"):
-        there = await connection.database.list_collection_names()
-        needed = {f"{connection.prefix}{each}" for each in _NEEDED}
-        for name in sorted(needed - {*there}):
-            with attempts.at(f"collection {name!r}"), suppress(CollectionInvalid):
-                try:
-                    await connection.database.create_collection(name)
-                except OperationFailure as error:
-                    if error.code != _NAMESPACE_EXISTS:
-                        raise
+        there = {*await database.list_collection_names()}
+        return frozenset(each for each in _NEEDED if f"{prefix}{each}" not in there)
+    return frozenset()
 
 
-async def _create_indexes(connection: Connection, attempts: _Attempts) -> None:
+async def _missing_indexes(attempts: _Attempts) -> list[Index]:
     # Creating an index that exists would need the privilege as well.
-    with attempts.at(*(_named(connection, each) for each in INDEXES)):
-        for index in await missing_indexes(connection):
-            collection = getattr(connection, index.collection)
-            with attempts.at(_named(connection, index)):
-                await collection.create_index(index.directed, **index.options)
+    with attempts.at(*(_named(attempts.connection, each) for each in INDEXES)):
+        return await missing_indexes(attempts.connection)
+    return []
+
+
+async def _create_missing(
+    attempts: _Attempts, found: _Found, *, builds: bool
+) -> list[Index]:
+    """Create what was not found; the indexes that were left out."""
+    new = set(found.collections)
+    left: list[Index] = []
+    for name in _INDEXED:
+        lacking = [each for each in found.indexes if each.collection == name]
+        if lacking and not builds and await _is_large(attempts.connection, name):
+            left += lacking
+        elif lacking and await _have_created(attempts, name, lacking):
+            new.discard(name)
+    for name in sorted(new):
+        with attempts.at(f"collection {attempts.connection.prefix + name!r}"):
+            await _create_collection(attempts.connection, name)
+    return left
+
+
+async def _is_large(connection: Connection, name: str) -> bool:
+    count: int = await getattr(connection, name).estimated_document_count()
+    return count > LARGE
+
+
+async def _have_created(attempts: _Attempts, name: str, lacking: list[Index]) -> bool:
+    """Create indexes, with their collection if it does not exist; whether all exist."""
+    collection = _unconfirmed(attempts.connection, name)
+    models = [IndexModel(each.directed, **each.options) for each in lacking]
+    try:
+        await collection.create_indexes(models)
+    except OperationFailure as error:
+        if error.code not in _WORKS_WITHOUT:
+            raise
+    else:
+        return True
+    for index in lacking:  # One that fails does not keep the others from it.
+        with attempts.at(_named(attempts.connection, index)):
+            await collection.create_index(index.directed, **index.options)
+    return False
+
+
+async def _create_collection(connection: Connection, name: str) -> None:
+    options: dict[str, Any] = {}
+    if connection.driver is not Driver.MOCK:
+        options = {"write_concern": _PRIMARY_ONLY, "check_exists": False}
+    with suppress(CollectionInvalid):
+        try:
+            await connection.database.create_collection(
+                connection.prefix + name, **options
+            )
+        except OperationFailure as error:
+            if error.code != _NAMESPACE_EXISTS:
+                raise
+
+
+def _unconfirmed(connection: Connection, name: str) -> Any:
+    collection = getattr(connection, name)
+    if connection.driver is Driver.MOCK:
+        return collection
+    return collection.with_options(write_concern=_PRIMARY_ONLY)
 
 
 def _named(connection: Connection, index: Index) -> str:

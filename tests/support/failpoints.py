@@ -94,3 +94,13 @@ def open_transactions(admin: MongoClient) -> int:
         {"$match": {"appName": VICTIM, "transaction.parameters.autocommit": False}},
     ]
     return len(list(admin.admin.aggregate(stages)))
+
+
+@contextlib.contextmanager
+def held_index_builds(admin: MongoClient) -> Iterator[Callable[[], object]]:
+    """Let index builds of collections that hold documents end with the block only.
+
+    Gives a function that blocks until the first of them is held.
+    """
+    with _failpoint(admin, "hangAfterStartingIndexBuild", "alwaysOn", {}) as wait:
+        yield wait

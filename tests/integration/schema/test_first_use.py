@@ -1,0 +1,95 @@
+"""What the first call of a service costs, on a new database and on a known one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.events import Event
+from pymongo import AsyncMongoClient, MongoClient
+from support.command_log import CommandsSent
+from support.failpoints import held_index_builds
+from support.subscriptions import PATIENCE, SESSION
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.schema import setup
+from mongo_session_service.schema.indexes import EVENT_ONCE
+
+LOOK = {"hello": 1, "find": 1, "listCollections": 1, "listIndexes": 2}
+"""After the greeting, none of them waits for another's answer."""
+
+
+async def setup_commands(uri: str, database: str) -> Counter[str]:
+    sent = CommandsSent()
+    async with (
+        AsyncMongoClient(uri, event_listeners=[sent]) as client,
+        MongoSessionService(client=client, database=database),
+    ):
+        pass
+    return Counter(sent.names) - Counter({"endSessions": 1})
+
+
+async def test_a_known_database_is_looked_at_once(
+    mongodb_uri: str, database: str
+) -> None:
+    """Its version, collections and indexes are asked for together; nothing more."""
+    await setup_commands(mongodb_uri, database)
+    assert await setup_commands(mongodb_uri, database) == LOOK
+
+
+async def test_a_new_database_takes_one_command_for_each_collection(
+    mongodb_uri: str, database: str
+) -> None:
+    """A collection is created with all of its indexes, and the version comes last."""
+    sent = await setup_commands(mongodb_uri, database)
+    assert sent == Counter(LOOK) + Counter(create=6, createIndexes=2, update=1)
+
+
+async def test_a_long_index_build_keeps_no_call_waiting(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calls are answered during the build; ``setup()`` ends when the index exists."""
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        await service.create_session(**SESSION)
+    admin[database].sessions.drop_index("by_title")
+    monkeypatch.setattr(setup, "LARGE", 0)
+
+    service = MongoSessionService(mongodb_uri, database=database)
+    with held_index_builds(admin) as until_held:
+        async with asyncio.timeout(PATIENCE):
+            assert await service.get_session(**SESSION)
+        await asyncio.to_thread(until_held)
+    await service.setup()
+    await service.close()
+
+    assert "by_title" in admin[database].sessions.index_information()
+
+
+async def test_events_are_stored_once_during_the_build_of_their_index(
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until the unique index exists, each append looks whether its event is stored."""
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        session = await service.create_session(**SESSION)
+        stored = await service.append_event(session, Event(author="x"))
+    admin[database].events.drop_index(EVENT_ONCE.name)
+    monkeypatch.setattr(setup, "LARGE", 0)
+
+    service = MongoSessionService(mongodb_uri, database=database)
+    with held_index_builds(admin):
+        found = await service.get_session(**SESSION)
+        await service.append_event(found, stored.model_copy(deep=True))
+        with pytest.raises(AlreadyExistsError):
+            await service.append_event(found, Event(id=stored.id, author="y"))
+    await service.setup()
+    await service.close()
+
+    assert admin[database].events.count_documents({"event": {"$exists": True}}) == 1
