@@ -1,4 +1,4 @@
-"""Live page: the page that shows a session, its list of sessions, and its token."""
+"""Live page: the page that shows a session or a list of them, and its token."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import secrets
 from functools import cache
 from importlib.resources import files
 from string import Template
-from typing import Any, Final
+from typing import Final
 
-from google.adk.platform import time as platform_time
 from starlette import responses
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -19,9 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mongo_session_service.backend import backend_of
-from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import MongoSessionService
-from mongo_session_service.sessions import queries
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
@@ -32,15 +29,6 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-
-_LATEST: Final = 100
-"""Sessions in the list."""
-
-_OURS: Final = {
-    **{f"_id.{name}": {"$type": "string"} for name in SessionKey._fields},
-    "update_time": {"$type": "number"},
-}
-"""Only these are listed: one document of another tool could hide all others."""
 
 
 def live_page_route(
@@ -109,7 +97,7 @@ def _policy(nonce: str) -> str:
     """
     return (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}';"
-        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'self';"
+        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
         " frame-ancestors 'self'"
     )
 
@@ -156,20 +144,3 @@ async def server_of(service: MongoSessionService) -> str:
     """The hosts that the service is connected to."""
     client = (await backend_of(service).here()).connection.client
     return ", ".join(sorted(f"{host}:{port}" for host, port in client.nodes))
-
-
-async def latest_sessions(service: MongoSessionService) -> list[dict[str, Any]]:
-    """The latest updated sessions of every app and user.
-
-    It scans all sessions: for a tool, not for an application.
-    """
-    shown = {"_id": 0, "key": "$_id", "revision": 1, "update_time": 1}
-    stages: list[dict[str, Any]] = [
-        {"$match": {**queries.visible(platform_time.get_time()), **_OURS}},
-        {"$sort": {"update_time": -1}},
-        {"$limit": _LATEST},
-        {"$project": shown},
-    ]
-    async with backend_of(service).call() as opened:
-        connection = opened.connection
-        return await connection.aggregate(connection.sessions, stages)

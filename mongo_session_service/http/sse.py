@@ -1,4 +1,4 @@
-"""Server-sent events: a session's changes over HTTP, and an app that shows them.
+"""Server-sent events: changes and lists over HTTP, and an app that shows them.
 
 ::
 
@@ -12,26 +12,27 @@ the session's revision, so that a browser that lost its connection reconnects wi
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
+from urllib.parse import urlencode
 
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
 from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.routing import Scope
+from mongo_session_service.codec import public_view
 from mongo_session_service.errors import (
     ConfigurationError,
     HistoryLostError,
@@ -39,16 +40,17 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     SlowSubscriberError,
     StorageUnavailableError,
-    UnknownOutcomeError,
 )
 from mongo_session_service.feed.subscription import Subscription
-from mongo_session_service.http import writes
-from mongo_session_service.http.live_page import (
-    TokenCheck,
-    latest_sessions,
-    live_page_route,
-    server_of,
+from mongo_session_service.http import answers, lists, parameters, writes
+from mongo_session_service.http.access import (
+    Access,
+    Authorize,
+    AuthorizeUser,
+    AuthorizeWrite,
+    LocalAccess,
 )
+from mongo_session_service.http.live_page import TokenCheck, live_page_route, server_of
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.service import MongoSessionService
 
@@ -68,24 +70,13 @@ logger = logging.getLogger(__name__)
 RETRY: Final = 2
 """Seconds after which a client should reconnect."""
 
-_RETRY_LATER: Final = 10
 _RETRY_MUCH_LATER: Final = 60
 
-NO_STORE: Final = {"Cache-Control": "no-store"}
-
-REFUSED: Final = (SessionNotFoundError, MongoSessionServiceError, TimeoutError)
-"""The errors that :func:`refusal_of` answers."""
-
 _REFUSED: Final = "You may not read this session."
+_REFUSED_MANY: Final = "You may not read these sessions."
 _REFUSED_WRITE: Final = "You may not write to this session."
-_UNKNOWN: Final = "There is no such session."
-_SEE_LOG: Final = "Sessions cannot be read; see the server's log."
 
-Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
-"""Whether a request may read a session: a function that returns or awaits a bool."""
-
-AuthorizeWrite: TypeAlias = Callable[[Request, SessionKey, str], Any]
-"""Whether a request may do an action to a session, such as ``"fork"``."""
+_CONTENT: Final = {"event", "state", "state_delta"}
 
 OPENING_PATIENCE: Final = 10.0
 """Seconds a client waits for MongoDB before it receives 503."""
@@ -100,6 +91,7 @@ def changes_route(
     service: MongoSessionService,
     *,
     authorize: Authorize | None = None,
+    authorize_user: AuthorizeUser | None = None,
     authorize_write: AuthorizeWrite | None = None,
     path: str = "/changes",
     heartbeat: float = 15.0,
@@ -118,6 +110,15 @@ def changes_route(
     With ``at_revision`` the answer is no stream but one ``snapshot`` as JSON: the state
     after that event, or 0 for the state at creation. App and user state are as they are
     now.
+
+    With ``authorize_user`` the route also serves all sessions of a user. Without
+    ``session_id`` the stream has what happens to them from now on, without ``id``; with
+    ``content=none`` as well, changes come without events and state. With
+    ``list=sessions`` the answer is a page of them as JSON, those created last first:
+    ``sessions``, each with what a ``SessionSummary`` has but its state, and
+    ``next_page_token``, null on the last page. It takes ``title``, ``label`` as
+    ``name=value`` (repeatable) and ``session_id``, each to be met exactly, ``limit`` up
+    to 200 (50 unless given) and ``page_token``.
 
     With ``authorize_write`` the route also answers ``POST``, and streams say so in
     ``Allow``. The body is JSON: ``action``, ``app_name``, ``user_id``, ``session_id``,
@@ -138,6 +139,9 @@ def changes_route(
             ``HTTPException``. A plain function is called in a thread. While a stream is
             open it is called again at every heartbeat: if it says no, fails, or does
             not answer within 10 seconds, the stream ends with ``trouble``.
+        authorize_user: Called in the same way with the request, the app and the user:
+            whether the request may read all sessions of the user. Without it, sessions
+            cannot be listed, and each has to be asked for by its id.
         authorize_write: Called with the request, the session key and the action, after
             ``authorize``; it returns, or awaits, whether the request may write. Without
             it, nothing can be written.
@@ -146,46 +150,34 @@ def changes_route(
             between calls of ``authorize``.
 
     Raises:
-        ConfigurationError: ``authorize`` is missing, or ``heartbeat`` is not positive.
+        ConfigurationError: ``authorize`` is missing, one of the functions is none, or
+            ``heartbeat`` is not positive.
     """
-    if authorize is None or not callable(authorize):
-        message = (
-            "changes_route needs authorize=, a function of the request and the session"
-            " key that returns whether the session may be read."
-        )
-        raise ConfigurationError(message)
+    access = Access(authorize, authorize_user, authorize_write)  # type: ignore[arg-type]  # refused if it is None
+    return _changes_route(service, access, path, heartbeat)
+
+
+def _changes_route(
+    service: MongoSessionService, access: Access, path: str, heartbeat: float
+) -> Route:
     if not heartbeat > 0:
         raise ConfigurationError("heartbeat must be a number of seconds above 0.")
-
-    if authorize_write is not None and not callable(authorize_write):
-        message = (
-            "authorize_write must be a function of the request, the session key and"
-            " the action that returns whether the request may write."
-        )
-        raise ConfigurationError(message)
-    methods = ["GET"] if authorize_write is None else ["GET", "POST"]
 
     async def changes(request: Request) -> Response:
         try:
             if request.method == "POST":
-                return await _write(service, request, authorize, authorize_write)
-            key = _key(request)
-            start = _Start.of(request)
-            if not await _is_allowed(authorize, request, key):
-                return refusal(403, _REFUSED)
-            if start.at_revision is not None:
-                return await _state_at(service, key, start.at_revision)
-            subscription, snapshot = await _open(service, key, start)
-            still_allowed = partial(_is_still_allowed, authorize, request, key)
-            stream = _Stream(subscription, snapshot, heartbeat, still_allowed)
-            stream.headers["Allow"] = ", ".join(methods)
-            return stream
+                return await _write(service, access, request)
+            if request.query_params.get("list") is not None:
+                return await _list(service, access, request)
+            if access.has_lists and "session_id" not in request.query_params:
+                return await _stream_all(service, access, request, heartbeat)
+            return await _stream(service, access, request, heartbeat)
         except writes.RefusedError as error:
-            return refusal(error.status, str(error))
-        except REFUSED as error:
-            return refusal_of(error)
+            return answers.refusal(error.status, str(error))
+        except answers.REFUSED as error:
+            return answers.refusal_of(error)
 
-    return Route(path, changes, methods=methods, name="changes")
+    return Route(path, changes, methods=access.methods, name="changes")
 
 
 def live_app(
@@ -194,36 +186,34 @@ def live_app(
     authorize: Authorize | None = None,
     authorize_write: AuthorizeWrite | None = None,
     token: str | None = None,
+    app_name: str | None = None,
+    user_id: str | None = None,
 ) -> Starlette:
-    """An app that shows sessions live: the page, their changes, and a list of them.
+    """An app that shows sessions live: the page, their changes, and lists of them.
 
     It is meant for this machine only, and refuses other host names: otherwise a web
     page elsewhere could point a name of its own here (DNS rebinding) and read along.
     With a ``token``, every request needs it, as the query parameter ``token`` or in the
     ``SameSite`` cookie that an answer to the parameter sets; others get 401.
 
+    Lists and streams may be of a user, of an app, or of all apps, within ``app_name``
+    and ``user_id`` if they are given. They have what ``authorize`` permits.
+
     Raises:
         ConfigurationError: ``authorize`` is missing; see :func:`changes_route`.
     """
-    route = changes_route(service, authorize=authorize, authorize_write=authorize_write)
+    access = LocalAccess(
+        authorize,  # type: ignore[arg-type]  # refused if it is None
+        authorize_write=authorize_write,
+        within=Scope(app_name, user_id),
+    )
+    route = _changes_route(service, access, "/changes", heartbeat=15.0)
 
     async def sessions(request: Request) -> Response:
         try:
-            async with asyncio.timeout(OPENING_PATIENCE):
-                latest = await latest_sessions(service)
-                database = {
-                    "name": service.database_name,
-                    "server": await server_of(service),
-                }
-        except REFUSED as error:
-            return refusal_of(error)
-        allowed = [
-            each
-            for each in latest
-            if await _is_allowed(authorize, request, SessionKey(**each["key"]))
-        ]
-        shown = {"database": database, "sessions": allowed}
-        return JSONResponse(shown, headers=NO_STORE)
+            return await _list_of_page(service, access, request)
+        except answers.REFUSED as error:
+            return answers.refusal_of(error)
 
     return Starlette(
         routes=[
@@ -238,28 +228,6 @@ def live_app(
     )
 
 
-def refusal_of(error: Exception) -> JSONResponse:
-    """The answer to a request that failed."""
-    match error:
-        case InvalidInputError():
-            return refusal(400, str(error))
-        case SessionNotFoundError():
-            return refusal(404, _UNKNOWN)
-        case UnknownOutcomeError():
-            return refusal(503, "It is not known whether this was done.")
-        case StorageUnavailableError() | TimeoutError():
-            later = {"Retry-After": str(_RETRY_LATER)}
-            return refusal(503, "MongoDB is unavailable.", **later)
-        case _:
-            logger.error("A session could not be read or written. %s", error)
-            return refusal(500, _SEE_LOG)
-
-
-def refusal(status: int, detail: str, **headers: str) -> JSONResponse:
-    """An error response."""
-    return JSONResponse({"detail": detail}, status, {**NO_STORE, **headers})
-
-
 def trouble(error: MongoSessionServiceError) -> tuple[int, str]:
     """Seconds until the client should reconnect to an ended stream, and the reason."""
     match error:
@@ -268,9 +236,9 @@ def trouble(error: MongoSessionServiceError) -> tuple[int, str]:
         case HistoryLostError():
             return RETRY, "Changes were missed and cannot be recovered."
         case StorageUnavailableError():
-            return _RETRY_LATER, "MongoDB is unavailable."
+            return answers.RETRY_LATER, "MongoDB is unavailable."
         case _:
-            return _RETRY_MUCH_LATER, _SEE_LOG
+            return _RETRY_MUCH_LATER, answers.SEE_LOG
 
 
 class _Start(NamedTuple):
@@ -297,16 +265,16 @@ class _Start(NamedTuple):
             raise InvalidInputError("Give history or after_revision, not both.")
         if (at := request.query_params.get("at_revision")) is not None:
             return cls._at(at, is_alone=after is None and history is None)
-        last = _revision(request.headers.get("last-event-id", ""))
+        last = parameters.number(request.headers.get("last-event-id", ""))
         if last is not None:
             return cls(last, is_reconnect=True, with_history=history is not None)
-        if after is not None and (last := _revision(after)) is None:
+        if after is not None and (last := parameters.number(after)) is None:
             raise InvalidInputError("after_revision must be a number of appends.")
         return cls(last, is_reconnect=False, with_history=history is not None)
 
     @classmethod
     def _at(cls, text: str, *, is_alone: bool) -> _Start:
-        at = _revision(text)
+        at = parameters.number(text)
         if at is None or not is_alone:
             message = (
                 "at_revision must be a number of appends, without history and"
@@ -321,30 +289,112 @@ def _key(request: Request) -> SessionKey:
     return session_key(*asked)
 
 
-def _revision(text: str) -> int | None:
-    is_number = text.isascii() and text.isdecimal() and len(text) < len(str(2**63))
-    return int(text) if is_number else None
+async def _list(
+    service: MongoSessionService, access: Access, request: Request
+) -> Response:
+    """A page of sessions."""
+    if request.query_params["list"] != lists.SESSIONS:
+        raise InvalidInputError(f"list must be {lists.SESSIONS!r}, or left out.")
+    if not access.has_lists:
+        return answers.refusal(403, _REFUSED_MANY)
+    scope = access.scope_of(request)
+    if not await access.may_read_all(request, scope):
+        return answers.refusal(403, _REFUSED_MANY)
+    async with asyncio.timeout(OPENING_PATIENCE):
+        return _json(**await lists.sessions(service, access, request, scope))
 
 
-async def _is_allowed(authorize: Any, request: Request, *what: object) -> bool:
-    if inspect.iscoroutinefunction(authorize):
-        return bool(await authorize(request, *what))
-    answer = await run_in_threadpool(authorize, request, *what)
-    return bool(await answer if inspect.isawaitable(answer) else answer)
+async def _list_of_page(
+    service: MongoSessionService, access: LocalAccess, request: Request
+) -> Response:
+    """What the page of a tool lists: the apps, or a page of one's sessions."""
+    scope = access.scope_of(request)
+    if not await access.may_read_all(request, scope):
+        return answers.refusal(403, _REFUSED_MANY)
+    async with asyncio.timeout(OPENING_PATIENCE):
+        if scope.app_name is None:
+            listed = {"apps": await lists.apps(service, access, request)}
+        else:
+            listed = await lists.sessions(service, access, request, scope)
+        where = {"name": service.database_name, "server": await server_of(service)}
+    within = {"app_name": access.within.app_name, "user_id": access.within.user_id}
+    return _json(database=where, within=within, **listed)
 
 
-async def _is_still_allowed(authorize: Any, request: Request, key: SessionKey) -> bool:
-    # Waited for rather than cancelled, which a plain function's thread cannot be.
-    asked = asyncio.ensure_future(_is_allowed(authorize, request, key))
-    asked.add_done_callback(lambda it: it.cancelled() or it.exception())
-    done, _ = await asyncio.wait({asked}, timeout=OPENING_PATIENCE)
-    error = asked.exception() if done else TimeoutError()
-    if error is None:
-        return asked.result()
-    if not isinstance(error, HTTPException):
-        why = type(error).__name__
-        logger.warning("A client's stream ends: authorize failed (%s).", why)
-    return False
+def _json(**fields: object) -> Response:
+    """The public view of what is found."""
+    text = public_view.json_text(fields)
+    return Response(text, 200, answers.NO_STORE, "application/json")
+
+
+async def _stream(
+    service: MongoSessionService, access: Access, request: Request, heartbeat: float
+) -> Response:
+    """The changes of a session, or its state at one revision."""
+    key = _key(request)
+    start = _Start.of(request)
+    if not await access.may_read(request, key):
+        return answers.refusal(403, _REFUSED)
+    if start.at_revision is not None:
+        return await _state_at(service, key, start.at_revision)
+    subscription, snapshot = await _open(service, key, start)
+    may_read = partial(access.may_read, request, key)
+    permission = _Permission(may_read, heartbeat, _REFUSED)
+    stream = _Stream(subscription, _frame, permission, snapshot)
+    stream.headers["Allow"] = ", ".join(access.methods)
+    if access.has_lists:
+        of_user = urlencode({"app_name": key.app_name, "user_id": key.user_id})
+        stream.headers["Link"] = f'<?{of_user}>; rel="collection"'
+    return stream
+
+
+async def _stream_all(
+    service: MongoSessionService, access: Access, request: Request, heartbeat: float
+) -> Response:
+    """What happens from now on to the sessions of a user, or of more."""
+    scope = access.scope_of(request)
+    content = request.query_params.get("content")
+    if content not in {None, "none"}:
+        raise InvalidInputError("content must be 'none', or left out.")
+    if not await access.may_read_all(request, scope):
+        return answers.refusal(403, _REFUSED_MANY)
+
+    async def frame(change: Change) -> str | None:
+        key = change.session_key
+        if key is not None and not await access.lists(request, key):
+            return None
+        return _frame_of_many(change, with_content=content is None)
+
+    async with asyncio.timeout(OPENING_PATIENCE):
+        subscription = await service.watch(*scope).__aenter__()
+    may_read = partial(access.may_read_all, request, scope)
+    permission = _Permission(may_read, heartbeat, _REFUSED_MANY)
+    stream = _Stream(subscription, frame, permission)
+    stream.headers["Allow"] = ", ".join(access.methods)
+    return stream
+
+
+class _Permission(NamedTuple):
+    """A client's permission to read a stream, which is asked for again and again."""
+
+    ask: Callable[[], Awaitable[bool]]
+    heartbeat: float
+    refused: str
+    """What a client receives that has it no more."""
+
+    async def holds(self) -> bool:
+        """Whether the client may still read."""
+        # Waited for rather than cancelled, which a plain function's thread cannot be.
+        asked = asyncio.ensure_future(self.ask())
+        asked.add_done_callback(lambda it: it.cancelled() or it.exception())
+        done, _ = await asyncio.wait({asked}, timeout=OPENING_PATIENCE)
+        error = asked.exception() if done else TimeoutError()
+        if error is None:
+            return asked.result()
+        if not isinstance(error, HTTPException):
+            why = type(error).__name__
+            logger.warning("A client's stream ends: authorize failed (%s).", why)
+        return False
 
 
 async def _open(
@@ -382,7 +432,7 @@ async def _state_at(
     async with asyncio.timeout(OPENING_PATIENCE):
         session = await service.get_session_at(**key.id, revision=revision)
     if session is None:
-        return refusal(404, _UNKNOWN)
+        return answers.refusal(404, answers.UNKNOWN)
     snapshot = Change(
         kind="snapshot",
         **key.id,
@@ -390,22 +440,16 @@ async def _state_at(
         state=session.state,
         time=session.last_update_time,
     )
-    return Response(snapshot.json_text, 200, NO_STORE, "application/json")
+    return Response(snapshot.json_text, 200, answers.NO_STORE, "application/json")
 
 
 async def _write(
-    service: MongoSessionService,
-    request: Request,
-    authorize: Authorize,
-    authorize_write: AuthorizeWrite | None,
+    service: MongoSessionService, access: Access, request: Request
 ) -> Response:
     write = await writes.Write.of(request)
-    if not (
-        await _is_allowed(authorize, request, write.key)
-        and await _is_allowed(authorize_write, request, write.key, write.action)
-    ):
-        return refusal(403, _REFUSED_WRITE)
-    return JSONResponse(await write.perform(service), 201, NO_STORE)
+    if not await access.may_write(request, write.key, write.action):
+        return answers.refusal(403, _REFUSED_WRITE)
+    return JSONResponse(await write.perform(service), 201, answers.NO_STORE)
 
 
 class _Stream(EventSourceResponse):
@@ -414,15 +458,16 @@ class _Stream(EventSourceResponse):
     def __init__(
         self,
         subscription: Subscription,
-        snapshot: Change | None,
-        heartbeat: float,
-        still_allowed: Callable[[], Awaitable[bool]],
+        frame: Callable[[Change], Awaitable[str | None]],
+        permission: _Permission,
+        snapshot: Change | None = None,
     ) -> None:
         self._subscription = subscription
+        self._frame = frame
+        self._permission = permission
         self._snapshot = snapshot
-        self._heartbeat = heartbeat
-        self._still_allowed = still_allowed
         self._is_refused = False
+        heartbeat = permission.heartbeat
         comment = f"heartbeat {heartbeat:g}"
         super().__init__(
             self._frames(comment),
@@ -431,7 +476,7 @@ class _Stream(EventSourceResponse):
             send_timeout=SEND_PATIENCE,
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         asking = asyncio.create_task(self._keep_asking())
         try:
             await super().__call__(scope, receive, send)
@@ -443,10 +488,10 @@ class _Stream(EventSourceResponse):
             self._subscription.close()
 
     async def _keep_asking(self) -> None:
-        """End the stream once its client may not read the session any more."""
+        """End the stream once its client may not read any more."""
         while not self._is_refused:
-            await asyncio.sleep(self._heartbeat)
-            self._is_refused = not await self._still_allowed()
+            await asyncio.sleep(self._permission.heartbeat)
+            self._is_refused = not await self._permission.holds()
         self._subscription.close()
 
     async def _frames(self, comment: str) -> AsyncIterator[bytes]:
@@ -457,16 +502,35 @@ class _Stream(EventSourceResponse):
                 data = self._snapshot.json_text
                 yield f"event: snapshot\ndata: {data}\n\n".encode()
             async for change in self._subscription:
+                frame = await self._frame(change)
                 if self._is_refused:
                     break
-                id_ = "" if change.revision is None else f"id: {change.revision}\n"
-                frame = f"event: {change.kind}\n{id_}data: {change.json_text}\n\n"
-                yield frame.encode()
+                if frame is not None:
+                    yield frame.encode()
         except MongoSessionServiceError as error:
             logger.info("A client's stream ends. %s", error)
             yield _trouble_frame(*trouble(error))
         if self._is_refused:
-            yield _trouble_frame(RETRY, _REFUSED)
+            yield _trouble_frame(RETRY, self._permission.refused)
+
+
+async def _frame(change: Change) -> str:
+    """A change of the one session that a stream is about."""
+    id_ = "" if change.revision is None else f"id: {change.revision}\n"
+    return f"event: {change.kind}\n{id_}data: {change.json_text}\n\n"
+
+
+def _frame_of_many(change: Change, *, with_content: bool) -> str:
+    """A change of one session among several, whose revision is no place in it."""
+    text = change.json_text if with_content else _outline(change)
+    return f"event: {change.kind}\ndata: {text}\n\n"
+
+
+def _outline(change: Change) -> str:
+    """A change without event and state, as JSON."""
+    names = type(change).model_fields.keys() - _CONTENT
+    fields = {name: getattr(change, name) for name in names}
+    return public_view.json_text({k: it for k, it in fields.items() if it is not None})
 
 
 def _trouble_frame(seconds: int, reason: str) -> bytes:

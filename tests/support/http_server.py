@@ -20,6 +20,7 @@ PATIENCE = 20.0
 async def serving(app: Any, port: int = 0) -> AsyncIterator[str]:
     """Serve an app until the end of the block, cutting off who is connected then."""
     with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -79,7 +80,8 @@ class Client:
     ) -> None:
         self._url = url
         self._headers = headers or {}
-        self._query = {"app_name": "app", "user_id": "user", "session_id": "s"} | query
+        named = {"app_name": "app", "user_id": "user", "session_id": "s"} | query
+        self._query = {name: it for name, it in named.items() if it is not None}
         self.comments: list[str] = []
         self.retry: int | None = None
 

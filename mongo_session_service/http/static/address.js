@@ -10,9 +10,12 @@ export const key = ["app_name", "user_id", "session_id"].map((name) => query.get
 export const keyOf = ([app_name, user_id, session_id]) => ({ app_name, user_id, session_id });
 export const [appName, userId, sessionId] = key;
 
-/** The URL of this session's changes, with more parameters. */
+/** What the address names, without what it does not. */
+export const named = Object.fromEntries(Object.entries(keyOf(key)).filter(([, name]) => name));
+
+/** The URL of the changes of what the address names, with more parameters. */
 export function changesUrl(parameters) {
   const url = new URL(setting("changes-url") || "changes", document.baseURI);
-  url.search = new URLSearchParams({ ...keyOf(key), ...parameters });
+  url.search = new URLSearchParams({ ...named, ...parameters });
   return url;
 }

@@ -1,6 +1,5 @@
 // Connection: a stream of server-sent events, and what the page says of it.
 
-import { changesUrl } from "./address.js";
 import { $ } from "./elements.js";
 
 const FIRST_PAUSE = 0.4;
@@ -25,7 +24,12 @@ export function show(is, words, notice = "", action = null) {
   $("icon").href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
 }
 
-/** Reads server-sent events, and comes back when the connection breaks. */
+/**
+ * Reads server-sent events, and comes back when the connection breaks.
+ *
+ * A page has its `address()`; it is told when it is `opened(headers)` or `refused()`, and it
+ * will `take(kind, data)`, unless that `ends(kind)` all.
+ */
 export class Connection {
   constructor(page) {
     this.page = page;
@@ -51,7 +55,7 @@ export class Connection {
         else if (!this.wasLive && !(error instanceof TypeError)) throw error;
       }
       clearTimeout(this.watchdog);
-      if (this.page.isDeleted || this.sawDeleted) {
+      if (this.sawEnd) {
         this.end("Deleted", "This session was deleted. What is shown stays until you close the page.");
       }
       if (!this.isOver) await this.pause(why);
@@ -60,19 +64,18 @@ export class Connection {
 
   /** One connection, to its end; gives the reason if one is known. */
   async read() {
-    const url = changesUrl({ history: "all" });
     const headers = { Accept: "text/event-stream" };
     if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
     this.aborter = new AbortController();
     this.listen();
-    const response = await fetch(url, { headers, signal: this.aborter.signal, cache: "no-store" });
+    const response = await fetch(this.page.address(), { headers, signal: this.aborter.signal, cache: "no-store" });
     if (!response.ok) return this.refused(response);
     if (!(response.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
       return "This server does not stream changes.";
     }
     this.wasLive = true;
     show("live", "Live");
-    $("fork").hidden = !(response.headers.get("allow") ?? "").includes("POST");
+    this.page.opened(response.headers);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let pieces = [];
     let frame = {};
@@ -110,7 +113,7 @@ export class Connection {
     }
     if (event === "snapshot") this.lastId = null;
     if (id !== undefined) this.lastId = id;
-    if (event === "deleted") this.sawDeleted = true;
+    if (this.page.ends(event)) this.sawEnd = true;
     this.page.take(event, data);
   }
 
@@ -128,6 +131,7 @@ export class Connection {
       this.retryAfter ||= 2;
       return "Session not found. This page shows it as soon as it is created.";
     } else if (response.status < 500 && response.status !== 429 && response.status !== 408) {
+      this.page.refused();
       this.end(response.status === 400 ? "Refused" : "Not allowed", detail || `The server answered ${response.status}.`, again);
     }
     return detail || `The server answered ${response.status}.`;

@@ -1,108 +1,259 @@
-// List: the sessions to choose from.
+// List: the apps, or the sessions of one, found by the server and kept up to date by
+// the changes that it sends.
 
-import { key, setting } from "./address.js";
-import { show } from "./connection.js";
+import { appName, changesUrl, named, setting, userId } from "./address.js";
+import { Connection, show } from "./connection.js";
 import { $, make, plural } from "./elements.js";
+import { nameOf, Row, Rows } from "./rows.js";
 
-function ago(seconds) {
-  if (!(seconds >= 5)) return "now";
-  const [unit, name] = seconds < 60 ? [1, "second"] : seconds < 3600 ? [60, "minute"] : seconds < 86400 ? [3600, "hour"] : [86400, "day"];
-  return `${plural(Math.floor(seconds / unit), name)} ago`;
+const MOST_WANTED = 50;
+const KINDS = { title: "title", session_id: "ID", user_id: "user", label: "label" };
+
+const isTool = Boolean(setting("sessions-url"));
+
+async function ask(parameters) {
+  let url = changesUrl({ list: "sessions", ...parameters });
+  if (isTool) {
+    url = new URL(setting("sessions-url"), document.baseURI);
+    url.search = new URLSearchParams(parameters);
+  }
+  const response = await fetch(url, { cache: "no-store" });
+  const answer = await response.json();
+  if (!response.ok) throw Object.assign(new Error(String(answer.detail)), { status: response.status });
+  return answer;
 }
 
-class Picker {
-  constructor(url) {
-    this.url = url;
-    this.rows = new Map();
-    $("picker-bar").hidden = false;
-    $("picker-filter").addEventListener("input", () => this.filter());
-    $("picker-filter").addEventListener("keydown", (press) => {
-      if (press.key === "Enter") $("sessions").querySelector("li:not([hidden]) a")?.click();
+class ListPage {
+  constructor() {
+    this.app = appName || null;
+    this.rows = new Rows($("sessions"), $("more"), (page) => this.load({ ...this.scope, ...page }));
+    this.rows.follow();
+    this.groups = [];
+    this.wanted = new Set();
+    this.searched = 0;
+    setInterval(() => [this.rows, ...this.groups].forEach((rows) => rows.age()), 5000);
+    let typing = 0;
+    $("picker-filter").addEventListener("input", () => {
+      clearTimeout(typing);
+      typing = setTimeout(() => this.search(), 300);
     });
-    $("picker-filter").focus();
+    $("search").addEventListener("submit", (submit) => {
+      submit.preventDefault();
+      clearTimeout(typing);
+      this.search();
+    });
   }
 
-  async run() {
-    for (;;) {
-      const began = performance.now();
-      if (document.visibilityState === "visible") await this.look();
-      // It never takes more than a tenth of the server's time.
-      const pause = Math.max(1500, 9 * (performance.now() - began));
-      await new Promise((resolve) => { setTimeout(resolve, pause); });
+  get scope() {
+    return { ...named, app_name: this.app };
+  }
+
+  /** A page of sessions; what it says of the database is shown. */
+  async load(parameters) {
+    const answer = await ask(parameters);
+    this.within = answer.within ?? named;
+    if (answer.database) this.place = ` in database ${answer.database.name} on ${answer.database.server}`;
+    return answer;
+  }
+
+  // What a connection asks of a page.
+
+  address() {
+    return changesUrl({ content: "none" });
+  }
+
+  opened() {
+    this.reload();
+  }
+
+  ends() {
+    return false;
+  }
+
+  refused() {
+    tellHowToChoose();
+  }
+
+  take(kind, raw) {
+    const change = JSON.parse(raw);
+    if (this.apps) {
+      if (kind === "created" || kind === "deleted") this.reloadSoon();
+      else this.apps.get(change.app_name)?.age(change.time);
+    } else if (change.app_name !== this.app) {
+      if (kind === "created") this.reloadSoon();
+    } else if (change.session_id) {
+      this.update(kind, change);
     }
   }
 
-  async look() {
-    let sessions, place;
-    try {
-      const response = await fetch(new URL(this.url, document.baseURI), { cache: "no-store" });
-      const answer = await response.json();
-      if (!response.ok) throw new Error(String(answer.detail));
-      sessions = answer.sessions;
-      place = `in database ${answer.database.name} on ${answer.database.server}`;
-    } catch (error) {
-      show("waiting", "Trying again", error instanceof TypeError ? "The server does not answer." : error.message);
+  update(kind, change) {
+    const name = nameOf(change);
+    if (kind === "deleted") {
+      this.wanted.delete(name);
+      for (const rows of [this.rows, ...this.groups]) rows.remove(name);
+      this.say();
       return;
     }
-    show("live", "Live");
-    $("picker-text").textContent = sessions.length
-      ? `These are ${place}. Choose one to watch it live. The latest come first.`
-      : `There are none yet ${place}. They appear here as they are created.`;
-    const list = $("sessions");
-    list.hidden = sessions.length === 0;
-    const rows = new Map();
-    for (const session of sessions) {
-      const id = JSON.stringify(session.key);
-      const row = this.rows.get(id) ?? this.make(session.key);
-      if (row.revision !== session.revision && this.rows.size) {
-        row.element.classList.remove("flash");
-        void row.element.offsetWidth;
-        row.element.classList.add("flash");
+    if (kind !== "appended") {
+      this.want(name);
+      return;
+    }
+    const { app_name, user_id, session_id, revision, time } = change;
+    const news = { app_name, user_id, session_id, revision, last_update_time: time };
+    for (const rows of this.groups) rows.get(name)?.draw(news);
+    if (this.rows.get(name)) this.rows.lift(news);
+    else this.want(name);
+  }
+
+  /** Ask for a session that is not shown yet, one after another. */
+  async want(name) {
+    this.wanted.add(name);
+    if (this.isAsking) return;
+    this.isAsking = true;
+    try {
+      while (this.wanted.size) {
+        if (this.wanted.size > MOST_WANTED) {
+          await this.reload();
+          break;
+        }
+        const [next] = this.wanted;
+        this.wanted.delete(next);
+        const [app_name, user_id, session_id] = JSON.parse(next);
+        const { sessions } = await this.load({ app_name, user_id, session_id });
+        for (const session of sessions) this.rows.lift(session);
+        this.say();
       }
-      row.revision = session.revision;
-      const age = Date.now() / 1000 - session.update_time;
-      row.element.classList.toggle("fresh", age < 30);
-      row.count.textContent = plural(session.revision, "event");
-      row.ago.textContent = ago(age);
-      rows.set(id, row);
+    } catch (error) {
+      this.failed(error);
+    } finally {
+      this.isAsking = false;
     }
-    const order = [...rows.values()].map((row) => row.element);
-    if (order.some((element, place) => list.children[place] !== element) || list.childElementCount !== order.length) {
-      const focused = document.activeElement;
-      list.replaceChildren(...order);
-      if (list.contains(focused)) focused.focus({ preventScroll: true });
-    }
-    this.rows = rows;
-    this.filter();
   }
 
-  make({ app_name, user_id, session_id }) {
-    const count = make("div", "");
-    const age = make("div", "ago");
-    const link = make("a", "", make("span", "dot"),
-      make("div", "", make("span", "name", session_id), make("div", "of", `${app_name} › ${user_id}`)),
-      make("div", "side", count, age));
-    link.href = `?${new URLSearchParams({ app_name, user_id, session_id })}`;
-    const seen = [app_name, user_id, session_id].join("\n").toLowerCase();
-    return { element: make("li", "", link), count, ago: age, seen, revision: null };
+  reloadSoon() {
+    this.reloading ??= setTimeout(() => this.reload(), 500);
   }
 
-  filter() {
-    const wanted = $("picker-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of this.rows.values()) {
-      row.element.hidden = !wanted.every((word) => row.seen.includes(word));
+  async reload() {
+    clearTimeout(this.reloading);
+    this.reloading = undefined;
+    this.wanted.clear();
+    try {
+      if (appName) {
+        await this.rows.begin();
+      } else {
+        const { apps, within } = await this.load({});
+        const only = apps?.length === 1 ? apps[0].app_name : null;
+        this.app = apps ? only : within.app_name; // which is all that this server shows
+        this.showApps(this.app === null ? apps : null);
+        if (this.app !== null) await this.rows.begin();
+      }
+      this.say();
+    } catch (error) {
+      this.failed(error);
     }
   }
+
+  failed(error) {
+    show("waiting", "Trying again", error instanceof TypeError ? "The server does not answer." : error.message);
+    this.reloading ??= setTimeout(() => this.reload(), 5000);
+  }
+
+  showApps(apps) {
+    this.apps = null;
+    if (!apps) return;
+    this.apps = new Map(apps.map((app) => {
+      const row = new Row(`?${new URLSearchParams({ app_name: app.app_name })}`);
+      row.name.textContent = app.app_name;
+      row.of.textContent = `latest: ${app.latest.title ?? app.latest.session_id}`;
+      row.count.textContent = app.has_more ? `${app.sessions}+ sessions` : plural(app.sessions, "session");
+      row.age(app.latest.last_update_time);
+      return [app.app_name, row];
+    }));
+    this.rows.token = null;
+    $("more").hidden = true;
+    $("sessions").replaceChildren(...[...this.apps.values()].map((row) => row.element));
+    $("sessions").hidden = !this.apps.size;
+  }
+
+  /** Say what is shown, and where it is; or how to begin. */
+  say() {
+    show("live", "Live");
+    const isEmpty = this.apps ? !this.apps.size : !this.rows.size;
+    const whose = `${userId ? ` of ${userId}` : ""}${this.app ? ` in app ${this.app}` : ""}`;
+    const title = this.apps && !isEmpty ? "Apps" : `Sessions${whose}`;
+    $("picker-title").textContent = title;
+    document.title = title;
+    $("search").hidden = Boolean(this.apps);
+    $("begin").hidden = !isEmpty;
+    const place = this.place ?? "";
+    if (isEmpty) {
+      $("picker-text").textContent = `There are none yet${place}.`;
+      $("begin-code").textContent = `await service.create_session(app_name=${JSON.stringify(this.app ?? "my_app")}, user_id=${JSON.stringify(userId || "ada")})`;
+    } else if (this.apps) {
+      $("picker-text").textContent = `These have sessions${place}. Choose one.`;
+    } else {
+      $("picker-text").textContent = `These are${place || " live"}. Those created last come first; whatever is written to moves to the top.`;
+    }
+    $("home").hidden = !(isTool && appName && !this.within.app_name);
+  }
+
+  async search() {
+    const words = $("picker-filter").value.trim();
+    const turn = this.searched += 1;
+    $("listing").hidden = Boolean(words);
+    $("found").hidden = !words;
+    if (!words) {
+      this.groups = [];
+      $("groups").replaceChildren();
+      return;
+    }
+    const kinds = Object.keys(KINDS).filter((kind) => (kind !== "label" || words.indexOf("=") > 0) && !(kind === "user_id" && userId));
+    const groups = await Promise.all(kinds.map((kind) => this.group(kind, words)));
+    if (turn !== this.searched) return; // something else has been searched for since
+    const found = groups.filter(({ rows }) => rows.size);
+    this.groups = found.map(({ rows }) => rows);
+    $("groups").replaceChildren(...found.map(({ element }) => element));
+    const said = found.map(({ kind, rows }) => `${plural(rows.size, "session").replace(" ", rows.token ? "+ " : " ")} by ${KINDS[kind]}`);
+    const failed = groups.find(({ error }) => error)?.error;
+    if (failed) $("found").textContent = failed.message;
+    else if (said.length) $("found").textContent = `Found ${said.join(", ")}.`;
+    else $("found").textContent = `No session has exactly this as its ${kinds.map((kind) => KINDS[kind]).join(", ").replace(/, ([^,]*)$/, " or $1")}. A label is found as name=value.`;
+  }
+
+  /** What one kind of search finds. */
+  async group(kind, words) {
+    const list = make("ul", "sessions");
+    const more = make("button", "", "Show more");
+    const heading = make("h2", "", `By ${KINDS[kind]}`);
+    const rows = new Rows(list, more, (page) => this.load({ ...this.scope, [kind]: words, ...page }));
+    const group = { kind, rows, element: make("div", "group", heading, list, more) };
+    list.setAttribute("aria-label", `Sessions by ${KINDS[kind]}`);
+    try {
+      await rows.begin();
+    } catch (error) {
+      if (error.status !== 400 && error.status !== 403) group.error = error; // such a name, nothing can have
+    }
+    return group;
+  }
+}
+
+function tellHowToChoose() {
+  $("status").hidden = true;
+  $("picker-text").hidden = true;
+  $("choose").hidden = false;
 }
 
 export function pick() {
   $("picker").hidden = false;
-  $("where").append(make("span", "of", "mongo-session-service"), make("span", "gap", "›"), make("span", "name", "live"));
-  [...$("open").elements].forEach((field, place) => { if (key[place]) field.value = key[place]; });
-  if (setting("sessions-url")) {
-    new Picker(setting("sessions-url")).run();
+  const part = (className, text) => make("span", className, text);
+  const names = Object.values(named);
+  $("where").append(part("of", "mongo-session-service"), ...(names.length ? names : ["live"]).flatMap((name) => [part("gap", "›"), part("name", name)]));
+  $("home").textContent = "‹ All apps";
+  if (isTool || (appName && userId)) {
+    show("waiting", "Connecting");
+    new Connection(new ListPage()).run();
   } else {
-    $("status").hidden = true;
-    $("open").elements[0].focus();
+    tellHowToChoose();
   }
 }

@@ -1,6 +1,6 @@
 // Session: its changes, drawn in the order of their arrival, and the keyboard.
 
-import { appName, sessionId, setting, userId } from "./address.js";
+import { appName, changesUrl, sessionId, setting, userId } from "./address.js";
 import { Connection, show } from "./connection.js";
 import { $, copy, counted, make, plural } from "./elements.js";
 import { Moment } from "./moment.js";
@@ -19,7 +19,6 @@ class SessionPage {
     this.queue = [];
     this.isPaused = false;
     this.isDrawing = false;
-    this.isDeleted = false;
     this.unread = 0;
     this.reset(null);
   }
@@ -33,6 +32,22 @@ class SessionPage {
     this.moment.reset();
     this.timeline.summarise();
   }
+
+  address() {
+    return changesUrl({ history: "all" });
+  }
+
+  /** The server says in the headers what else it offers. */
+  opened(headers) {
+    $("fork").hidden = !(headers.get("allow") ?? "").includes("POST");
+    $("home").hidden = !(headers.get("link") ?? "").includes('rel="collection"');
+  }
+
+  ends(kind) {
+    return kind === "deleted";
+  }
+
+  refused() {}
 
   /** A frame that arrived; it is drawn in its turn. */
   take(kind, raw) {
@@ -104,7 +119,6 @@ class SessionPage {
       // A page that reconnects receives all of it again.
       this.state.set(Object.entries(change.state_delta ?? {}), { revision: null, words: inCalendar(seconds), isRepeat: true });
     } else if (kind === "deleted") {
-      this.isDeleted = true;
       document.body.classList.add("gone");
       this.timeline.note(`The session was deleted, ${inCalendar(seconds)}.`, "note bad");
       this.timeline.keepUp();
@@ -144,7 +158,8 @@ class SessionPage {
 
 export function watch() {
   $("session").hidden = false;
-  $("home").hidden = !setting("sessions-url");
+  const ofUser = setting("sessions-url") ? {} : { user_id: userId };
+  $("home").href = `?${new URLSearchParams({ app_name: appName, ...ofUser })}`;
   const part = (className, name) => {
     const element = make("span", className, name);
     element.title = name;

@@ -61,11 +61,14 @@ class World:
             process.kill()
         return (out + err).decode()
 
-    async def streamed(self, **query: str) -> str:
-        """The lines of a stream of the session, until it is deleted."""
+    async def streamed(self, **query: str | None) -> str:
+        """The lines of a stream with the session, until it is deleted."""
         app = live_app(self.service, authorize=lambda *_: True)
         async with serving(app) as url, Client(f"{url}/changes", **query) as client:
             lines = [await client.line()]
+            session = await self.service.get_session(**WHERE)
+            again = credentials.event().model_copy(update={"id": "event-2"})
+            await self.service.append_event(session, again)
             while not any(line.startswith("data:") for line in lines):
                 lines.append(await client.line())
             await self.service.delete_session(**WHERE)
@@ -137,8 +140,33 @@ async def live_page(world: World) -> str:
 
 
 @outlet(shows='"session_id":"s"')
-async def list_of_sessions(world: World) -> str:
+async def list_of_apps(world: World) -> str:
     return await world.answered("/sessions")
+
+
+@outlet(shows='"session_id":"s"')
+async def list_of_sessions(world: World) -> str:
+    return await world.answered("/sessions?app_name=app")
+
+
+@outlet(shows='"session_id":"s"')
+async def list_of_a_user(world: World) -> str:
+    return await world.answered("/changes?list=sessions&app_name=app&user_id=user")
+
+
+@outlet(shows='"session_id":"s"')
+async def session_by_its_id(world: World) -> str:
+    return await world.answered("/sessions?app_name=app&session_id=s")
+
+
+@outlet(shows="adk_request_credential")
+async def stream_of_a_user(world: World) -> str:
+    return await world.streamed(session_id=None)
+
+
+@outlet(shows='"revision":3')
+async def stream_of_a_list(world: World) -> str:
+    return await world.streamed(session_id=None, content="none")
 
 
 @outlet(shows="my_tool(")

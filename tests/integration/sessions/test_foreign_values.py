@@ -17,7 +17,6 @@ from support.subscriptions import APP, ID, SESSION, USER, Follower, new_event
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import changes_route
-from mongo_session_service.http.live_page import latest_sessions
 
 VALUES = [DatetimeMS(2**60), ObjectId(), Decimal128("1"), b"\xff"]
 
@@ -83,19 +82,3 @@ async def test_text_that_is_none_stops_nobody(
         await follower.reached(1)
 
     assert follower.state == {"app:v": "a\N{REPLACEMENT CHARACTER}b"}
-
-
-async def test_the_list_of_sessions_shows_ours(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """Sessions whose ids or times are none leave the list as it is."""
-    await service.create_session(**SESSION)
-    admin[database].sessions.insert_many(
-        [
-            {"_id": {**SESSION, "app_name": ObjectId()}, "revision": 0},
-            {"_id": {**SESSION, "user_id": "z"}, "revision": 0, "update_time": None},
-        ]
-    )
-
-    (shown,) = json.loads(json.dumps(await latest_sessions(service)))
-    assert shown["key"] == SESSION

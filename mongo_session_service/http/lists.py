@@ -1,0 +1,94 @@
+"""Lists over HTTP: pages of sessions, and the apps that have some."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from google.adk.platform import time
+from starlette.requests import Request
+
+from mongo_session_service.backend import backend_of
+from mongo_session_service.changes.routing import Scope
+from mongo_session_service.http import parameters
+from mongo_session_service.http.access import Access
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.results import SessionSummary
+from mongo_session_service.model.validation import check_id, lookup_id
+from mongo_session_service.service import MongoSessionService
+from mongo_session_service.sessions import directory
+
+SESSIONS: Final = "sessions"
+
+_MOST: Final = 200
+"""Sessions on a page."""
+
+_COUNTED: Final = 100
+"""Sessions of an app that are counted, at most."""
+
+
+async def sessions(
+    service: MongoSessionService, access: Access, request: Request, scope: Scope
+) -> dict[str, Any]:
+    """A page of an app's or a user's sessions, those created last first.
+
+    Raises:
+        InvalidInputError: a parameter is invalid.
+    """
+    query = request.query_params
+    token = None
+    if (session_id := query.get("session_id")) is not None:
+        found = await _with_id(service, scope, session_id.strip())
+    else:
+        page = await service.find_sessions(
+            app_name=scope.app_name,  # type: ignore[arg-type]  # refused if it is None
+            user_id=scope.user_id,
+            title=query.get("title"),
+            labels=parameters.labels_of(request) or None,
+            with_state=False,
+            limit=parameters.limit_of(request, _MOST),
+            page_token=query.get("page_token"),
+        )
+        found, token = page.sessions, page.next_page_token
+    shown = [each for each in found if await access.lists(request, _key(each))]
+    return {"sessions": [row(each) for each in shown], "next_page_token": token}
+
+
+async def apps(
+    service: MongoSessionService, access: Access, request: Request
+) -> list[dict[str, Any]]:
+    """The apps of which something is listed, with the latest session of each."""
+    async with backend_of(service).call() as opened:
+        names = await directory.apps(opened.connection)
+    shown = []
+    for name in filter(partial(lookup_id, "app_name"), names):
+        page = await service.find_sessions(
+            app_name=name, with_state=False, limit=_COUNTED
+        )
+        found = [
+            each for each in page.sessions if await access.lists(request, _key(each))
+        ]
+        if found:
+            app = {"app_name": name, "sessions": len(found), "latest": row(found[0])}
+            shown.append(app | {"has_more": page.next_page_token is not None})
+    return shown
+
+
+def row(session: SessionSummary) -> dict[str, Any]:
+    """What a list says of a session, named as in the route's own parameters."""
+    named = session.model_dump(exclude={"id", "state"})
+    return {**_key(session)._asdict(), **named}
+
+
+def _key(session: SessionSummary) -> SessionKey:
+    return SessionKey(session.app_name, session.user_id, session.id)
+
+
+async def _with_id(
+    service: MongoSessionService, scope: Scope, session_id: str
+) -> list[SessionSummary]:
+    app_name = check_id("app_name", scope.app_name)
+    check_id("session_id", session_id)
+    async with backend_of(service).call() as opened:
+        at, now = opened.connection, time.get_time()
+        return await directory.with_id(at, app_name, scope.user_id, session_id, now)

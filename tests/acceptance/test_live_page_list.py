@@ -1,0 +1,243 @@
+"""The list of the live page: found by the server, and kept up to date by the feed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+from starlette.applications import Starlette
+from support.http_server import serving
+from support.live_pages import KEY, say
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.http import changes_route, live_app, live_page_route
+
+OWN = {"app_name": "weather", "user_id": "ada"}
+
+
+async def create(service: MongoSessionService, session_id: str, **more: Any) -> Any:
+    return await service.create_session(**{**OWN, "session_id": session_id, **more})
+
+
+@pytest.fixture
+async def own_app(service: MongoSessionService) -> AsyncIterator[str]:
+    """An own app whose users may read their sessions, and Ada alone a list of them."""
+    app = Starlette(
+        routes=[
+            changes_route(
+                service,
+                authorize=lambda *_: True,
+                authorize_user=lambda _, __, user_id: user_id == "ada",
+            ),
+            live_page_route(),
+        ]
+    )
+    async with serving(app) as url:
+        yield f"{url}/live"
+
+
+@pytest.mark.core
+async def test_what_is_asked_for_is_listed_whatever_else_there_is(
+    page: Page, service: MongoSessionService
+) -> None:
+    """Of an app with few old sessions, and many newer ones of another, those few."""
+    await create(service, "old", app_name="quiet", title="A quiet one")
+    await asyncio.gather(*(create(service, f"s{n}") for n in range(120)))
+    async with serving(
+        live_app(service, authorize=lambda *_: True, app_name="quiet")
+    ) as url:
+        for address in (f"{url}/?app_name=quiet", url):
+            await page.goto(address)
+            await expect(page.locator("#sessions .name")).to_have_text(["A quiet one"])
+        await expect(page.locator("#sessions .of")).to_contain_text("old")
+
+
+async def test_the_list_has_pages(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """The next page comes when the end is in sight; each session is there once."""
+    await asyncio.gather(*(create(service, f"s{n}") for n in range(120)))
+    await page.goto(f"{url}/?app_name=weather")
+    rows = page.locator("#sessions li")
+    await expect(rows).to_have_count(50)
+
+    await rows.last.scroll_into_view_if_needed()
+    await expect(rows).to_have_count(100)
+    await rows.last.scroll_into_view_if_needed()
+    await expect(rows).to_have_count(120)
+
+    await expect(page.locator("#more")).to_be_hidden()
+    assert len(set(await page.locator("#sessions .name").all_text_contents())) == 120
+
+
+async def test_what_happens_moves_rows(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """A session written to comes up, also from a later page; a deleted one goes."""
+    sessions = [await create(service, f"s{n}", title=f"Nr {n}") for n in range(60)]
+    await page.goto(f"{url}/?app_name=weather")
+    names = page.locator("#sessions .name")
+    await expect(names.first).to_have_text("Nr 59")
+
+    await say(service, sessions[58], "hello")
+    await expect(names.first).to_have_text("Nr 58")
+    await expect(page.locator("#sessions .side").first).to_contain_text("1 event")
+    await say(service, sessions[0], "hello")
+    await expect(names.first).to_have_text("Nr 0")
+    await create(service, "new", labels={"env": "prod"})
+    await expect(names.first).to_have_text("new")
+    await expect(page.locator("#sessions .tag").first).to_have_text("env=prod")
+    await service.delete_session(**OWN, session_id="s58")
+    await expect(page.get_by_text("Nr 58", exact=True)).to_have_count(0)
+
+    await expect(names.nth(2)).to_have_text("Nr 59")
+
+
+async def test_an_idle_list_asks_for_nothing(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """It subscribes to changes: the page asks once for a list, and once for those."""
+    await create(service, "s")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.partition("?")[0]))
+    await page.clock.install()
+    await page.goto(f"{url}/?app_name=weather")
+    await expect(page.locator("#sessions .name")).to_have_text(["s"])
+    await page.clock.run_for(30_000)
+
+    assert asked.count(f"{url}/sessions") == 1
+    assert asked.count(f"{url}/changes") == 1
+
+
+async def test_a_search_says_what_it_found_and_by_what(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """By exact title, id, user and label; a link of it opens the session."""
+    await create(service, "trip", labels={"env": "prod"})
+    await create(service, "x", title="trip")
+    await create(service, "y", user_id="trip")
+    await page.goto(f"{url}/?app_name=weather")
+    search, found = page.locator("#picker-filter"), page.locator("#found")
+    await expect(page.locator("#sessions li")).to_have_count(3)
+
+    await search.fill("trip")
+    await expect(found).to_have_text(
+        "Found 1 session by title, 1 session by ID, 1 session by user."
+    )
+    await expect(page.locator("#groups h2")).to_have_text(
+        ["By title", "By ID", "By user"]
+    )
+    await expect(page.locator("#listing")).to_be_hidden()
+    await search.fill("env=prod")
+    await expect(found).to_have_text("Found 1 session by label.")
+    await search.fill("tri")
+    await expect(found).to_have_text(re.compile("^No session has exactly this as"))
+    await search.fill("")
+    await expect(page.locator("#sessions li")).to_have_count(3)
+    await expect(page.locator("#sessions")).to_be_visible()
+    await search.fill("env=prod")
+    await page.locator("#groups a").click()
+    await expect(page.locator("#where .name")).to_have_text("trip")
+
+
+async def test_without_an_app_the_apps_are_shown(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """Each with its count and latest session; one leads to its list and back."""
+    await page.goto(url)
+    await expect(page.locator("#picker-text")).to_contain_text("There are none yet")
+    begin = page.locator("#begin-code")
+    await expect(begin).to_contain_text('create_session(app_name="my_app"')
+
+    await create(service, "s")
+    await expect(page.locator("#sessions .name")).to_have_text(["s"])
+    await create(service, "q", app_name="quiet", title="A quiet one")
+    await expect(page.locator("#picker-title")).to_have_text("Apps")
+    await expect(page.locator("#sessions .name")).to_have_text(["quiet", "weather"])
+    row = page.locator("#sessions li").first
+    await expect(row).to_contain_text("latest: A quiet one")
+    await expect(row).to_contain_text("1 session")
+    await create(service, "r", app_name="quiet")
+    await expect(row).to_contain_text("2 sessions")
+
+    await row.locator("a").click()
+    await expect(page.locator("#sessions .name")).to_have_text(["r", "A quiet one"])
+    await page.get_by_role("link", name="All apps").click()
+    await expect(page.locator("#picker-title")).to_have_text("Apps")
+
+
+async def test_an_own_app_lists_the_sessions_of_a_user(
+    page: Page, own_app: str, service: MongoSessionService
+) -> None:
+    """The same list, behind authorize_user; a session leads back to it."""
+    await create(service, "mine", title="Mine")
+    await create(service, "theirs", user_id="bob")
+    await page.goto(f"{own_app}?app_name=weather&user_id=ada")
+    names = page.locator("#sessions .name")
+    await expect(names).to_have_text(["Mine"])
+    await expect(page.locator("#picker-title")).to_have_text(
+        "Sessions of ada in app weather"
+    )
+    assert service.database_name not in await page.content()
+    new = await create(service, "new")
+    await expect(names).to_have_text(["new", "Mine"])
+    await say(service, new, "hello")
+
+    await names.first.click()
+    await expect(page.locator(".event .text")).to_have_text("hello")
+    await page.locator("#home").click()
+    await expect(names).to_have_text(["new", "Mine"])
+
+
+@pytest.mark.parametrize("query", ["", "?app_name=weather&user_id=bob"])
+async def test_an_own_app_without_a_list_says_what_to_do(
+    page: Page, own_app: str, query: str
+) -> None:
+    """Where nothing may be listed, the page says what its address needs."""
+    await page.goto(f"{own_app}{query}")
+
+    await expect(page.locator("#choose")).to_contain_text(
+        "?app_name=my_app&user_id=ada&session_id=monday"
+    )
+    assert await page.locator("main:visible input:visible").count() == 0
+    refused = query and "You may not read these sessions."
+    await expect(page.locator("#notice-text")).to_have_text(refused)
+
+
+async def test_a_cut_connection_brings_the_list_up_to_date(
+    page: Page, service: MongoSessionService
+) -> None:
+    """What happened while the server was away is there once it is back."""
+    await create(service, "s")
+    app = live_app(service, authorize=lambda *_: True)
+    async with serving(app) as url:
+        await page.goto(f"{url}/?app_name=weather")
+        await expect(page.locator("#sessions .name")).to_have_text(["s"])
+    await create(service, "missed")
+    async with serving(app, int(url.rpartition(":")[2])):
+        await expect(page.locator("#sessions .name")).to_have_text(["missed", "s"])
+        await expect(page.locator("#status")).to_have_text("Live")
+
+
+async def test_hostile_names_are_only_text(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """Titles, labels, apps and ids that look like markup are shown as they are."""
+    hostile = "<img src=x onerror='window.hacked=1'>"
+    key = {"app_name": hostile, "user_id": hostile, "session_id": hostile}
+    await service.create_session(**key, title=hostile, labels={hostile: hostile})
+    await service.create_session(**KEY)
+    await page.goto(url)
+    await expect(page.locator("#sessions .name")).to_have_text([hostile, "weather"])
+    await page.locator("#sessions a").first.click()
+    await expect(page.locator("#sessions .name")).to_have_text([hostile])
+    await expect(page.locator("#sessions .tag")).to_have_text(f"{hostile}={hostile}")
+    await page.locator("#picker-filter").fill(hostile)
+    await expect(page.locator("#found")).to_contain_text("1 session by title")
+
+    assert await page.evaluate("window.hacked ?? null") is None
+    assert await page.locator("main img").count() == 0
