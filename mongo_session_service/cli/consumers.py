@@ -60,8 +60,8 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
     elif found:
         terminal.say(f"Consumers of {where}:")
         screen.show(terminal.table([_consumer(each) for each in found]))
-        for advice in (it for each in found for it in _advice(each)):
-            terminal.warn(advice)
+        for line in (line for each in found for line in advice(each)):
+            terminal.warn(line)
     else:
         terminal.say(f"No consumer has read from {where}.")
 
@@ -80,13 +80,13 @@ def _consumer(status: ConsumerStatus) -> dict[str, Text]:
     }
 
 
-def _advice(status: ConsumerStatus) -> Iterator[str]:
+def advice(status: ConsumerStatus) -> Iterator[str]:
     """What to do about a consumer that is behind, or has dead letters."""
     name = printable(status.name)
     lag = terminal.duration(status.lag_seconds)
     is_late = (status.lag_seconds or 0.0) > _LATE
     if not status.is_active:
-        behind = f" and is {lag} behind" if is_late else ""
+        behind = f", and it is {lag} behind" if is_late else ""
         yield f"{name}: nobody runs it{behind}. Start the program that does."
     elif status.is_replaying:
         yield f"{name}: it is reading the log from the beginning, so its lag is normal."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def loaded(text: str) -> Callable[..., Any]:
     found = _imported(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
-            near = difflib.get_close_matches(name, vars(found), n=1)
+            near = get_close_matches(name, vars(found), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             message = f"{module_name!r} has no {name!r}.{hint}"
             raise click.BadParameter(message)

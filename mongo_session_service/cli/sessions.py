@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import time
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -215,7 +215,7 @@ async def _nearest_app(service: MongoSessionService, app: str) -> str:
     names = [each.app_name for each in await contents.apps(service)]
     if not names or app in names:
         return ""
-    near = difflib.get_close_matches(app, names, n=1, cutoff=_NEAR)
+    near = get_close_matches(app, names, n=1, cutoff=_NEAR)
     if near:
         return f" Did you mean --app {printable(near[0])}?"
     return f" App {printable(app)} has none; {counted(len(names), 'app')} have some."

@@ -149,7 +149,7 @@ class _Page:
 
     def _paragraphs(self, texts: list[str], style: str = "") -> None:
         for text in texts:
-            for line in _wrapped(text, self._screen.width):
+            for line in wrapped(text, self._screen.width):
                 self._screen.show(styled_line(line, style))
 
 
@@ -247,7 +247,7 @@ def _scopes(
             yield title, scope
 
 
-def _wrapped(text: str, width: int | None) -> Iterator[str]:
+def wrapped(text: str, width: int | None) -> Iterator[str]:
     """The lines of a text, as they fit; safe to print, with their own indentation."""
     for line in text.splitlines():
         # All that is left of white space are blanks.
