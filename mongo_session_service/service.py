@@ -110,7 +110,7 @@ class MongoSessionService(BaseSessionService):
         on_conflict: Literal["raise", "rebase"] = "raise",
         before_store: Hook | None = None,
         after_load: Hook | None = None,
-        default_ttl: float | timedelta | None = None,
+        default_ttl: float | timedelta | str | None = None,
         **adk_kwargs: Any,
     ) -> None:
         """Connects to nothing yet.
@@ -133,8 +133,8 @@ class MongoSessionService(BaseSessionService):
                 instead. See :class:`Subject` and the documentation.
             after_load: Its inverse, called with what was stored.
             default_ttl: The ``ttl`` of sessions that are created without ``ttl`` and
-                ``expire_time``: seconds, or a ``timedelta``. Forks, imports and stored
-                sessions keep their own.
+                ``expire_time``: seconds, a ``timedelta``, or text such as ``"7200s"``.
+                Forks, imports and stored sessions keep their own.
             **adk_kwargs: ``agents_dir``, which ADK's service registry passes along, is
                 ignored. Any other is refused, since it may be misspelt.
 
@@ -229,8 +229,9 @@ class MongoSessionService(BaseSessionService):
         session_id: str | None = None,
         title: str | None = None,
         labels: Mapping[str, str] | None = None,
-        ttl: float | timedelta | None = None,
+        ttl: float | timedelta | str | None = None,
         expire_time: datetime | str | None = None,
+        display_name: str | None = None,
     ) -> Session:
         """Creates a session, and writes the app and user state among its ``state``.
 
@@ -243,11 +244,13 @@ class MongoSessionService(BaseSessionService):
             session_id: The session's id, stripped; generated if blank or None.
             title: What people call it, up to 1,000 characters.
             labels: What to find it by: up to 64, of up to 256 characters each.
-            ttl: Seconds, or a ``timedelta``, after which it is gone, with its events;
-                each append renews it, by the clock of the process that appends.
-                ``math.inf`` is never, whatever ``default_ttl`` is.
+            ttl: Seconds, a ``timedelta``, or text such as ``"7200s"``, after which it
+                is gone, with its events; each append renews it, by the clock of the
+                process that appends. ``math.inf`` is never, whatever ``default_ttl``
+                is.
             expire_time: Or when it is gone, whatever is appended until then: a
                 ``datetime`` with a time zone, or ISO 8601 text with one.
+            display_name: What Vertex AI's service calls the title.
 
         Raises:
             AlreadyExistsError: the session exists. No state was written.
@@ -259,7 +262,8 @@ class MongoSessionService(BaseSessionService):
         now = time.get_time()
         if ttl is None and expire_time is None:
             ttl = self._default_ttl
-        details = metadata.new_details(title, labels, ttl, expire_time, now)
+        named = metadata.one_title(title, display_name)
+        details = metadata.new_details(named, labels, ttl, expire_time, now)
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
         async with self._backend() as backend:
@@ -411,7 +415,7 @@ class MongoSessionService(BaseSessionService):
         session_id: str,
         title: str | NotGiven | None = NOT_GIVEN,
         labels: Mapping[str, str] | NotGiven | None = NOT_GIVEN,
-        ttl: float | timedelta | NotGiven | None = NOT_GIVEN,
+        ttl: float | timedelta | str | NotGiven | None = NOT_GIVEN,
         expire_time: datetime | str | NotGiven | None = NOT_GIVEN,
     ) -> SessionSummary:
         """Changes a session's details, and leaves what is not given as it is.
@@ -425,8 +429,9 @@ class MongoSessionService(BaseSessionService):
             session_id: The session's id, stripped.
             title: The new title; None for none.
             labels: All its labels from now on; None for none.
-            ttl: Seconds, or a ``timedelta``, that it lives from now on, and again after
-                each append, in place of an ``expire_time`` it may have.
+            ttl: Seconds, a ``timedelta``, or text such as ``"7200s"``, that it lives
+                from now on, and again after each append, in place of an
+                ``expire_time`` it may have.
             expire_time: When it is gone, in place of a ``ttl`` it may have. None for
                 either, or a ``ttl`` of ``math.inf``, if it is not to expire.
 

@@ -11,24 +11,35 @@ import re
 import sys
 import traceback
 from contextlib import suppress
-from typing import Any, Final
+from copy import copy
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
 from typing_extensions import override
 
 from mongo_session_service._version import __version__
+from mongo_session_service.cli.completion import PROGRAMS, completion
 from mongo_session_service.cli.consumers import consumers
 from mongo_session_service.cli.doctor import doctor
+from mongo_session_service.cli.erase import erase
+from mongo_session_service.cli.fork import fork
 from mongo_session_service.cli.grants import grants
 from mongo_session_service.cli.kept import said
 from mongo_session_service.cli.live import live
 from mongo_session_service.cli.mongod import mongod
 from mongo_session_service.cli.options import place_options
 from mongo_session_service.cli.prune import prune
+from mongo_session_service.cli.sessions import sessions
+from mongo_session_service.cli.set import set_session
+from mongo_session_service.cli.setup import setup
+from mongo_session_service.cli.show import show
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.cli.transfer import COMMANDS
 from mongo_session_service.cli.watch import watch
 from mongo_session_service.errors import MongoSessionServiceError, SlowSubscriberError
+
+_Command = TypeVar("_Command", bound=click.Command)
 
 _INCOMPLETE: Final = 3
 _INTERRUPTED: Final = 130
@@ -58,8 +69,10 @@ class _Application(click.Group):
     @override
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _open_streams()
+        called = kwargs.get("prog_name") or Path(sys.argv[0]).name
+        program = _renamed(self, called) if called in PROGRAMS else self
         try:
-            return super().main(*args, **kwargs)
+            return super(_Application, program).main(*args, **kwargs)
         except OSError as error:  # help or an error message was not written
             with suppress(OSError):
                 click.echo(f"Error: {_in_one_line(error)}", err=True)
@@ -85,6 +98,16 @@ class _Application(click.Group):
             raise click.ClickException(_in_one_line(error)) from None
         if is_complete is False:
             ctx.exit(_INCOMPLETE)
+
+
+def _renamed(command: _Command, program: str) -> _Command:
+    """The same command, whose help names the program as it was called."""
+    renamed = copy(command)
+    renamed.help = (command.help or "").replace(PROGRAMS[0], program)
+    if isinstance(command, click.Group) and isinstance(renamed, click.Group):
+        subcommands = command.commands.items()
+        renamed.commands = {name: _renamed(each, program) for name, each in subcommands}
+    return renamed
 
 
 def _open_streams() -> None:
@@ -156,9 +179,15 @@ def main() -> None:
     \b
     Example:
       export MONGODB_URI='mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
+      mongo-session-service sessions
       mongo-session-service watch
     """  # noqa: D301  \b is click's sign
 
 
-for command in (watch, live, consumers, doctor, grants, mongod, prune, *COMMANDS):
+for command in (
+    *(sessions, show, watch, live),
+    *(fork, set_session, erase, prune),
+    *(consumers, setup, doctor, grants, mongod, completion),
+    *COMMANDS,
+):
     main.add_command(command)

@@ -1,22 +1,30 @@
-"""Command ``consumers``: status and dead letters of durable consumers."""
+"""Command ``consumers``: status of durable consumers, dead letters, and their replay.
+
+What needs attention is explained below the table, with what to do about it.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.terminal import styled
+from mongo_session_service.cli.loading import loaded
+from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.errors import StorageError
+from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from mongo_session_service.consumers.dead_letters import DeadLetter
+    from mongo_session_service.consumers.handler import Handler
     from mongo_session_service.consumers.status import ConsumerStatus
+    from mongo_session_service.service import MongoSessionService
 
 _LATE: Final = 60.0
 """Seconds of lag that no running consumer has: an idle one saves every 15."""
@@ -27,15 +35,20 @@ _VERY_LATE: Final = 600.0
 @options.as_json
 @options.connected
 async def consumers(place: options.Place, *, as_json: bool) -> None:
-    """Shows the status of every durable consumer.
+    """Shows the status of every durable consumer, and what to do about it.
 
-    LAG is how far the checkpoint is behind MongoDB, SAVED is the age of the checkpoint
-    (an idle consumer saves one every 15 seconds), and EPOCH counts the readers so far.
+    LAG is how far a consumer's checkpoint is behind MongoDB. A running consumer that
+    has handled everything stays below 15 seconds: so often it saves a checkpoint, whose
+    age is SAVED. A lag that grows means that changes come faster than the handler
+    returns, or that nobody runs the consumer. It must stay below the time that
+    MongoDB's oplog reaches back, or changes are lost. A dead letter is a change that
+    the handler failed on in every attempt; the consumer has continued after it.
 
     \b
     Example:
       mongo-session-service consumers
       mongo-session-service consumers dead-letters billing
+      mongo-session-service consumers replay billing --handler my_app.billing:handle
     """  # noqa: D301  \b is click's sign
     screen = terminal.Screen()
     async with place.service() as service:
@@ -47,6 +60,8 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
     elif found:
         terminal.say(f"Consumers of {where}:")
         screen.show(terminal.table([_consumer(each) for each in found]))
+        for line in (line for each in found for line in advice(each)):
+            terminal.warn(line)
     else:
         terminal.say(f"No consumer has read from {where}.")
 
@@ -60,11 +75,33 @@ def _consumer(status: ConsumerStatus) -> dict[str, Text]:
         "APP": styled("all" if status.app_name is None else status.app_name),
         "LAG": styled(terminal.duration(status.lag_seconds), late),
         "SAVED": styled(terminal.duration(status.checkpoint_age_seconds), late),
-        "EPOCH": styled(status.epoch),
-        "REPLAYING": styled("yes", "cyan") if status.is_replaying else styled("no"),
         "DEAD LETTERS": styled(status.dead_letters, "red" * bool(status.dead_letters)),
-        "OWNER": styled(status.owner or "nobody", "" if status.owner else "yellow"),
+        "RUN BY": styled(status.owner or "nobody", "" if status.owner else "yellow"),
     }
+
+
+def advice(status: ConsumerStatus) -> Iterator[str]:
+    """What to do about a consumer that is behind, or has dead letters."""
+    name = printable(status.name)
+    lag = terminal.duration(status.lag_seconds)
+    is_late = (status.lag_seconds or 0.0) > _LATE
+    if not status.is_active:
+        behind = f", and it is {lag} behind" if is_late else ""
+        yield f"{name}: nobody runs it{behind}. Start the program that does."
+    elif status.is_replaying:
+        yield f"{name}: it is reading the log from the beginning, so its lag is normal."
+    elif is_late:
+        yield (
+            f"{name}: it is {lag} behind. Its handler is slow, or is repeating a change"
+            " that fails: see the log of the program that runs it."
+        )
+    if status.dead_letters:
+        command = f"mongo-session-service consumers dead-letters {name}"
+        yield (
+            f"{name}: {counted(status.dead_letters, 'dead letter')}. `{command}` shows"
+            " why. Repair the handler, then handle them again with `consumers replay"
+            f" {name} --handler MODULE:FUNCTION`."
+        )
 
 
 @consumers.command("dead-letters")
@@ -82,13 +119,7 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
     """  # noqa: D301
     screen = terminal.Screen()
     async with place.service() as service:
-        where = await place.where(service)
-        names = [each.name for each in await service.consumers()]
-        if name not in names:
-            known = ", ".join(map(repr, names)) or "none"
-            raise click.ClickException(
-                f"No consumer is named {name!r} in {where}. Known names: {known}."
-            )
+        where = await _where_known(place, service, name)
         letters = service.consumer(name).dead_letters()
         if as_json:
             async for letter in letters:
@@ -99,6 +130,23 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
         screen.show(terminal.table(rows))
     else:
         terminal.say(f"Consumer {name!r} has no dead letters in {where}.")
+
+
+async def _where_known(
+    place: options.Place, service: MongoSessionService, name: str
+) -> str:
+    """The database and the server, where there is a consumer with this name.
+
+    Raises:
+        ClickException: there is none.
+    """
+    where = await place.where(service)
+    names = [each.name for each in await service.consumers()]
+    if name not in names:
+        known = ", ".join(map(repr, names)) or "none"
+        message = f"No consumer is named {name!r} in {where}. Known names: {known}."
+        raise click.ClickException(message)
+    return where
 
 
 def _dead_letter(letter: DeadLetter) -> dict[str, Text]:
@@ -133,3 +181,57 @@ def _fields(letter: DeadLetter) -> dict[str, Any]:
         "error": letter.public_error,
         "change": change,
     }
+
+
+@consumers.command()
+@click.argument("name")
+@click.option(
+    "--handler",
+    type=loaded,
+    required=True,
+    metavar="MODULE:FUNCTION",
+    help="Called once with each change, as by run(); sought in this directory as well.",
+)
+@click.option(
+    "--transactional",
+    is_flag=True,
+    help="Call it with a transaction, as run(transactional=True) does.",
+)
+@options.as_json
+@options.connected
+async def replay(
+    place: options.Place,
+    name: str,
+    handler: Handler,
+    *,
+    transactional: bool,
+    as_json: bool,
+) -> bool:
+    """Handles a consumer's dead letters again.
+
+    Those that are handled are removed. The others stay, with their new error, and the
+    exit code is 3. The consumer may run meanwhile. Content that before_store has sealed
+    cannot be read here: for it, call replay_dead_letters() of a consumer whose service
+    has after_load.
+
+    \b
+    Example:
+      mongo-session-service consumers replay billing --handler my_app.billing:handle
+    """  # noqa: D301
+    async with place.service() as service:
+        where = await _where_known(place, service, name)
+        consumer = service.consumer(name)
+        handled = await consumer.replay_dead_letters(
+            handler, transactional=transactional
+        )
+        statuses = await service.consumers()
+    left = sum(each.dead_letters for each in statuses if each.name == name)
+    if as_json:
+        terminal.Screen().write_json({"handled": handled, "left": left})
+    else:
+        letters = counted(handled, "dead letter")
+        terminal.say(f"Handled {letters} of {printable(name)} in {where}.")
+    if left and not as_json:
+        command = f"mongo-session-service consumers dead-letters {printable(name)}"
+        terminal.warn(f"{counted(left, 'dead letter')} left: `{command}` shows why.")
+    return not left

@@ -181,7 +181,8 @@ class Place:
             text = printable(str(error))
             where = await self.where(service)
             raise click.ClickException(
-                f"{text} Check --app, --user and --session. This is {where}."
+                f"{text} Check app, user and session; `mongo-session-service sessions"
+                f" --app APP` lists them. This is {where}."
             ) from None
         finally:
             await service.close()
@@ -336,3 +337,27 @@ def watched_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for each in ("session", "user", "app"):
         choosing = click.option(f"--{each}", help=f"Only this {each}.")(choosing)
     return choosing
+
+
+def session_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments that name a session; the command receives its ids as ``ids``."""
+
+    @functools.wraps(command)
+    def naming(*, app: str, user: str, session: str, **options: Any) -> Any:
+        return command(ids=(app, user, session), **options)
+
+    for each in ("session", "user", "app"):
+        naming = click.argument(each, metavar=each.upper())(naming)
+    return naming
+
+
+def label(text: str) -> tuple[str, str]:
+    """A label's name and value.
+
+    Raises:
+        BadParameter: it is not ``NAME=VALUE``.
+    """
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as stage=test.")
+    return name, value

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mongo_session_service.cli.loading import loaded
 from mongo_session_service.cli.options import password, several, with_password
 
 if TYPE_CHECKING:
-    from mongo_session_service.transfer import Source
+    from mongo_session_service.transfer import Selection, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ _zone = click.option(
     help="Time zone of the times in schema v0: that of the machine where google-adk"
     " 1.x ran, or UTC for ADK 2; by default that of this machine.",
 )
+
+_factory = click.argument("factory", metavar="MODULE:FACTORY", type=loaded)
 
 KINDS: Final = (
     Kind(
@@ -76,11 +80,25 @@ KINDS: Final = (
         _path,
         "JsonLinesSource",
     ),
+    Kind(
+        "service",
+        "any BaseSessionService, which MODULE:FACTORY returns when it is called",
+        "service my_app.sessions:make_service --app my_app",
+        _factory,
+        "ServiceSource",
+    ),
 )
 
 
-def with_source_password(options: dict[str, Any]) -> dict[str, Any]:
-    """A command's options, with the source's password in its URL."""
+def prepared(options: dict[str, Any]) -> dict[str, Any]:
+    """A command's options, with the source's password in its URL.
+
+    Raises:
+        UsageError: the source needs an option that is not given.
+    """
+    if "factory" in options and not options["apps"]:
+        message = "Name the apps with --app: a session service does not list them."
+        raise click.UsageError(message)
     if "ask_source_password" not in options:
         return options
     is_asked = options.pop("ask_source_password")
@@ -88,10 +106,15 @@ def with_source_password(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"source": with_password(options["source"], secret)}
 
 
-def source_of(kind: Kind, options: dict[str, Any]) -> Source:
+def source_of(
+    kind: Kind, options: dict[str, Any], chosen: Selection
+) -> AbstractAsyncContextManager[Source]:
     """The source that the rest of a command's options describe."""
     from mongo_session_service import transfer
+    from mongo_session_service.transfer.sources.session_service import opened
 
+    if "factory" in options:
+        return opened(options["factory"], chosen.apps)
     own = {name.removeprefix("source_"): value for name, value in options.items()}
     source: Source = getattr(transfer, kind.source)(own.pop("source"), **own)
     return source

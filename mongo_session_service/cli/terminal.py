@@ -219,7 +219,9 @@ def _joined(pieces: Iterable[str], separator: str, width: int | None) -> str:
 
 def _said(event: dict[str, Any], width: int | None) -> str:
     """What an event says or does, in words."""
-    pieces = [_part(part, width) for part in event.get("content", {}).get("parts", ())]
+    pieces = [
+        part_text(part, width) for part in event.get("content", {}).get("parts", ())
+    ]
     code, message = event.get("errorCode", ""), event.get("errorMessage", "")
     if code or message:
         pieces.append(f"error {code}: {message}")
@@ -228,7 +230,8 @@ def _said(event: dict[str, Any], width: int | None) -> str:
     return _joined(filter(None, pieces), "  ", width)
 
 
-def _part(part: dict[str, Any], width: int | None) -> str:
+def part_text(part: dict[str, Any], width: int | None) -> str:
+    """A part of an event's content, in words."""
     match part:
         case {"text": text}:
             return f"{'(thinks) ' * part.get('thought', False)}{_cut(text, width)}"

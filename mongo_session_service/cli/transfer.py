@@ -110,7 +110,7 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
             options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
         )
         async with (
-            sources.source_of(kind, options) as source,
+            sources.source_of(kind, options, chosen) as source,
             _progress("Importing", source, chosen) as advance,
         ):
             moved = await move(
@@ -172,7 +172,7 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
 
         chosen, is_exact = selection(options), options.pop("exact")
         async with (
-            sources.source_of(kind, options) as source,
+            sources.source_of(kind, options, chosen) as source,
             StoreSource(service) as target,
             _progress("Verifying", source, chosen) as advance,
         ):
@@ -296,7 +296,7 @@ def _add(
     def command(context: click.Context, /, **options: Any) -> bool:
         with _interruptible(advice):
             place = Place.of(context)
-            return asyncio.run(run(place, kind, sources.with_source_password(options)))
+            return asyncio.run(run(place, kind, sources.prepared(options)))
 
 
 for _kind in sources.KINDS:

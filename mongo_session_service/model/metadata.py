@@ -8,6 +8,7 @@ not what they should be raise ``InvalidInputError``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -71,6 +72,18 @@ class Details:
 
 DETAILS: Final = ("title", "labels", "ttl", "expire_time")
 NO_DETAILS: Final = Details()
+
+
+def one_title(title: object, display_name: object) -> object:
+    """The title that is given by either name.
+
+    Raises:
+        InvalidInputError: both are given, and differ.
+    """
+    if title is not None and display_name is not None and title != display_name:
+        message = "title and display_name are two names of one thing: give one of them."
+        raise InvalidInputError(message)
+    return display_name if title is None else title
 
 
 def new_details(
@@ -146,14 +159,22 @@ def check_labels(labels: object) -> dict[str, str]:
 
 
 def check_ttl(ttl: object) -> float:
-    """A time to live of at most ``MAX_TTL``, in seconds; a ``timedelta`` will do."""
+    """A time to live of at most ``MAX_TTL``, in seconds.
+
+    A ``timedelta`` will do, and so will seconds as Vertex AI writes them: ``"7200s"``.
+    """
     if isinstance(ttl, timedelta):
         seconds = ttl.total_seconds()
+    elif isinstance(ttl, str) and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?s", ttl):
+        seconds = float(ttl[:-1])
     elif isinstance(ttl, int | float) and not isinstance(ttl, bool):
         seconds = float(ttl) if abs(ttl) <= MAX_TTL else math.inf
     else:
-        kind = type(ttl).__name__
-        raise InvalidInputError(f"ttl must be seconds or a timedelta, not {kind}.")
+        kind = "other text" if isinstance(ttl, str) else type(ttl).__name__
+        message = (
+            f'ttl must be seconds, a timedelta or text such as "7200s", not {kind}.'
+        )
+        raise InvalidInputError(message)
     if not 0 < seconds <= MAX_TTL:
         message = f"ttl must be more than 0 and at most {MAX_TTL:.0f} seconds."
         raise InvalidInputError(message)

@@ -7,12 +7,14 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import click
 import httpx
 import pytest
+from click.testing import CliRunner
 from google.adk.events import Event, EventActions
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
@@ -20,6 +22,7 @@ from support.cli_runner import ENVIRONMENT, PROGRAM, call, run
 from support.consumers import PATIENCE, append, create, take
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.cli.app import main
 
 SESSION = ("--app", "app", "--user", "user", "--session", "s")
 
@@ -189,13 +192,14 @@ async def test_consumers_shows_who_is_behind(
     async with service.consumer("billing", app_name="app") as consumer:
         await take(consumer, 1, commit=True)
         table = await asyncio.to_thread(run, *place, "consumers")
-    text = call(*place, "consumers", "--json")
+    text, stopped = call(*place, "consumers", "--json"), call(*place, "consumers")
 
     header, row = table.stdout.splitlines()
     assert header.split()[:3] == ["NAME", "APP", "LAG"]
     assert row.split()[:2] == ["billing", "app"]
     assert row.split()[-1].count(":") == 2  # its owner
     assert json.loads(text.stdout)["is_active"] is False
+    assert "billing: nobody runs it. Start the program that does." in stopped.stderr
 
 
 async def test_dead_letters_are_listed(
@@ -211,12 +215,69 @@ async def test_dead_letters_are_listed(
 
     await consumer.run(handler, max_attempts=1)
     place = ("--uri", mongodb_uri, "--database", database)
+    status = call(*place, "consumers")
     table = call(*place, "consumers", "dead-letters", "billing")
     text = call(*place, "consumers", "dead-letters", "billing", "--json")
 
+    assert "1 dead letter. `mongo-session-service consumers dead-l" in status.stderr
     assert "app/user/s" in table.stdout
     assert "ValueError: no such account" in table.stdout
     assert json.loads(text.stdout)["change"]["revision"] == 1
+
+
+HANDLERS = """
+seen = []
+def fail(change):
+    raise ValueError("still no such account")
+async def handle(change):
+    print(change.kind, change.revision)
+async def handle_together(change, txn):
+    print(change.kind, txn.in_transaction)
+"""
+
+
+async def test_dead_letters_are_handled_again(
+    mongodb_uri: str,
+    service: MongoSessionService,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A handler of the current directory gets them; those it fails on stay."""
+    name = f"handlers_{database}"
+    (tmp_path / f"{name}.py").write_text(HANDLERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    await append(service, await create(service), 2)
+    consumer, seen = service.consumer("billing"), []
+
+    async def handler(change: object) -> None:
+        seen.append(change)
+        if len(seen) == 2:
+            await consumer.close()
+        raise ValueError("no such account")
+
+    await consumer.run(handler, max_attempts=1)
+    replay = ("--uri", mongodb_uri, "--database", database, "consumers", "replay")
+
+    def replayed(function: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return call(*replay, "billing", "--handler", f"{name}:{function}", *options)
+
+    failed, text = replayed("fail"), replayed("fail", "--json")
+    misspelt, missing = replayed("handel"), call(*replay, "b", "--handler", "nowhere:x")
+    letters = [each async for each in service.consumer("billing").dead_letters()]
+    handled = replayed("handle_together", "--transactional")
+
+    assert (failed.returncode, text.returncode, handled.returncode) == (3, 3, 0)
+    assert "Handled 0 dead letters" in failed.stderr
+    assert "2 dead letters left: `mongo-session-service con" in failed.stderr
+    assert json.loads(text.stdout) == {"handled": 0, "left": 2}
+    assert [each.attempts for each in letters] == [3, 3]
+    assert handled.stdout == "appended True\nappended True\n"
+    assert "Handled 2 dead letters of billing" in handled.stderr
+    assert (misspelt.returncode, missing.returncode) == (2, 2)
+    assert "Did you mean 'handle'?" in misspelt.stderr
+    assert "There is no module 'nowhere'" in missing.stderr
 
 
 @pytest.mark.parametrize(
@@ -224,7 +285,7 @@ async def test_dead_letters_are_listed(
     [
         (["watch", "--session", "s"], 2, "--session needs --app and --user"),
         (["watch", "--after-revision", "1"], 2, "--after-revision needs --session"),
-        (["watch", *SESSION], 1, "not found. Check --app"),
+        (["watch", *SESSION], 1, "not found. Check app, user"),
         (["consumers", "dead-letters", "x"], 1, "No consumer is named 'x' in"),
         (["--uri", "mongodb://ada:secret@[", "consumers"], 1, "cannot be used"),
         (["nonsense"], 2, "No such command"),
@@ -281,13 +342,50 @@ def test_a_missing_uri_is_asked_for(database: str) -> None:
     assert "MONGODB_URI" in done.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["watch"], ["live"], ["consumers"]])
-def test_help_teaches(command: list[str]) -> None:
+def leaves(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
+    """Every command that is no group of others, by its path."""
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    for name, each in command.commands.items():
+        yield from leaves(each, *path, name)
+
+
+@pytest.mark.parametrize("command", list(leaves(main)), ids=" ".join)
+def test_help_teaches(command: tuple[str, ...]) -> None:
     """Every command explains itself with an example."""
-    done = run(*command, "--help")
+    done = call(*command, "--help")
 
     assert done.returncode == 0
     assert "Example:" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["show"], ["consumers", "replay"]])
+def test_the_short_name_is_the_same_program(arguments: list[str]) -> None:
+    """Its help names the program as it was called, in usage and examples."""
+    shown = [
+        CliRunner().invoke(main, [*arguments, "--help"], prog_name=name).stdout
+        for name in ("adk-mongo", "mongo-session-service")
+    ]
+
+    assert [" ".join(text.split()[:2]) for text in shown] == [
+        "Usage: adk-mongo",
+        "Usage: mongo-session-service",
+    ]
+    assert "mongo-session-service" not in shown[0]
+    assert shown[1].count("mongo-session-service") == shown[0].count("adk-mongo") > 1
+
+
+def test_the_short_name_is_installed() -> None:
+    """It is a program beside the long one."""
+    done = subprocess.run(
+        [PROGRAM.with_name("adk-mongo"), "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.startswith("adk-mongo ")
 
 
 def test_it_is_a_module_too() -> None:

@@ -28,6 +28,7 @@ COMMANDS = [
     *([group, "adk-mongodb"] for group in ("import", "verify")),
     *([group, "extra-services"] for group in ("import", "verify")),
     *([group, "jsonl"] for group in ("import", "verify")),
+    *([group, "service"] for group in ("import", "verify")),
     ["export"],
     ["migrate"],
 ]

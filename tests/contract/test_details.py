@@ -49,6 +49,22 @@ async def test_a_session_keeps_its_details(ours: MongoSessionService) -> None:
     }
 
 
+async def test_the_words_of_vertex_ai_are_known(ours: MongoSessionService) -> None:
+    """A call written for its service sets the same time to live and the title."""
+    clock = Clock.set()
+    await ours.create_session(**SESSION, ttl="7200s", display_name="Trip")
+
+    page = await ours.find_sessions(app_name="app", title="Trip")
+    renewed = await ours.update_session(**SESSION, ttl="0.5s")
+
+    assert [each.expire_time for each in page.sessions] == [clock.now + 7200]
+    assert renewed.ttl == 0.5
+    with pytest.raises(InvalidInputError, match="two names of one thing"):
+        await ours.create_session(
+            app_name="a", user_id="u", title="a", display_name="b"
+        )
+
+
 async def test_details_are_changed_one_by_one(ours: MongoSessionService) -> None:
     """None removes, a value replaces, and what is not given stays."""
     clock = Clock.set()

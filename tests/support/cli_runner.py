@@ -73,7 +73,7 @@ def start(*arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
 
 
 def on_a_terminal(*arguments: str, answer: str) -> tuple[int, str]:
-    """Run a command on a terminal, answering when it asks for a password."""
+    """Run a command on a terminal, answering when it asks."""
     ours, theirs = pty.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     with subprocess.Popen(
@@ -87,7 +87,7 @@ def on_a_terminal(*arguments: str, answer: str) -> tuple[int, str]:
             except OSError:  # how a terminal ends
                 break
             shown += chunk
-            if chunk.endswith(b"password: "):
+            if chunk.endswith((b"password: ", b"[y/N]: ")):
                 os.write(ours, answer.encode() + b"\n")
         else:
             process.kill()

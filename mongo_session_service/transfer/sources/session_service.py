@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from google.adk.sessions.base_session_service import BaseSessionService
@@ -11,8 +13,47 @@ from google.adk.sessions.session import Session
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.wording import indefinite
 from mongo_session_service.transfer import records
 from mongo_session_service.transfer.sources.base import BaseSource
+
+
+@asynccontextmanager
+async def opened(
+    factory: Callable[[], Any], apps: Iterable[str]
+) -> AsyncIterator[ServiceSource]:
+    """The sessions of a service that a function returns; it is closed at the end.
+
+    Args:
+        factory: A plain or a coroutine function, or a class.
+        apps: The names of the service's apps.
+
+    Raises:
+        SourceError: the function fails, or returns something else.
+    """
+    name = getattr(factory, "__qualname__", type(factory).__name__)
+    try:
+        service = factory()
+        if inspect.isawaitable(service):
+            service = await service
+    except Exception as error:
+        # Its text may hold the password of what it connects to.
+        message = f"{name}() failed with {type(error).__name__}."
+        raise SourceError(message) from error
+    if not isinstance(service, BaseSessionService):
+        message = (
+            f"{name}() returned {indefinite(type(service).__name__)}, which is not a"
+            " BaseSessionService."
+        )
+        raise SourceError(message)
+    try:
+        async with ServiceSource(service, apps) as source:
+            yield source
+    finally:
+        closing = getattr(service, "close", None)
+        result = closing() if callable(closing) else None
+        if inspect.isawaitable(result):
+            await result
 
 
 class ServiceSource(BaseSource):

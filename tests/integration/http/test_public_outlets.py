@@ -189,6 +189,26 @@ async def dead_letters_in_json(world: World) -> str:
     return await world.printed("consumers", "dead-letters", CONSUMER, "--json")
 
 
+@outlet(shows='"revision": 2')
+async def sessions_in_json(world: World) -> str:
+    return await world.printed("sessions", "--app", "app", "--json")
+
+
+@outlet(shows="2 ")
+async def sessions_in_text(world: World) -> str:
+    return await world.printed("sessions", "--app", "app")
+
+
+@outlet(shows="my_tool(")
+async def show_in_text(world: World) -> str:
+    return await world.printed("show", *WHERE.values())
+
+
+@outlet(shows="adk_request_credential")
+async def show_in_json(world: World) -> str:
+    return await world.printed("show", *WHERE.values(), "--json")
+
+
 @pytest.fixture
 async def world(service: MongoSessionService, mongodb_uri: str, database: str) -> World:
     """Credentials in state, in an event, and in the errors of a handler."""

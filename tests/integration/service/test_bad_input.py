@@ -55,7 +55,7 @@ NO_HOST = "mongodb://ada:hunter2@127.0.0.1:1/?serverSelectionTimeoutMS=200"
         ({"uri": "mongodb://h", "transactions": None}, "True or False"),
         ({"uri": "mongodb://h", "on_conflict": "overwrite"}, "on_conflict"),
         ({"uri": "mongodb://h", "default_ttl": 0}, "default_ttl must be more than 0"),
-        ({"uri": "mongodb://h", "default_ttl": "60s"}, "default_ttl must be seconds"),
+        ({"uri": "mongodb://h", "default_ttl": "60"}, "default_ttl must be seconds"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(

@@ -36,8 +36,10 @@ BAD = [
     ({"ttl": float("nan")}, "ttl must be more than 0"),
     ({"ttl": 10**400}, "at most 3155760000 seconds"),
     ({"ttl": timedelta.max}, "at most 3155760000 seconds"),
-    ({"ttl": "60s"}, "ttl must be seconds or a timedelta"),
-    ({"ttl": True}, "ttl must be seconds or a timedelta"),
+    ({"ttl": "60 s"}, "ttl must be seconds, a timedelta or text such as"),
+    ({"ttl": "inf"}, "ttl must be seconds, a timedelta or text such as"),
+    ({"ttl": "0s"}, "ttl must be more than 0"),
+    ({"ttl": True}, "ttl must be seconds, a timedelta or text such as"),
     ({"expire_time": 1.9e9}, "expire_time must be a datetime"),
     ({"expire_time": "tomorrow"}, "expire_time is not ISO 8601"),
     ({"expire_time": "2100-01-01T00:00:00"}, "expire_time has no time zone"),
@@ -111,6 +113,7 @@ def test_a_change_says_what_it_removes() -> None:
     assert changed(labels={}) == changed(labels=None) == {"labels": None}
     assert changed(ttl=None) == {"ttl": None, "expire_time": None}
     assert changed(ttl=timedelta(minutes=1)) == {"ttl": 60.0, "expire_time": NOW + 60}
+    assert changed(ttl="60.5s") == {"ttl": 60.5, "expire_time": NOW + 60.5}
     assert changed(expire_time=None) == changed(ttl=math.inf) == changed(ttl=None)
     fixed = {"ttl": None, "expire_time": 1801483200.0}
     assert changed(ttl=None, expire_time="2027-02-01T12:00:00Z") == fixed

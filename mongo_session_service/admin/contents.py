@@ -1,0 +1,262 @@
+"""Contents of a database as tools see them: apps, sessions, and logs as stored.
+
+Nothing here creates a collection: a tool may be pointed at the wrong database. Hooks
+are the service's own; without ``after_load``, what they have sealed stays sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+
+from mongo_session_service.backend import backend_of
+from mongo_session_service.codec import documents
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.errors import StorageError
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.results import Erased, SessionSummary
+from mongo_session_service.schema.setup import missing_indexes
+from mongo_session_service.schema.version import recorded_version
+from mongo_session_service.service import MongoSessionService
+from mongo_session_service.sessions import event_log, placeholders, queries, search
+from mongo_session_service.sessions.fork import copy_session
+from mongo_session_service.sessions.store import find_session, not_found
+
+_USER: Final = {"app": "$_id.app_name", "user": "$_id.user_id"}
+_BY_USER: Final = ("_id.app_name", "_id.user_id", "create_time", "_id.session_id")
+_TOTALS: Final = {"users": {"$sum": 1}, "sessions": {"$sum": "$sessions"}}
+
+
+class AppCount(NamedTuple):
+    """How much an app has stored."""
+
+    app_name: str
+    users: int
+    """Those with sessions."""
+    sessions: int
+    """Those being imported included."""
+
+
+async def apps(service: MongoSessionService) -> list[AppCount]:
+    """Every app that has sessions, by name; counted from indexes alone."""
+    expired = queries.expired(platform_time.get_time())
+    over: list[Document] = [
+        {"$match": expired},
+        {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
+    ]
+    async with backend_of(service).call(sets_up=False) as backend:
+        at = backend.connection
+        stages: list[Document] = [
+            # An order that an index has, so that it is read instead of the sessions.
+            {"$sort": dict.fromkeys(_BY_USER, 1)},
+            {"$group": {"_id": _USER, "sessions": {"$sum": 1}}},
+            {"$unionWith": {"coll": at.sessions.name, "pipeline": over}},
+            {"$group": {"_id": "$_id", "sessions": {"$sum": "$sessions"}}},
+            {"$match": {"sessions": {"$gt": 0}}},
+            {"$group": {"_id": "$_id.app", **_TOTALS}},
+            {"$sort": {"_id": 1}},
+        ]
+        found = await at.aggregate(at.sessions, stages)
+    return [AppCount(each["_id"], each["users"], each["sessions"]) for each in found]
+
+
+async def sessions(
+    service: MongoSessionService, *, limit: int | None, **wanted: Any
+) -> AsyncIterator[SessionSummary]:
+    """Sessions without their state, as :meth:`MongoSessionService.find_sessions` has.
+
+    Args:
+        service: Where to look.
+        limit: The largest number; None for all.
+        **wanted: What to look for, as for ``find_sessions``.
+
+    Raises:
+        InvalidInputError: an argument is invalid.
+    """
+    looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
+    after: search.Place | None = None
+    left = limit
+    async with backend_of(service).call(sets_up=False) as backend:
+        while left is None or left > 0:
+            size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
+            now = platform_time.get_time()
+            page = await search.load_page(
+                backend.connection, looked_for, after, size, now, with_state=False
+            )
+            for each in page.summaries:
+                yield each
+            if page.last is None:
+                return
+            after, left = page.last, None if left is None else left - size
+
+
+async def details(service: MongoSessionService, key: SessionKey) -> SessionSummary:
+    """A session without its state and events.
+
+    Raises:
+        SessionNotFoundError: it is not stored, or has expired.
+    """
+    async with backend_of(service).call(sets_up=False) as backend:
+        now = platform_time.get_time()
+        found = await find_session(backend.connection, key, now)
+    return documents.summary(found, state=None)
+
+
+async def session(service: MongoSessionService, key: SessionKey) -> SessionSummary:
+    """A session with its state, and without its events.
+
+    Raises:
+        SessionNotFoundError: it is not stored, or has expired.
+    """
+    own = queries.Wanted("sessions", {"_id": key.id})
+    async with backend_of(service).call(sets_up=False) as backend:
+        shared = queries.shared_state(key.app_name, key.user_id)
+        found = await backend.store.read(own, *shared)
+        now, hooks = platform_time.get_time(), backend.connection.hooks
+    stored = next((each for each in found if each["_id"] == key.id), {})
+    for decoded in documents.decode_sessions(found, now, hooks):
+        return documents.summary(stored, decoded.state)
+    raise not_found(key.session_id)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event of a log, as far as it can be read here."""
+
+    revision: int
+    event: Event | None
+    id: str
+    timestamp: float
+    is_sealed: bool
+    """Whether it was changed by ``before_store``, and needs ``after_load``."""
+
+
+async def log(
+    service: MongoSessionService, key: SessionKey, after: int, until: int
+) -> AsyncIterator[StoredEvent]:
+    """A session's events after a revision and until another, in flat memory.
+
+    Raises:
+        SessionNotFoundError: it is not stored, or was deleted meanwhile.
+    """
+    span = event_log.Span(after, until + 1, newest_first=False, left=None)
+    async with backend_of(service).call(sets_up=False) as backend:
+        at = backend.connection
+        while True:
+            page = await event_log.load_session_page(at, key, span)
+            if key.session_id not in page.created(platform_time.get_time()):
+                raise not_found(key.session_id)
+            for each in page.events:
+                yield _stored_event(each, at)
+            if page.is_last:
+                return
+            span = span.beyond(page.events[-1]["_id"]["revision"])
+
+
+def _stored_event(stored: Document, at: Connection) -> StoredEvent:
+    clear = stored["event"]
+    event = None
+    with suppress(StorageError):  # sealed, or of another release of ADK
+        event = documents.decode_event(stored, at.hooks)
+    return StoredEvent(
+        revision=stored["_id"]["revision"],
+        event=event,
+        id=str(clear.get("id")),
+        timestamp=float(clear.get("timestamp", 0)),
+        is_sealed=event is None and "hooked" in stored,
+    )
+
+
+async def fork(
+    service: MongoSessionService,
+    source: SessionKey,
+    target: SessionKey,
+    revision: int | None,
+) -> None:
+    """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
+    async with backend_of(service).call() as backend:
+        await copy_session(backend.connection, backend.store, source, target, revision)
+
+
+NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)
+
+
+async def erasable(
+    service: MongoSessionService, app_name: str, user_id: str | None
+) -> Erased | None:
+    """Counts what erasing a user, or without one an app, would remove now.
+
+    Of deletes that were interrupted it does not know how many events are left. None if
+    nothing of this package is stored at all.
+    """
+    is_app = user_id is None
+    letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
+    logs = queries.counting(queries.all_sessions(app_name, user_id))
+    async with backend_of(service).call(sets_up=False) as backend:
+        at = backend.connection
+        found = (await at.aggregate(at.sessions, logs) or [{}])[0]
+        states = queries.all_user_states(app_name, user_id)
+        counts = Erased(
+            sessions=found.get("sessions", 0),
+            events=found.get("events", 0),
+            user_states=await at.user_states.count_documents(states),
+            app_states=await _count(at.app_states, "_id", app_name) if is_app else 0,
+            dead_letters=await at.dead_letters.count_documents(letters),
+            checkpoints=(
+                await _count(at.checkpoints, "app_name", app_name) if is_app else 0
+            ),
+        )
+        if counts == NOTHING and await recorded_version(at) is None:
+            return None
+    return counts
+
+
+async def _count(collection: Any, name: str, value: str) -> int:
+    count: int = await collection.count_documents({name: value})
+    return count
+
+
+async def erasable_session(
+    service: MongoSessionService, key: SessionKey
+) -> Erased | None:
+    """The same for a session, also one that has expired or is partly deleted.
+
+    None if nothing of it is stored.
+    """
+    async with backend_of(service).call(sets_up=False) as backend:
+        deletable = placeholders.deletable(platform_time.get_time())
+        found = await backend.connection.sessions.find_one(
+            {"_id": key.id, **deletable}, {"revision": 1}
+        )
+    if found is None:
+        return None
+    sessions = int(not placeholders.is_placeholder(found))
+    return Erased(sessions, found.get("revision", 0), 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What of the schema there is."""
+
+    collections: frozenset[str]
+    missing_indexes: frozenset[str]
+    """By collection and name: ``sessions.by_user``."""
+    schema_version: int | None
+
+
+async def layout(service: MongoSessionService) -> Layout:
+    """The collections, the indexes that are missing, and the schema version."""
+    async with backend_of(service).call(sets_up=False) as backend:
+        at = backend.connection
+        there = await at.database.list_collection_names()
+        missing = await missing_indexes(at)
+        version = await recorded_version(at)
+    names = {f"{at.prefix}{each.collection}.{each.name}" for each in missing}
+    ours = {each for each in there if each.startswith(at.prefix)}
+    return Layout(frozenset(ours), frozenset(names), version)

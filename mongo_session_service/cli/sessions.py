@@ -1,0 +1,221 @@
+"""Command ``sessions``: the apps, or an app's sessions."""
+
+from __future__ import annotations
+
+import json
+import time
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.terminal import printable, styled
+from mongo_session_service.model.wording import counted
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from mongo_session_service.model.results import SessionSummary
+    from mongo_session_service.service import MongoSessionService
+
+_FEW: Final = 50
+"""Sessions shown by default."""
+_NEAR: Final = 0.5
+"""How alike two names are for one to be a misspelling of the other; 1 is equal."""
+
+
+def _condition(text: str) -> tuple[str, Any]:
+    """A state key, and the value it is to have.
+
+    Raises:
+        BadParameter: it is not ``KEY=JSON``.
+    """
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.BadParameter(f"{text!r} is not KEY=JSON, such as paid=true.")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"The value of {key!r} is not JSON; a text needs quotes:"
+            f" '{key}={json.dumps(value)}'."
+        ) from None
+
+
+@click.command()
+@options.uri_argument
+@click.option("--app", help="Only this app.")
+@click.option("--user", help="Only this user.")
+@click.option("--title", help="The session's title.")
+@click.option(
+    "--label",
+    "labels",
+    type=options.label,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A label of the session; repeatable.",
+)
+@click.option(
+    "--where",
+    type=_condition,
+    multiple=True,
+    metavar="KEY=JSON",
+    help="Only those whose own state has this value; repeatable.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["newest", "oldest"]),
+    default="newest",
+    help="Which come first, by their creation. [default: newest]",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_FEW,
+    metavar="N",
+    help=f"How many at most; 0 for all. [default: {_FEW}]",
+)
+@options.as_json
+@options.connected
+async def sessions(
+    place: options.Place,
+    app: str | None,
+    order: str,
+    limit: int,
+    *,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Lists an app's sessions; without --app, the apps that have some.
+
+    Only sessions with exactly the title, all the labels and all the values that are
+    given are listed. State is neither read nor shown. What before_store seals is found
+    by --where only if the application seals equal values equally, and then by the
+    sealed value.
+
+    \b
+    Example:
+      mongo-session-service sessions
+      mongo-session-service sessions --app my_app --label stage=test
+      mongo-session-service sessions --app my_app --where 'city="Turin"' --json
+    """  # noqa: D301  \b is click's sign
+    given = [name for name, value in filters.items() if value]
+    if app is None and given:
+        name = given[0].removesuffix("s")
+        raise click.UsageError(f"--{name} needs --app.")
+    async with place.service() as service:
+        if app is None:
+            await _show_apps(place, service, as_json=as_json)
+            return
+        wanted = {
+            "app_name": app,
+            "user_id": filters["user"],
+            "title": filters["title"],
+            "labels": dict(filters["labels"]) or None,
+            "where": dict(filters["where"]) or None,
+            "newest_first": order == "newest",
+        }
+        await _show_sessions(place, service, wanted, limit, as_json=as_json)
+
+
+async def _show_apps(
+    place: options.Place, service: MongoSessionService, *, as_json: bool
+) -> None:
+    from mongo_session_service.admin import contents
+
+    screen = terminal.Screen()
+    found = await contents.apps(service)
+    if as_json:
+        for each in found:
+            screen.write_json(each._asdict())
+        return
+    where = await place.where(service)
+    if not found:
+        terminal.say(f"No app has sessions in {where}.")
+        return
+    terminal.say(f"Apps in {where}:")
+    rows = [
+        {
+            "APP": styled(each.app_name, "bold"),
+            "USERS": styled(f"{each.users:,}"),
+            "SESSIONS": styled(f"{each.sessions:,}"),
+        }
+        for each in found
+    ]
+    screen.show(terminal.table(rows))
+
+
+async def _show_sessions(
+    place: options.Place,
+    service: MongoSessionService,
+    wanted: dict[str, Any],
+    limit: int,
+    *,
+    as_json: bool,
+) -> None:
+    from mongo_session_service.admin import contents
+
+    screen = terminal.Screen()
+    # One more than is shown says whether there are more.
+    found = contents.sessions(service, limit=limit + 1 if limit else None, **wanted)
+    rows, count = [], 0
+    async for each in found:
+        count += 1
+        if limit and count > limit:
+            break
+        if as_json:
+            screen.write_json(fields(each))
+        else:
+            rows.append(_row(each))
+    if not count and not as_json:
+        where = await place.where(service)
+        hint = await _nearest_app(service, wanted["app_name"])
+        terminal.say(f"No such session in {where}.{hint}")
+        return
+    if rows:
+        terminal.say(f"Sessions of app {printable(wanted['app_name'])}:")
+        screen.show(terminal.table(rows))
+    if limit and count > limit:
+        terminal.warn(f"There are more: --limit {limit * 2}, or 0 for all.")
+
+
+def fields(summary: SessionSummary) -> dict[str, Any]:
+    """A session's fields in JSON: without state that was not read."""
+    shown = summary.model_dump()
+    if summary.state is None:
+        del shown["state"]
+    return shown
+
+
+def _row(summary: SessionSummary) -> dict[str, Text]:
+    since = max(0.0, time.time() - summary.last_update_time)
+    about = styled(summary.title or "")
+    if summary.labels:
+        about.append("  " if summary.title else "")
+        about.append_text(styled(labels_text(summary.labels), "cyan"))
+    return {
+        "SESSION": styled(summary.id, "bold"),
+        "USER": styled(summary.user_id),
+        "EVENTS": styled(f"{summary.revision:,}"),
+        "UPDATED": styled(f"{terminal.duration(since)} ago"),
+        "TITLE AND LABELS": about,
+    }
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    """Labels as the options write them."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+async def _nearest_app(service: MongoSessionService, app: str) -> str:
+    """A question whether another app was meant, if this one has no sessions."""
+    from mongo_session_service.admin import contents
+
+    names = [each.app_name for each in await contents.apps(service)]
+    if not names or app in names:
+        return ""
+    near = get_close_matches(app, names, n=1, cutoff=_NEAR)
+    if near:
+        return f" Did you mean --app {printable(near[0])}?"
+    return f" App {printable(app)} has none; {counted(len(names), 'app')} have some."

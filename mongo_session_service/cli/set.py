@@ -1,0 +1,126 @@
+"""Command ``set``: a session's title, labels and expiry."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.sessions import fields, labels_text
+from mongo_session_service.cli.show import expiry_text
+from mongo_session_service.cli.terminal import printable
+
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _duration(text: str) -> float:
+    """A duration in seconds: a number of seconds, or with a unit.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if parts is None:
+        raise click.BadParameter(
+            f"{text!r} is not a duration such as 7200s, 12h or 7d."
+        )
+    return float(parts[1]) * _UNITS[parts[2]]
+
+
+@click.command("set")
+@options.session_arguments
+@click.option("--title", help="The session's title.")
+@click.option("--no-title", is_flag=True, help="Remove its title.")
+@click.option(
+    "--label",
+    "labels",
+    type=options.label,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A label of the session; repeatable.",
+)
+@click.option(
+    "--no-labels",
+    is_flag=True,
+    help="Remove its labels, except those that --label sets.",
+)
+@click.option(
+    "--ttl",
+    type=_duration,
+    metavar="DURATION",
+    help="How long it lives from now on, and again after each event: 7200s, 12h, 7d.",
+)
+@click.option(
+    "--expire-time",
+    type=options.timestamp,
+    metavar="TIME",
+    help="When it expires, whatever happens: ISO 8601, in UTC if it names no zone.",
+)
+@click.option("--no-expiry", is_flag=True, help="Let it live for ever.")
+@options.as_json
+@options.connected
+async def set_session(
+    place: options.Place, ids: tuple[str, str, str], *, as_json: bool, **given: Any
+) -> None:
+    """Changes a session's title, labels or expiry, and leaves the rest as it is.
+
+    Labels that are not named stay, unless --no-labels is given. Neither state nor
+    events are read or changed.
+
+    \b
+    Example:
+      mongo-session-service set my_app ada 5f0c --title 'Trip to Turin' --ttl 30d
+      mongo-session-service set my_app ada 5f0c --no-labels --label stage=done
+    """  # noqa: D301  \b is click's sign
+    labels: tuple[tuple[str, str], ...] = given.pop("labels")
+    keeps_labels = not given.pop("no_labels")
+    changes = _changes(given)
+    if not changes and not labels and keeps_labels:
+        raise click.UsageError("Nothing to set: give --title, --label or --ttl, say.")
+    async with place.service() as service:
+        from mongo_session_service.admin import contents
+        from mongo_session_service.model.records import session_key
+
+        key = session_key(*ids)
+        # Also because a command on a wrong database creates no collections.
+        before = await contents.details(service, key)
+        if labels or not keeps_labels:
+            kept = before.labels if keeps_labels else {}
+            changes["labels"] = kept | dict(labels)
+        now = await service.update_session(**key.id, **changes)
+    if as_json:
+        terminal.Screen().write_json(fields(now))
+        return
+    shown = [
+        f"title {printable(now.title)!r}" if now.title is not None else "no title",
+        f"labels {printable(labels_text(now.labels))}" if now.labels else "no labels",
+        f"expires {expiry_text(now)}" if now.expire_time is not None else "no expiry",
+    ]
+    terminal.say(f"Session {printable(now.id)}: {'; '.join(shown)}.")
+
+
+def _changes(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of ``update_session`` for title and expiry.
+
+    Raises:
+        UsageError: options contradict each other.
+    """
+    title, ttl, expires = given["title"], given["ttl"], given["expire_time"]
+    if title is not None and given["no_title"]:
+        raise click.UsageError("Give either --title or --no-title.")
+    if (ttl is not None) + (expires is not None) + given["no_expiry"] > 1:
+        message = "Give only one of --ttl, --expire-time and --no-expiry."
+        raise click.UsageError(message)
+    changes: dict[str, Any] = {}
+    if title is not None or given["no_title"]:
+        changes["title"] = title
+    if ttl is not None:
+        changes["ttl"] = ttl
+    elif expires is not None:
+        changes["expire_time"] = datetime.fromtimestamp(expires, UTC)
+    elif given["no_expiry"]:
+        changes["expire_time"] = None
+    return changes

@@ -1,0 +1,275 @@
+"""The commands that change what is stored: ``fork``, ``set``, ``erase``, ``setup``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.adk.events import Event
+from pymongo import MongoClient
+from support.cli_runner import call, on_a_terminal, start
+from support.encryption_hooks import KEY, SEALED, STATE, canary_event
+from support.long_sessions import left_in, store_long_session
+from support.one_session import IDS
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.cli import erase
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import deletion
+
+WHO = tuple(IDS.values())
+
+
+@pytest.fixture
+def at(mongodb_uri: str, database: str) -> tuple[str, ...]:
+    """The options that name the database."""
+    return ("--uri", mongodb_uri, "--database", database)
+
+
+async def fill(service: MongoSessionService, events: int = 2, **details: Any) -> None:
+    """Create the session, with some events."""
+    session = await service.create_session(**IDS, state={"user:name": "x"}, **details)
+    for number in range(events):
+        await service.append_event(session, Event(author=f"a{number}"))
+
+
+async def test_a_fork_has_the_events_asked_for(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """It prints the new session's id; an id that is taken is refused."""
+    await fill(service)
+
+    whole = call(*at, "fork", *WHO)
+    part = call(*at, "fork", *WHO, "--at", "1", "--id", "part", "--json")
+    taken = call(*at, "fork", *WHO, "--id", "part")
+    beyond = call(*at, "fork", *WHO, "--at", "3")
+
+    new = whole.stdout.strip()
+    copy = await service.get_session(**IDS | {"session_id": new})
+    assert copy is not None
+    assert len(copy.events) == 2
+    assert json.loads(part.stdout) == {**IDS, "session_id": "part", "revision": 1}
+    assert (taken.returncode, beyond.returncode) == (1, 1)
+    assert "Choose another with --id." in taken.stderr
+    assert "is at revision 2" in beyond.stderr
+
+
+async def test_a_fork_reads_no_content(
+    mongodb_uri: str, database: str, at: tuple[str, ...]
+) -> None:
+    """What only the application can read is forked by a command that cannot."""
+    service = MongoSessionService(mongodb_uri, database=database, **SEALED)
+    async with service:
+        session = await service.create_session(**KEY, state=STATE)
+        await service.append_event(session, canary_event())
+
+        done = call(*at, "fork", *KEY.values(), "--id", "copy")
+
+        copy = await service.get_session(**KEY | {"session_id": "copy"})
+    assert (done.returncode, done.stdout) == (0, "copy\n")
+    assert copy is not None
+    assert copy.events == session.events
+    assert copy.state == session.state
+
+
+async def test_set_changes_what_is_given_and_nothing_else(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Title, labels and expiry are set and removed; labels that are not named stay."""
+    await fill(service, labels={"stage": "test", "team": "a"})
+
+    def changed(*options: str) -> dict[str, Any]:
+        done = call(*at, "set", *WHO, *options, "--json")
+        assert done.returncode == 0, done.stderr
+        now: dict[str, Any] = json.loads(done.stdout)
+        return now
+
+    one = changed("--title", "Trip", "--label", "stage=done", "--ttl", "12h")
+    assert (one["title"], one["ttl"]) == ("Trip", 43200)
+    assert one["labels"] == {"stage": "done", "team": "a"}
+    two = changed("--no-title", "--no-labels", "--label", "a=b")
+    assert (two["title"], two["labels"], two["ttl"]) == (None, {"a": "b"}, 43200)
+    three = changed("--expire-time", "2100-01-01T00:00:00Z")
+    assert (three["ttl"], three["expire_time"]) == (None, 4102444800)
+    four = changed("--no-expiry", "--no-labels")
+    assert (four["expire_time"], four["labels"], four["revision"]) == (None, {}, 2)
+    text = call(*at, "set", *WHO, "--title", "\x1b[31mx")
+    assert text.stderr == "Session s: title '\\\\x1b[31mx'; no labels; no expiry.\n"
+
+
+async def test_erasing_a_user_says_what_goes(
+    service: MongoSessionService,
+    at: tuple[str, ...],
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """It counts before and after, removes it all, and can be repeated."""
+    await fill(service)
+    await service.create_session(app_name="app", user_id="other")
+
+    first = call(*at, "erase", "user", "app", "user", "--yes")
+    again = call(*at, "erase", "user", "app", "user", "--yes", "--json")
+
+    assert first.returncode == again.returncode == 0
+    what = "1 session, 2 events, 1 user state"
+    assert f": {what}.\nErased {what}.\n" in first.stderr
+    assert "Nothing is counted of user user of app app" in again.stderr
+    assert set(json.loads(again.stdout).values()) == {0}
+    assert left_in(admin, database) == {"sessions": 1, "events": 0}
+
+
+async def test_erasing_an_app_removes_its_consumers(
+    service: MongoSessionService,
+    at: tuple[str, ...],
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """Every user, the app's state, dead letters and checkpoints go."""
+    await fill(service)
+    await service.create_session(app_name="app", user_id="b", state={"app:x": 1})
+    consumer = service.consumer("billing", app_name="app")
+
+    async def fail(_: object) -> None:
+        await consumer.close()
+        raise ValueError
+
+    await consumer.run(fail, max_attempts=1)
+
+    done = call(*at, "erase", "app", "app", "--yes")
+
+    what = "2 sessions, 2 events, 1 user state, 1 app state, 1 dead letter, 1 check"
+    assert what in done.stderr
+    assert left_in(admin, database) == {"sessions": 0, "events": 0}
+    assert admin[database].checkpoints.count_documents({}) == 0
+
+
+async def test_nothing_is_erased_without_a_yes(
+    service: MongoSessionService,
+    at: tuple[str, ...],
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a terminal it needs --yes; on one it asks, and a no ends it."""
+    await fill(service)
+    erasing = (*at, "erase", "session", *WHO)
+
+    mute = call(*erasing)
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(erase, "sys", terminal)
+    no = call(*erasing, answer="n")
+    assert left_in(admin, database) == {"sessions": 1, "events": 2}
+    code, shown = await asyncio.to_thread(on_a_terminal, *erasing, answer="y")
+
+    assert mute.returncode == 2
+    assert "add --yes" in mute.stderr
+    assert no.returncode == 1
+    assert no.stderr.endswith(
+        "Erase it for ever? [y/N]: n\nError: Nothing was erased.\n"
+    )
+    assert code == 0
+    assert "Erased 1 session, 2 events." in shown
+    assert left_in(admin, database) == {"sessions": 0, "events": 0}
+
+
+async def test_an_interrupted_erasure_is_resumed(
+    service: MongoSessionService,
+    at: tuple[str, ...],
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """Ctrl-C ends it after a step, and it says to run it again, which does the rest."""
+    await store_long_session(service, admin, database, SessionKey(*WHO), 2500)
+    erasing = (*at, "erase", "session", *WHO)
+    with admin.start_session() as txn, txn.start_transaction():
+        # It has to wait for this.
+        touched = {"$set": {"steps": 1}}
+        admin[database].sessions.update_one({"_id": IDS}, touched, session=txn)
+        process = await asyncio.to_thread(start, *erasing, "--yes")
+        assert process.stderr is not None
+        begun = await asyncio.to_thread(process.stderr.readline)
+        process.send_signal(signal.SIGINT)
+        txn.abort_transaction()
+    _, said = await asyncio.to_thread(process.communicate)
+    left = left_in(admin, database)
+
+    again = call(*erasing, "--yes")
+
+    assert b"1 session, 2,500 events." in begun
+    assert process.returncode == 130
+    assert said == b"Interrupted: a part may be erased. Run it again for the rest.\n"
+    assert left["events"] > 0
+    assert again.returncode == 0
+    assert left_in(admin, database) == {"sessions": 0, "events": 0}
+
+
+async def test_what_was_left_of_a_session_is_erased(
+    service: MongoSessionService,
+    at: tuple[str, ...],
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that nobody is shown any more is erased to its end."""
+    await store_long_session(service, admin, database, SessionKey(*WHO), 1500)
+
+    async def stop(*_: object) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deletion, "remove_tombstone", stop)
+        with pytest.raises(RuntimeError):
+            await service.delete_session(**IDS)
+    assert left_in(admin, database) == {"sessions": 1, "events": 1500}
+
+    done = call(*at, "erase", "session", *WHO, "--yes")
+
+    assert "What an interrupted erasure has left" in done.stderr
+    assert left_in(admin, database) == {"sessions": 0, "events": 0}
+
+
+def test_setup_says_what_it_creates(at: tuple[str, ...], admin: MongoClient) -> None:
+    """Collections, indexes and the version are named once, and not again."""
+    first, again = call(*at, "setup"), call(*at, "setup", "--json")
+    admin[at[-1]].sessions.drop_index("by_user")
+    one = call(*at, "setup", "--json")
+
+    assert "Created collections: app_states, " in first.stderr
+    assert "Created indexes: events.event_id_once_per_session, " in first.stderr
+    assert first.stderr.endswith("schema version 1.\n")
+    nothing = {"collections": [], "indexes": [], "missing_indexes": []}
+    assert json.loads(again.stdout) == {**nothing, "schema_version": 1}
+    assert json.loads(one.stdout)["indexes"] == ["sessions.by_user"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["fork", *WHO], 1, "Session 's' not found."),
+        (["set", *WHO, "--title", "x"], 1, "Session 's' not found."),
+        (["set", *WHO], 2, "Nothing to set"),
+        (["set", *WHO, "--title", "x", "--no-title"], 2, "either --title or"),
+        (["set", *WHO, "--ttl", "1d", "--no-expiry"], 2, "only one of --ttl"),
+        (["set", *WHO, "--ttl", "1w"], 2, "such as 7200s, 12h or 7d"),
+        (["erase", "session", *WHO, "--yes"], 0, "Nothing is stored of session"),
+        (["erase", "user", "app", "x", "--yes"], 0, "Nothing is stored of user x"),
+        (["erase", "usr"], 2, "Did you mean 'user'?"),
+    ],
+)
+def test_a_wrong_database_stays_empty(
+    at: tuple[str, ...],
+    admin: MongoClient,
+    arguments: list[str],
+    code: int,
+    says: str,
+) -> None:
+    """Mistakes are explained, and create nothing."""
+    done = call(*at, *arguments)
+
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert admin[at[-1]].list_collection_names() == []

@@ -1,0 +1,71 @@
+"""Completion in shells: in a real bash, and what the others are given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from support.cli_runner import PROGRAM, call
+
+ASKING = """
+eval "$script"
+complete -p "$1" >/dev/null || exit 1
+read -ra COMP_WORDS <<< "$2"
+COMP_WORDS=("$1" "${COMP_WORDS[@]}" "$3")
+COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+read -ra registered <<< "$(complete -p "$1")"
+for each in "${!registered[@]}"; do
+    if [[ ${registered[each]} == -F ]]; then ${registered[each + 1]} "$1"; fi
+done
+echo "${COMPREPLY[*]}"
+"""
+"""What bash does on a tab: with the program, the words before it, and the word."""
+
+
+@pytest.mark.parametrize(
+    ("program", "before", "word", "completed"),
+    [
+        ("adk-mongo", "", "se", {"sessions", "set", "setup"}),
+        ("mongo-session-service", "erase", "", {"app", "session", "user"}),
+        ("mongo-session-service", "sessions --order", "n", {"newest"}),
+    ],
+)
+def test_bash_completes(
+    program: str, before: str, word: str, completed: set[str]
+) -> None:
+    """Commands, subcommands and values of options are completed, by both names."""
+    script = call("completion", "bash").stdout
+    path = f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}"
+
+    done = subprocess.run(
+        ["/usr/bin/env", "bash", "-c", ASKING, "bash", program, before, word],
+        env=os.environ | {"PATH": path, "script": script},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert set(done.stdout.split()) == completed
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("shell", "registers"), [("zsh", "compdef"), ("fish", "complete --no-files")]
+)
+def test_other_shells_get_their_script(shell: str, registers: str) -> None:
+    """It registers both names of the program."""
+    script = call("completion", shell).stdout
+
+    for name in ("mongo-session-service", "adk-mongo"):
+        assert any(
+            registers in line and name in line for line in script.splitlines()
+        ), name
+
+
+def test_an_unknown_shell_is_refused() -> None:
+    """The shells there are completions for are named."""
+    done = call("completion", "tcsh")
+
+    assert done.returncode == 2
+    assert "'bash', 'zsh', 'fish'" in done.stderr

@@ -1,0 +1,257 @@
+"""The commands ``sessions`` and ``show``: what is stored, on a terminal or as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from google.adk.events import Event, EventActions
+from google.genai import types
+from pymongo import MongoClient
+from support.cli_runner import call
+from support.encryption_hooks import CANARY, KEY, SEALED, STATE, canary_event
+
+from mongo_session_service import MongoSessionService
+
+ADA = {"app_name": "trips", "user_id": "ada"}
+
+
+@pytest.fixture
+def at(mongodb_uri: str, database: str) -> tuple[str, ...]:
+    """The options that name the database."""
+    return ("--uri", mongodb_uri, "--database", database)
+
+
+async def test_without_an_app_the_apps_are_counted(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Each app has a row, or a line of JSON, without sessions that have expired."""
+    for user in ("ada", "ada", "bob"):
+        await service.create_session(app_name="trips", user_id=user)
+    await service.create_session(app_name="shop", user_id="eve")
+    gone = await service.create_session(app_name="old", user_id="eve", session_id="s")
+    await service.update_session(
+        app_name="old", user_id="eve", session_id=gone.id, ttl=1e-3
+    )
+
+    table, lines = call(*at, "sessions"), call(*at, "sessions", "--json")
+
+    assert table.stdout.splitlines()[1:] == [
+        "shop   1      1",
+        "trips  2      3",
+    ]
+    assert [json.loads(line) for line in lines.stdout.splitlines()] == [
+        {"app_name": "shop", "users": 1, "sessions": 1},
+        {"app_name": "trips", "users": 2, "sessions": 3},
+    ]
+
+
+async def test_sessions_are_found_by_every_filter(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """User, title, labels and values of state select; the order and number are free."""
+    state = {"city": "Turin", "days": 3}
+    await service.create_session(
+        **ADA, session_id="a", title="Trip", labels={"stage": "test"}, state=state
+    )
+    await service.create_session(**ADA, session_id="b", labels={"stage": "a=b"})
+    await service.create_session(app_name="trips", user_id="bob", session_id="c")
+
+    def found(*options: str) -> list[str]:
+        done = call(*at, "sessions", "--app", "trips", "--json", *options)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line)["id"] for line in done.stdout.splitlines()]
+
+    assert found() == ["c", "b", "a"]
+    assert found("--order", "oldest") == ["a", "b", "c"]
+    assert found("--user", "ada") == ["b", "a"]
+    assert found("--title", "Trip") == ["a"]
+    assert found("--label", "stage=a=b") == ["b"]
+    assert found("--where", 'city="Turin"', "--where", "days=3") == ["a"]
+    assert found("--where", 'days="3"') == []
+    assert found("--limit", "2") == ["c", "b"]
+    assert found("--limit", "0") == ["c", "b", "a"]
+
+
+async def test_a_list_of_sessions_is_safe_to_read(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Control characters are escaped, state is left out, and more is announced."""
+    for number in range(2):
+        await service.create_session(
+            **ADA,
+            title=f"\x1b[31mTrip {number}",
+            labels={"stage": "te\u202est"},
+            state={"city": "a very secret city"},
+        )
+
+    table = call(*at, "sessions", "--app", "trips", "--limit", "1")
+    line = call(*at, "sessions", "--app", "trips", "--limit", "1", "--json")
+
+    assert r"\x1b[31mTrip 1  stage=te\u202est" in table.stdout
+    assert "There are more: --limit 2, or 0 for all." in table.stderr
+    assert "\x1b" not in table.stdout + line.stdout
+    assert "state" not in json.loads(line.stdout)
+
+
+async def test_a_misspelt_app_is_guessed(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Who misspells an app's name is asked whether they mean the one there is."""
+    await service.create_session(app_name="shop_agent", user_id="eve")
+
+    done = call(*at, "sessions", "--app", "shopagent")
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.endswith("Did you mean --app shop_agent?\n")
+
+
+def model_says(*parts: types.Part, **fields: object) -> Event:
+    """An event of an agent."""
+    return Event(author="planner", content=types.ModelContent([*parts]), **fields)
+
+
+@pytest.fixture
+async def conversation(service: MongoSessionService) -> tuple[str, ...]:
+    """A session's ids; in it a user asks, a tool is called, and an agent answers."""
+    session = await service.create_session(
+        **ADA,
+        session_id="turin",
+        title="Trip to Turin",
+        labels={"stage": "test"},
+        ttl=7 * 86400,
+        state={"app:motto": "go", "user:name": "Ada", "cart": ["a"]},
+    )
+    asked = types.UserContent("Is it warm?\n  In \x1b[2JTurin, I mean.")
+    call_ = types.Part.from_function_call(name="get_weather", args={"city": "Turin"})
+    answer = types.Part.from_function_response(
+        name="get_weather", response={"result": "warm " * 1000}
+    )
+    for event in (
+        Event(author="user", invocation_id="i1", content=asked),
+        model_says(call_, invocation_id="i1"),
+        model_says(
+            answer,
+            invocation_id="i1",
+            actions=EventActions(state_delta={"user:city": "Turin"}),
+        ),
+        model_says(types.Part(text="Yes."), invocation_id="i1", error_code="SAFETY"),
+    ):
+        await service.append_event(session, event)
+    return "trips", "ada", "turin"
+
+
+def test_a_session_reads_as_a_conversation(
+    at: tuple[str, ...], conversation: tuple[str, ...]
+) -> None:
+    """Details come first, then who said and did what, then the state by scope."""
+    shown = call(*at, "show", *conversation).stdout
+    plain = [line.rstrip() for line in shown.splitlines()]
+
+    assert plain[0] == "Trip to Turin"
+    assert "labels   stage=test" in plain
+    assert "7 days after the last event" in shown
+    assert "\x1b" not in shown
+    asked = plain.index("    Is it warm?")
+    assert plain[asked - 1].startswith("r1 ")
+    assert plain[asked - 1].endswith("  user")
+    assert plain[asked + 1] == r"      In \x1b[2JTurin, I mean."
+    assert '    get_weather(city="Turin")' in plain
+    assert " characters; --json prints all)" in shown
+    assert len(shown) < 3000
+    assert "    error SAFETY" in plain
+    state = plain.index("State of the session")
+    assert plain[state:] == [
+        *("State of the session", '    cart = ["a"]', ""),
+        *("State of user ada", '    user:city = "Turin"', '    user:name = "Ada"', ""),
+        *("State of app trips", '    app:motto = "go"'),
+    ]
+
+
+def test_only_the_latest_events_are_shown_if_so_wanted(
+    at: tuple[str, ...], conversation: tuple[str, ...]
+) -> None:
+    """With --events only so many are, in text and JSON; what is left out is counted."""
+    one = call(*at, "show", *conversation, "--events", "1").stdout
+    none = call(*at, "show", *conversation, "--events", "0").stdout
+    lines = call(*at, "show", *conversation, "--events", "2", "--json").stdout
+    session, *events = map(json.loads, lines.splitlines())
+
+    assert "(3 earlier events)" in one
+    assert "Yes." in one
+    assert "get_weather" not in one
+    assert "Yes." not in none
+    assert "State of the session" in none
+    assert (session["title"], session["revision"]) == ("Trip to Turin", 4)
+    assert session["state"]["user:city"] == "Turin"
+    assert [each["revision"] for each in events] == [3, 4]
+    assert events[0]["event"]["actions"]["stateDelta"] == {"user:city": "Turin"}
+
+
+async def test_what_is_sealed_is_shown_as_sealed(
+    mongodb_uri: str, database: str, at: tuple[str, ...]
+) -> None:
+    """A command has no key: it says so of an event, and shows a value as stored."""
+    async with MongoSessionService(mongodb_uri, database=database, **SEALED) as sealing:
+        session = await sealing.create_session(**KEY, state=STATE)
+        await sealing.append_event(session, canary_event())
+
+    text = call(*at, "show", *KEY.values())
+    lines = call(*at, "show", *KEY.values(), "--json")
+    session_line, event_line = map(json.loads, lines.stdout.splitlines())
+
+    assert text.returncode == lines.returncode == 0
+    assert "(sealed by before_store" in text.stdout
+    assert 'own = {"sealed": "' in text.stdout
+    assert "1 event sealed" in text.stderr
+    assert (event_line["event"], event_line["sealed"]) == (None, True)
+    assert set(session_line["state"]["app:motto"]) == {"sealed"}
+    assert CANARY not in text.stdout + lines.stdout
+
+
+async def test_an_event_that_cannot_be_read_hides_no_other(
+    at: tuple[str, ...],
+    conversation: tuple[str, ...],
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """What another release of ADK has written is named, and the rest is shown."""
+    admin[database].events.update_one(
+        {"_id.revision": 4}, {"$set": {"event.content": 5}}
+    )
+
+    done = call(*at, "show", *conversation)
+
+    assert done.returncode == 0
+    assert "(the installed release of ADK cannot read it)" in done.stdout
+    assert "Is it warm?" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["sessions", "--user", "ada"], 2, "--user needs --app."),
+        (["sessions", "--label", "a=b"], 2, "--label needs --app."),
+        (["sessions", "--app", "a", "--label", "b"], 2, "'b' is not NAME=VALUE"),
+        (["sessions", "--app", "a", "--where", "b=c"], 2, "quotes: 'b=\"c\"'."),
+        (["sessions", "--app", "a", "--where", "user:b=1"], 1, "own state only"),
+        (["show", "trips", "ada"], 2, "Missing argument 'SESSION'"),
+        (["show", "trips", "ada", "x"], 1, "sessions --app APP` lists them"),
+        (["show", "trips", "", "x"], 1, "user_id must not be empty"),
+        (["shwo"], 2, "Did you mean 'show'?"),
+    ],
+)
+def test_mistakes_are_explained(
+    at: tuple[str, ...],
+    admin: MongoClient,
+    database: str,
+    arguments: list[str],
+    code: int,
+    says: str,
+) -> None:
+    """An error says what to do, and a command that looks creates nothing."""
+    done = call(*at, *arguments)
+
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert admin[database].list_collection_names() == []
