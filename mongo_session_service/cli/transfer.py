@@ -20,7 +20,8 @@ from mongo_session_service.cli.options import (
     several,
     uri_argument,
 )
-from mongo_session_service.cli.terminal import printable, progress, say, warn
+from mongo_session_service.cli.progress import progress
+from mongo_session_service.cli.terminal import printable, say, warn
 from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
@@ -224,7 +225,9 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
         async with StoreSource(service) as source:
             totals = None if chosen.since else await source.totals(chosen)
             length = totals and totals.events
-            with progress("Exporting", length) as advance:
+            # On a terminal, or before "| head", the line would run into the output.
+            is_file = path != "-"
+            with progress("Exporting", length, is_shown=is_file) as advance:
                 exported = await export(
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from pymongo import MongoClient
-from support.cli_runner import call, on_a_terminal
+from support.cli_runner import call
 from support.consumers import append, create
 from support.failpoints import failing
+from support.forked_processes import on_a_terminal
 from support.leak_detector import PASSWORD
 from support.secured_mongod import Secured
 
@@ -217,7 +218,7 @@ def test_the_command_ends_with_what_it_found(
     assert PASSWORD not in shown.stdout + shown.stderr
     assert "\x1b" not in shown.stdout
 
-    code, coloured = on_a_terminal("doctor", uri, answer="")
+    code, coloured = on_a_terminal("doctor", uri)
 
     assert code == 3
     for status, colour in (("ok", 32), ("failed", 31), ("unknown", 36)):
