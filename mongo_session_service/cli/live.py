@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import socket
-import webbrowser
 from contextlib import closing
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import click
 
 from mongo_session_service.cli import options, terminal
+
+if TYPE_CHECKING:
+    import socket
 
 
 @click.command()
@@ -42,6 +42,10 @@ async def live(
     Example:
       mongo-session-service live --app my_app --user ada --session monday
     """  # noqa: D301
+    import asyncio
+    import secrets
+    import webbrowser
+
     from uvicorn import Config, Server
 
     from mongo_session_service.http.sse import live_app
@@ -70,6 +74,8 @@ async def live(
 
 
 def _listening(port: int) -> socket.socket:
+    import socket
+
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
