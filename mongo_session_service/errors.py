@@ -28,6 +28,7 @@ quote a document is never chained.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from typing_extensions import override
@@ -138,6 +139,7 @@ class NotAuthorizedError(StorageError):
         message: str | None = None,
         refusal: Refusal | None = None,
         preface: str = "",
+        lacking: Sequence[str] = (),
     ) -> None:
         """Something was refused to the user.
 
@@ -145,10 +147,12 @@ class NotAuthorizedError(StorageError):
             message: What lacks, and what to do.
             refusal: What was refused, if the message does not name it in full.
             preface: What has to be said before.
+            lacking: The privileges that lack, in words, if they are known.
         """
         super().__init__(f"{preface}{message}" if message else None)
         self.refusal = refusal
         self.preface = preface
+        self.lacking = tuple(lacking)
 
 
 @public

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -68,6 +68,8 @@ class Finding:
     says: str
     remedy: str | None = None
     """What to do about it; None if nothing has to be done."""
+    lacking: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The privileges that the user lacks, by the feature that needs them."""
 
 
 class Examined(NamedTuple):
@@ -129,19 +131,17 @@ def judge_privileges(
         remedy = "Turn access control on, unless only you can reach it."
         return Finding(check, Status.WARNING, says, remedy)
     user = ", ".join(users)
-    lacking: dict[str, str] = {}
+    lacking: dict[str, tuple[str, ...]] = {}
     for feature in FEATURES:
         needed = needs([feature], database, prefix)
-        if missing := ", ".join(
-            str(each) for each in needed if not each.is_among(held)
-        ):
-            lacking[feature] = missing
+        if missing := [str(each) for each in needed if not each.is_among(held)]:
+            lacking[feature] = tuple(missing)
     if not lacking:
         says = f"user {user!r} has the privileges for {', '.join(FEATURES)}"
         return Finding(check, Status.OK, says)
-    lacks = "; ".join(f"for {feature}: {lacking[feature]}" for feature in lacking)
+    says = f"user {user!r} lacks privileges for {', '.join(lacking)}"
     status = Status.FAILED if "sessions" in lacking else Status.WARNING
-    return Finding(check, status, f"user {user!r} lacks privileges {lacks}", _GRANT)
+    return Finding(check, status, says, _GRANT, lacking)
 
 
 def judge_version(recorded: int | None) -> Finding:
@@ -192,10 +192,12 @@ def judge_oplog(window: float | None, fullness: float) -> Finding:
 
 def judge_clock(ahead: float, uncertainty: float) -> Finding:
     """Whether this machine and MongoDB agree about the time."""
+    if abs(ahead) <= _SKEW + uncertainty:
+        bound = abs(ahead) + uncertainty
+        says = f"agrees with MongoDB's to within {bound:.3f} s"
+        return Finding("clock", Status.OK, says)
     direction = "ahead of" if ahead > 0 else "behind"
     says = f"{abs(ahead):.3f} s {direction} MongoDB's, plus or minus {uncertainty:.3f}"
-    if abs(ahead) <= _SKEW + uncertainty:
-        return Finding("clock", Status.OK, says)
     remedy = "Synchronise both by NTP; sessions expire by this machine's clock."
     return Finding("clock", Status.WARNING, says, remedy)
 
@@ -237,7 +239,7 @@ def _span(seconds: float) -> str:
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return counted(round(seconds), "second")
 
 
 _MOST: Final = 1000
@@ -274,7 +276,10 @@ async def _result(name: str, look: _Look, connection: Connection) -> Finding:
         async with server.naming_privileges(connection):
             return await look(connection)
     except errors.NotAuthorizedError as error:
-        return Finding(name, Status.UNKNOWN, str(error), _GRANT)
+        says = f"the user lacks {' and '.join(error.lacking)}"
+        return Finding(
+            name, Status.UNKNOWN, says if error.lacking else str(error), _GRANT
+        )
     except errors.StorageUnavailableError:
         raise
     except errors.MongoSessionServiceError as error:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import socket
-import webbrowser
 from contextlib import closing
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -15,6 +11,8 @@ import click
 from mongo_session_service.cli import options, terminal
 
 if TYPE_CHECKING:
+    import socket
+
     from starlette.requests import Request
 
     from mongo_session_service.model.records import SessionKey
@@ -48,6 +46,10 @@ async def live(
     Example:
       mongo-session-service live --app my_app --user ada --session monday
     """  # noqa: D301
+    import asyncio
+    import secrets
+    import webbrowser
+
     from uvicorn import Config, Server
 
     from mongo_session_service.http.sse import live_app
@@ -85,6 +87,8 @@ async def live(
 
 
 def _listening(port: int) -> socket.socket:
+    import socket
+
     try:
         listener = socket.create_server(("127.0.0.1", port))
         # asyncio does this for sockets that it makes: else an answer takes 40 ms more.

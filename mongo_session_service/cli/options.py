@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import os
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from mongo_session_service.transfer import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 ANSWER_LIMIT: Final = 5.0
 """Seconds for MongoDB to answer at first, unless the URI sets a time of its own."""
@@ -222,12 +222,19 @@ def connected(
     @place_options
     @click.pass_context
     @functools.wraps(body)
-    def run(context: click.Context, /, **options: Any) -> Any:
+    def command(context: click.Context, /, **options: Any) -> Any:
         if context.invoked_subcommand is None:
-            return asyncio.run(body(Place.of(context), **options))
+            return until_done(body(Place.of(context), **options))
         return None
 
-    return run
+    return command
+
+
+def until_done(body: Coroutine[Any, Any, Result]) -> Result:
+    """Run a command's coroutine to its end."""
+    import asyncio
+
+    return asyncio.run(body)
 
 
 def password(what: str, variable: str, is_asked: bool) -> str | None:  # noqa: FBT001

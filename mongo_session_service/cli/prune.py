@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.progress import progress
 from mongo_session_service.model.wording import counted
 
 
@@ -33,7 +34,9 @@ async def prune(place: options.Place, *, dry_run: bool, as_json: bool) -> None:
         pruned = await service.prunable()
         if not dry_run:
             total = pruned.sessions + pruned.events
-            with terminal.progress("Pruning", total, what="document") as advance:
+            with progress(
+                "Pruning", total, what="document", is_shown=not as_json
+            ) as advance:
                 pruned = await service.prune(
                     lambda now: advance(now.sessions + now.events)
                 )

@@ -1,4 +1,4 @@
-"""Terminal output: lines that fit a terminal and cannot harm it, tables, progress."""
+"""Terminal output: lines that fit a terminal and cannot harm it, and tables."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import os
 import re
 import shutil
 import sys
-import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mongo_session_service.cli.kept import said
-from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -140,8 +137,9 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Tell the user of a problem, on stderr."""
-    click.echo(text, err=True)
+    """Tell the user of a problem, on stderr, above a line of progress."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def is_told(flag: str) -> bool:
@@ -259,51 +257,3 @@ def duration(seconds: float | None) -> str:
         return "-"
     unit, length = next((u, n) for u, n in _UNITS if n == 1 or seconds >= 2 * n)
     return f"{max(0.0, seconds) / length:.0f} {unit}"
-
-
-def pace(
-    done: int, total: int | None, share: float | None, elapsed: float, what: str
-) -> str:
-    """What is done, its rate and, if the share of all is known, the time left."""
-    so_far = counted(done, what) if total is None else f"{done:,}/{total:,} {what}s"
-    shown = f"{so_far}, {done / max(elapsed, 1e-6):,.0f} {what}s/s"
-    if share:
-        shown += f", {duration(elapsed * (1 - share) / share)} left"
-    return shown
-
-
-@contextmanager
-def progress(
-    label: str,
-    total: int | None,
-    share_read: Callable[[], float | None] = lambda: None,
-    *,
-    what: str = "event",
-) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and remaining time; call it with the number of events done.
-
-    Without a total the share of a file that was read tells the remaining time; without
-    either, what is done is counted.
-    """
-    if not sys.stderr.isatty() or is_told("quiet"):
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn
-
-    columns = ("{task.description}", BarColumn(None), TaskProgressColumn())
-    console = Console(file=sys.stderr)
-    started = time.monotonic()
-    with Progress(
-        *columns, "{task.fields[pace]}", console=console, redirect_stdout=False
-    ) as bar:
-        task = bar.add_task(label, total=None, pace="")
-
-        def advance(done: int) -> None:
-            share = share_read() if total is None else done / max(total, 1)
-            shown = pace(done, total, share, time.monotonic() - started, what)
-            length = None if share is None else 1.0
-            bar.update(task, completed=share or 0.0, total=length, pace=shown)
-
-        advance(0)
-        yield advance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -18,9 +17,11 @@ from mongo_session_service.cli.options import (
     selection,
     selection_options,
     several,
+    until_done,
     uri_argument,
 )
-from mongo_session_service.cli.terminal import printable, progress, say, warn
+from mongo_session_service.cli.progress import progress
+from mongo_session_service.cli.terminal import printable, say, warn
 from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
 def export_(context: click.Context, /, path: str, **options: Any) -> bool:
     """Export."""
     with _interruptible(_HARMLESS):
-        return asyncio.run(_export(Place.of(context), path, options))
+        return until_done(_export(Place.of(context), path, options))
 
 
 async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
@@ -224,7 +225,9 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
         async with StoreSource(service) as source:
             totals = None if chosen.since else await source.totals(chosen)
             length = totals and totals.events
-            with progress("Exporting", length) as advance:
+            # On a terminal, or before "| head", the line would run into the output.
+            is_file = path != "-"
+            with progress("Exporting", length, is_shown=is_file) as advance:
                 exported = await export(
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )
@@ -252,7 +255,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
 def migrate_(context: click.Context, *, is_plan: bool) -> None:
     """Migrate."""
     with _interruptible(_AGAIN):
-        asyncio.run(_migrate(Place.of(context), is_plan=is_plan))
+        until_done(_migrate(Place.of(context), is_plan=is_plan))
 
 
 async def _migrate(place: Place, *, is_plan: bool) -> None:
@@ -263,14 +266,12 @@ async def _migrate(place: Place, *, is_plan: bool) -> None:
         status = await migrator.status()
         where = await place.where(service)
         click.echo(f"Schema version of {where}: {status.version or 'none yet'}.")
+        if not status.pending:
+            click.echo("Nothing is to be done.")
         for each in status.pending:
             click.echo(f"  pending: {each.version}, {each.summary}")
         if status.pending and not is_plan:
-            status = await migrator.migrate(
-                lambda each: click.echo(f"  done: {each.version}")
-            )
-        if not status.pending:
-            click.echo(f"Nothing is pending; the schema version is {status.version}.")
+            await migrator.migrate(lambda each: click.echo(f"  done: {each.version}"))
 
 
 def _add(
@@ -296,7 +297,7 @@ def _add(
     def command(context: click.Context, /, **options: Any) -> bool:
         with _interruptible(advice):
             place = Place.of(context)
-            return asyncio.run(run(place, kind, sources.prepared(options)))
+            return until_done(run(place, kind, sources.prepared(options)))
 
 
 for _kind in sources.KINDS:

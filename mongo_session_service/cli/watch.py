@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import sys
@@ -67,6 +66,8 @@ def _while_somebody_reads() -> Iterator[None]:
     Raises:
         BrokenPipeError: it has gone.
     """
+    import asyncio
+
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     out = sys.stdout.fileno()
     is_pipe = stat.S_ISFIFO(os.fstat(out).st_mode)

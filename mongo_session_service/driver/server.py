@@ -134,12 +134,13 @@ async def _explained(
     options = f"--database {connection.database.name}"
     if connection.prefix:
         options += f" --prefix {connection.prefix}"
+    lacking = [str(each) for each in missing]
     message = (
         f"User {users or '(none)'} lacks the privilege"
-        f" {' and '.join(map(str, missing))}. An administrator grants it with the"
+        f" {' and '.join(lacking)}. An administrator grants it with the"
         f" role that `mongo-session-service grants {options}` prints."
     )
-    return NotAuthorizedError(message, preface=error.preface)
+    return NotAuthorizedError(message, preface=error.preface, lacking=lacking)
 
 
 def missing_privileges(

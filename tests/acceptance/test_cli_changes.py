@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from google.adk.events import Event
 from pymongo import MongoClient
-from support.cli_runner import call, on_a_terminal, start
+from support.cli_runner import call, start
 from support.encryption_hooks import KEY, SEALED, STATE, canary_event
+from support.forked_processes import on_a_terminal
 from support.long_sessions import left_in, store_long_session
 from support.one_session import IDS
 

@@ -26,7 +26,7 @@ QUICK = [
     (["prune", "--dry-run"], "Would remove 0 sessions and 0 events in database {} on "),
     (["doctor"], ", in database {} on "),
     (["export"], '"session_id"'),
-    (["migrate", "--plan"], "Nothing is pending"),
+    (["migrate", "--plan"], "Nothing is to be done."),
     (["grants"], "mongo_session_service_{}"),
 ]
 TWO = [

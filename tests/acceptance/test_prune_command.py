@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from google.adk.events import Event
-from support.cli_runner import call, on_a_terminal
+from support.cli_runner import call
 from support.fake_clock import Clock
 
 from mongo_session_service import MongoSessionService
@@ -40,20 +40,6 @@ async def test_prune_removes_and_tells(
     assert (pruned.stdout, pruned.stderr) == ("", f"Removed {found}")
     assert json.loads(again.stdout) == {"sessions": 0, "events": 0}
     assert len((await service.list_sessions(app_name="app")).sessions) == 1
-
-
-async def test_prune_shows_how_far_it_is(
-    mongodb_uri: str, service: MongoSessionService, database: str
-) -> None:
-    """On a terminal a bar goes to its end."""
-    await fill(service)
-
-    code, shown = on_a_terminal(
-        "--uri", mongodb_uri, "--database", database, "prune", answer=""
-    )
-
-    assert code == 0
-    assert "5/5 documents, " in shown
 
 
 def test_prune_fails_in_one_line() -> None:

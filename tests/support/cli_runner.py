@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -70,26 +68,3 @@ def start(*arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
     )
-
-
-def on_a_terminal(*arguments: str, answer: str) -> tuple[int, str]:
-    """Run a command on a terminal, answering when it asks."""
-    ours, theirs = pty.openpty()
-    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    with subprocess.Popen(
-        [PROGRAM, *arguments], env=ENVIRONMENT, start_new_session=True, **streams
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        while select.select([ours], [], [], PATIENCE)[0]:
-            try:
-                chunk = os.read(ours, 4096)
-            except OSError:  # how a terminal ends
-                break
-            shown += chunk
-            if chunk.endswith((b"password: ", b"[y/N]: ")):
-                os.write(ours, answer.encode() + b"\n")
-        else:
-            process.kill()
-    os.close(ours)
-    return process.returncode, shown.decode()

@@ -1,13 +1,20 @@
-"""Commands in processes forked from one that has imported ADK: to be killed."""
+"""Commands in processes forked from one that has imported ADK: soon at work."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pty
+import select
 import signal
+import sys
+import termios
+from pathlib import Path
 from typing import Any
 
 from pymongo import MongoClient
+
+from support import leak_detector
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
@@ -23,6 +30,68 @@ def _run(arguments: tuple[str, ...]) -> None:
     for stream in range(3):
         os.dup2(nowhere, stream)
     main(arguments)
+
+
+def _run_on(
+    terminal: str,
+    output: Path | None,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+) -> None:
+    """Run a command as the one that a terminal belongs to."""
+    from mongo_session_service.cli.app import main  # noqa: PLC0415  not in the parent
+
+    os.setsid()
+    ours = os.open(terminal, os.O_RDWR)
+    theirs = ours if output is None else os.open(output, os.O_WRONLY | os.O_CREAT)
+    for stream, target in enumerate((ours, theirs, ours)):
+        os.dup2(target, stream)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
+    os.environ.pop("COLUMNS", None)
+    os.environ.update(environment)
+    main(arguments, prog_name="mongo-session-service")
+
+
+def on_a_terminal(
+    *arguments: str,
+    answer: str = "",
+    columns: int = 200,
+    output: Path | None = None,
+    **environment: str,
+) -> tuple[int | None, str]:
+    """Run a command on a terminal, answering when it asks.
+
+    Args:
+        arguments: The command.
+        answer: The password, or yes or no.
+        columns: The terminal's width.
+        output: A file to which its output is redirected; errors are not.
+        environment: Variables beside those of the tests.
+
+    Returns:
+        Its exit code, and all that the terminal was sent.
+    """
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    variables = {"TERM": "xterm", "NO_COLOR": "", **environment}
+    process = _PROCESSES.Process(
+        target=_run_on, args=(os.ttyname(theirs), output, arguments, variables)
+    )
+    process.start()
+    shown = b""
+    while ours in (ready := select.select([ours, process.sentinel], [], [], 60)[0]):
+        shown += os.read(ours, 4096)
+        if shown.endswith((b"password: ", b"[y/N]: ")):
+            os.write(ours, answer.encode() + b"\n")
+            answer = ""
+    assert ready, shown
+    process.join()
+    os.close(ours)
+    os.close(theirs)
+    text = shown.decode()
+    leak_detector.current.printed(text)
+    return process.exitcode, text
 
 
 def killed(

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from pymongo import MongoClient
-from support.cli_runner import call, on_a_terminal
+from support.cli_runner import call
 from support.consumers import append, create
 from support.failpoints import failing
+from support.forked_processes import on_a_terminal
 from support.leak_detector import PASSWORD
 from support.secured_mongod import Secured
 
@@ -172,9 +173,11 @@ async def test_what_may_not_be_looked_at_is_unknown(server: Secured) -> None:
         "privileges": Status.WARNING,
         "oplog window": Status.UNKNOWN,
     }
-    lacking = "'changeStream' on database 'examined'"
-    assert f"for changes: {lacking}" in findings["privileges"].says
-    assert "'local.oplog.rs'" in findings["oplog window"].says
+    lacking = findings["privileges"].lacking
+    assert lacking["changes"][0] == "'changeStream' on database 'examined'"
+    assert "sessions" not in lacking
+    says = "the user lacks 'find' on collection 'local.oplog.rs'"
+    assert findings["oplog window"].says == says
 
 
 @SECURED
@@ -212,16 +215,21 @@ def test_the_command_ends_with_what_it_found(
 
     assert shown.returncode == 3
     failed = next(line for line in shown.stdout.splitlines() if "failed" in line)
-    assert "'insert' on collection 'examined.sessions'" in failed
-    assert "mongo-session-service grants" in shown.stdout
+    assert "lacks privileges for sessions, setup, import, erase" in failed
+    missing = len(needs(["erase"], "examined"))
+    assert f"  erase: {missing} of {missing} missing\n" in shown.stdout
+    assert "'insert' on collection" not in shown.stdout
+    assert shown.stdout.count("mongo-session-service grants") == 1
+    detailed = call("doctor", "--verbose", uri).stdout
+    assert "'insert' on collection 'examined.sessions'\n" in detailed
     assert PASSWORD not in shown.stdout + shown.stderr
     assert "\x1b" not in shown.stdout
 
-    code, coloured = on_a_terminal("doctor", uri, answer="")
+    code, coloured = on_a_terminal("doctor", uri)
 
     assert code == 3
-    for status, colour in (("ok", 32), ("failed", 31), ("unknown", 36)):
-        assert f"\x1b[{colour}m{status} " in coloured
+    marked = (("✓ ok", 32), ("✗ failed", 31))
+    assert [each for each, n in marked if f"\x1b[{n}m{each} " not in coloured] == []
     assert PASSWORD not in coloured
 
     told = call("doctor", "--json", "--uri", mongodb_uri, "--database", database)

@@ -92,7 +92,7 @@ def command() -> None:
     ],
 )
 def test_verbosity(arguments: list[str], output: str, errors: str | None) -> None:
-    """-q leaves results and problems, -v adds details and the log, a line each."""
+    """Quiet leaves results and problems; verbose adds details and the log."""
     before = list(LIBRARY.handlers)
 
     done = CliRunner().invoke(program, arguments)

@@ -1,68 +1,107 @@
-"""What a terminal is shown while sessions move: how far, how fast, how long yet."""
+"""The line of progress: how far, how fast, how long yet, in any width."""
 
 from __future__ import annotations
 
 import io
-import re
 import sys
-from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from mongo_session_service.cli.terminal import pace, progress
+from mongo_session_service.cli.progress import ProgressLine, progress
+from mongo_session_service.cli.terminal import rendered
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:  # noqa: D102  as any stream
-        return True
+def shown(line: ProgressLine, width: int) -> str:
+    """What a line looks like; there is but one."""
+    [text] = rendered(line, width, is_coloured=False)
+    return text
+
+
+def at(seconds: float, line: ProgressLine) -> ProgressLine:
+    """A line, so many seconds after it was begun."""
+    line.started = 0.0
+    line.clock = lambda: seconds
+    return line
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "share", "elapsed", "shown"),
+    ("total", "share", "done", "seconds", "end"),
     [
-        (3000, 12_000, 0.25, 2.0, "3,000/12,000 events, 1,500 events/s, 6 s left"),
-        (3000, None, 0.1, 60.0, "3,000 events, 50 events/s, 9 min left"),
-        (3000, None, None, 2.0, "3,000 events, 1,500 events/s"),
-        (5, 4, 1.25, 1.0, "5/4 events, 5 events/s, 0 s left"),  # it has grown since
-        (0, 4, 0.0, 0.0, "0/4 events, 0 events/s"),
+        (12_000, None, 3000, 2.0, "  25%  3,000/12,000 events, 1,500/s, 6 s left"),
+        (None, 0.1, 3000, 60.0, "  10%  3,000 events, 50/s, 9 min left"),
+        (None, None, 3000, 2.0, "  3,000 events, 1,500/s"),
+        (4, None, 5, 1.0, " 100%  5/4 events, 5/s, 0 s left"),  # it has grown since
+        (4, None, 0, 0.0, "   0%  0/4 events"),
     ],
+    ids=["total", "file", "neither", "grown", "beginning"],
 )
-def test_pace_tells_the_rate_and_what_is_left(
-    done: int, total: int | None, share: float | None, elapsed: float, shown: str
+def test_it_tells_the_rate_and_what_is_left(
+    total: int | None, share: float | None, done: int, seconds: float, end: str
 ) -> None:
     """The remaining time is that of what is left, at the rate there was so far."""
-    assert pace(done, total, share, elapsed, "event") == shown
+    line = at(seconds, ProgressLine("Importing", total, lambda: share, done=done))
+
+    text = shown(line, 80)
+
+    assert text.startswith("Importing ")
+    assert text.endswith(end)
 
 
 @pytest.mark.parametrize(
-    ("total", "share", "told"),
+    ("is_complete", "end"),
     [
-        (40, None, [" 50%", "20/40 events, ", " left"]),
-        (None, lambda: 0.25, [" 25%", "20 events, ", " left"]),
-        (None, lambda: None, ["20 events, ", " events/s"]),
+        (True, " 100%  3 events, 2/s, done in 2 s"),
+        (False, "  75%  3/4 events, 2/s, stopped after 2 s"),
     ],
-    ids=["total", "file", "neither"],
 )
-def test_a_terminal_is_never_left_without_a_word(
-    monkeypatch: pytest.MonkeyPatch,
+def test_its_end_is_told(is_complete: bool, end: str) -> None:  # noqa: FBT001
+    """A finished one is full and says so, one that was stopped says where."""
+    line = at(2.0, ProgressLine("Importing", 4, done=3, is_complete=is_complete))
+
+    assert shown(line, 80).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (80, "Importing ━━━━━                 25%  3,000/12,000 events, 1,500/s, 6 s"),
+        (50, "Importing ━━━           25%  1,500/s, 6 s left"),
+        (30, "Importing ━      25%  6 s left"),
+        (15, "Importing  25%"),
+        (5, "Impor"),
+    ],
+)
+def test_what_matters_least_goes_first(width: int, text: str) -> None:
+    """In a narrow terminal the count is left out, then the rate, then the bar."""
+    line = at(2.0, ProgressLine("Importing", 12_000, done=3000))
+
+    assert shown(line, width).startswith(text)
+
+
+@given(
+    st.integers(1, 200),
+    st.none() | st.integers(0, 10**12),
+    st.integers(0, 10**12),
+    st.none() | st.floats(0, 1),
+    st.none() | st.booleans(),
+    st.floats(0, 10**6),
+)
+def test_it_is_never_wider_than_the_terminal(
+    width: int,
     total: int | None,
-    share: Callable[[], float | None] | None,
-    told: list[str],
+    done: int,
+    share: float | None,
+    is_complete: bool | None,  # noqa: FBT001
+    seconds: float,
 ) -> None:
-    """With a total, of a file or without either, it sees how far it is, in one line."""
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "80")
+    """Whatever is told of, and however narrow it is, it takes one line that fits."""
+    line = ProgressLine("Verifying", total, lambda: share, "document", done)
+    line.is_complete = is_complete
 
-    with progress("Importing", total, share or (lambda: None)) as advance:
-        advance(20)
-
-    shown = re.sub(r"\x1b\[[?\d;]*\w", "", terminal.getvalue())
-    last = shown.rstrip("\n").split("\r")[-1]
-    assert len(last) <= 80
-    assert re.match("Importing +━━━━", last)
-    assert [each for each in told if each not in last] == []
-    assert ("left" in last) == ("left" in told[-1])
+    assert cell_len(shown(at(seconds, line), width)) <= width
 
 
 def test_a_file_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:

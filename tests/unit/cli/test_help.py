@@ -1,0 +1,37 @@
+"""What ``--help`` costs: a tenth of a second, because little is imported for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ASK_ALL = """
+import sys
+from mongo_session_service.cli import main
+
+def ask(command, words):
+    main([*words, "--help"], standalone_mode=False)
+    for name, each in getattr(command, "commands", {}).items():
+        ask(each, [*words, name])
+
+ask(main, [])
+print(*sys.modules, file=sys.stderr)
+"""
+
+COSTLY = {
+    *("asyncio", "ssl", "multiprocessing"),
+    *("google", "pydantic", "opentelemetry", "sqlalchemy"),
+    *("pymongo", "bson", "motor"),
+    *("rich", "starlette", "uvicorn"),
+}
+
+
+def test_help_imports_little() -> None:
+    """No command's help waits for ADK, the driver, a web server or an event loop."""
+    command = [sys.executable, "-c", ASK_ALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout.count("Usage: ") > 10
+    imported = set(done.stderr.split())
+    assert "mongo_session_service.cli.app" in imported
+    assert imported & COSTLY == set()
