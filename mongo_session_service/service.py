@@ -69,6 +69,7 @@ from mongo_session_service.sessions import (
     history,
     lookups,
     queries,
+    retention,
     search,
 )
 from mongo_session_service.sessions.batches import Caller, SessionCopy
@@ -755,28 +756,54 @@ class MongoSessionService(BaseSessionService):
         return to_session(stored)
 
     @traced
-    async def prune(self, progress: Callable[[Pruned], object] | None = None) -> Pruned:
-        """Removes expired sessions, and what interrupted deletes have left.
+    async def prune(
+        self,
+        progress: Callable[[Pruned], object] | None = None,
+        *,
+        app_name: str | None = None,
+        idle_for: float | timedelta | None = None,
+        created_before: datetime | str | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Removes expired sessions; or instead those that are idle or old.
+
+        Without ``idle_for`` and ``created_before``, it removes sessions that have
+        expired, and what interrupted deletes have left. With one of them it removes
+        the sessions of which that is true, with both those of which both are; but none
+        that has a ``ttl`` or ``expire_time``: it expires by itself.
 
         Sessions are removed together with their events, in small steps, each a
-        transaction of its own. The call may be interrupted, repeated, and made by any
-        number of processes at the same time. Consumers receive ``deleted`` when a
-        session is removed; subscriptions received it when the session expired.
+        transaction of its own; app and user state stay. A session that an event is
+        appended to meanwhile stays. The call may be interrupted, repeated, and made by
+        any number of processes at the same time. Consumers receive ``deleted`` when a
+        session is removed, and subscriptions unless they received it when the session
+        expired.
 
         Args:
             progress: Called after each step, with what was removed so far.
+            app_name: Only this app's sessions.
+            idle_for: Those that were created so many seconds ago, and have no later
+                event, by the events' timestamps; a ``timedelta`` will do.
+            created_before: Those created before this time: a ``datetime`` or ISO 8601
+                text, with a time zone.
+            dry_run: Only count. Of deletes that were interrupted it does not know how
+                many events are left.
 
         Raises:
-            InvalidInputError: ``progress`` is not a function.
+            InvalidInputError: an argument is of a wrong type, ``idle_for`` is not more
+                than 0, or ``created_before`` is in the future.
         """
         if progress is not None:
             validation.check_callable("progress", progress)
+        is_dry_run = validation.check_flag("dry_run", dry_run)
+        pruning = retention.new_pruning(
+            app_name, idle_for, created_before, is_dry_run=is_dry_run
+        )
         pruned = Pruned()
         is_over = False
         while not is_over:
-            wanted = queries.expired(time.get_time())
             async with self._backend() as backend:
-                step = await deletion.remove_some(backend.connection, wanted)
+                step = await pruning.step(backend.connection)
             pruned = Pruned(
                 pruned.sessions + step.sessions, pruned.events + step.events
             )
@@ -784,18 +811,6 @@ class MongoSessionService(BaseSessionService):
             if progress is not None:
                 progress(pruned)
         return pruned
-
-    @traced
-    async def prunable(self) -> Pruned:
-        """Counts what :meth:`prune` would remove now.
-
-        Of deletes that were interrupted it does not know how many events are left.
-        """
-        wanted = queries.expired(time.get_time())
-        async with self._backend() as backend:
-            at = backend.connection
-            found = await at.aggregate(at.sessions, queries.counting(wanted))
-        return Pruned(found[0]["sessions"], found[0]["events"]) if found else Pruned()
 
     @traced
     async def delete_user(self, *, app_name: str, user_id: str) -> Erased:

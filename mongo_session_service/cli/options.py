@@ -31,6 +31,9 @@ Result = TypeVar("Result")
 ANSWER_LIMIT: Final = 5.0
 """Seconds for MongoDB to answer at first, unless the URI sets a time of its own."""
 
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+"""Seconds of the units of durations."""
+
 _NO_URI: Final = (
     "No MongoDB URI. Set MONGODB_URI, or give --uri"
     " 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'."
@@ -273,6 +276,20 @@ def timestamp(text: str) -> float:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     raise click.BadParameter(f"{text!r} is not a time such as 2026-11-21T04:00:00Z.")
+
+
+def duration(text: str) -> float:
+    """A duration in seconds: a number of seconds, or with a unit.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if parts is None:
+        raise click.BadParameter(
+            f"{text!r} is not a duration such as 7200s, 12h or 7d."
+        )
+    return float(parts[1]) * _UNITS[parts[2]]
 
 
 selection_options: Final = several(

@@ -159,50 +159,60 @@ def check_labels(labels: object) -> dict[str, str]:
 
 
 def check_ttl(ttl: object) -> float:
-    """A time to live of at most ``MAX_TTL``, in seconds.
+    """A time to live of at most ``MAX_TTL``, in seconds; see :func:`check_duration`."""
+    return check_duration("ttl", ttl)
+
+
+def check_duration(what: str, value: object) -> float:
+    """Some seconds, at most ``MAX_TTL``.
 
     A ``timedelta`` will do, and so will seconds as Vertex AI writes them: ``"7200s"``.
     """
-    if isinstance(ttl, timedelta):
-        seconds = ttl.total_seconds()
-    elif isinstance(ttl, str) and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?s", ttl):
-        seconds = float(ttl[:-1])
-    elif isinstance(ttl, int | float) and not isinstance(ttl, bool):
-        seconds = float(ttl) if abs(ttl) <= MAX_TTL else math.inf
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?s", value):
+        seconds = float(value[:-1])
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value) if abs(value) <= MAX_TTL else math.inf
     else:
-        kind = "other text" if isinstance(ttl, str) else type(ttl).__name__
+        kind = "other text" if isinstance(value, str) else type(value).__name__
         message = (
-            f'ttl must be seconds, a timedelta or text such as "7200s", not {kind}.'
+            f'{what} must be seconds, a timedelta or text such as "7200s", not {kind}.'
         )
         raise InvalidInputError(message)
     if not 0 < seconds <= MAX_TTL:
-        message = f"ttl must be more than 0 and at most {MAX_TTL:.0f} seconds."
+        message = f"{what} must be more than 0 and at most {MAX_TTL:.0f} seconds."
         raise InvalidInputError(message)
     return seconds
 
 
 def check_expire_time(expire_time: object, now: float) -> float:
     """A ``datetime`` or ISO 8601 text after ``now``, in seconds since 1970."""
-    if isinstance(expire_time, str):
-        try:
-            expire_time = datetime.fromisoformat(expire_time)
-        except ValueError:
-            message = "expire_time is not ISO 8601; expected 2027-01-31T12:00:00Z, say."
-            raise InvalidInputError(message) from None
-    if not isinstance(expire_time, datetime):
-        kind = type(expire_time).__name__
-        message = f"expire_time must be a datetime or ISO 8601 text, not {kind}."
-        raise InvalidInputError(message)
-    if expire_time.utcoffset() is None:
-        message = (
-            "expire_time has no time zone, so it is ambiguous. Add one, as in"
-            " datetime.now(UTC) or 2027-01-31T12:00:00Z."
-        )
-        raise InvalidInputError(message)
-    seconds = expire_time.timestamp()
+    seconds = check_moment("expire_time", expire_time)
     if seconds <= now:
         raise InvalidInputError("expire_time must be in the future.")
     return seconds
+
+
+def check_moment(what: str, value: object) -> float:
+    """A ``datetime`` or ISO 8601 text with a time zone, in seconds since 1970."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            message = f"{what} is not ISO 8601; expected 2027-01-31T12:00:00Z, say."
+            raise InvalidInputError(message) from None
+    if not isinstance(value, datetime):
+        kind = type(value).__name__
+        message = f"{what} must be a datetime or ISO 8601 text, not {kind}."
+        raise InvalidInputError(message)
+    if value.utcoffset() is None:
+        message = (
+            f"{what} has no time zone, so it is ambiguous. Add one, as in"
+            " datetime.now(UTC) or 2027-01-31T12:00:00Z."
+        )
+        raise InvalidInputError(message)
+    return value.timestamp()
 
 
 def label_list(labels: Mapping[str, str]) -> list[dict[str, str]]:

@@ -158,7 +158,7 @@ async def remove_some(connection: Connection, wanted: Document) -> Step:
         ]
         # Without transactions, a crash in between would leave events without a session.
         if not txn or not short:
-            return await _bury(connection, found[0]["_id"], txn)
+            return await _bury(connection, found[0]["_id"], wanted, txn)
         is_last = len(short) == len(found) < _SESSIONS
         return await _remove_short(connection, short, txn, is_last=is_last)
 
@@ -175,15 +175,19 @@ async def _remove_short(
     return Step(len(short), sum(each["revision"] for each in short), is_last)
 
 
-async def _bury(connection: Connection, id_: Document, txn: Txn) -> Step:
-    """Replace a session with a tombstone."""
+async def _bury(
+    connection: Connection, id_: Document, wanted: Document, txn: Txn
+) -> Step:
+    """Replace a session with a tombstone, if it is still wanted."""
     tombstone = placeholders.tombstone(id_)
     if txn:
         # A delete rather than a replace: the change feed reports deletes.
         await connection.sessions.delete_one({"_id": id_}, session=txn)
         await connection.sessions.insert_one(tombstone, session=txn)
     else:
-        await connection.sessions.replace_one({"_id": id_}, tombstone)
+        still = {"$and": [{"_id": id_}, wanted]}
+        done = await connection.sessions.replace_one(still, tombstone)
+        return Step(done.matched_count, 0, is_last=False)
     return Step(1, 0, is_last=False)
 
 

@@ -42,6 +42,31 @@ async def test_prune_removes_and_tells(
     assert len((await service.list_sessions(app_name="app")).sessions) == 1
 
 
+async def test_prune_takes_criteria(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """What is idle or old is counted and removed, of one app or of all."""
+    await fill(service)
+    await service.create_session(app_name="app2", user_id="ada")
+    place = ("--uri", mongodb_uri, "--database", database)
+    idle = ("--idle-for", "90d")
+    old = ("--created-before", "2001-09-09T02:00Z", "--app", "app2")
+
+    counted = call(*place, "prune", *idle, "--dry-run", "--json")
+    of_one = call(*place, "prune", *old)
+    of_all = call(*place, "prune", *idle, "--json")
+    nonsense = call(*place, "prune", "--idle-for", "soon")
+    refused = call(*place, "prune", "--idle-for", "0d")
+
+    assert json.loads(counted.stdout) == {"sessions": 2, "events": 0}
+    assert of_one.stderr.startswith("Removed 1 session and 0 events in ")
+    assert json.loads(of_all.stdout) == {"sessions": 1, "events": 0}
+    assert nonsense.returncode == 2
+    assert "'soon' is not a duration such as 7200s, 12h or 7d." in nonsense.stderr
+    assert refused.returncode == 1
+    assert "idle_for must be more than 0" in refused.stderr
+
+
 def test_prune_fails_in_one_line() -> None:
     """Without a server it says so and exits with 1; wrong usage exits with 2."""
     nowhere = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=300"

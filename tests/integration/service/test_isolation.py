@@ -154,7 +154,6 @@ NOT_HERE = {
     "feed_stats": "tells counts, and the names of this service's consumers",
     "consumers": "tells of consumers, which belong to no app",
     "prune": "is about the whole database: test_isolated_databases.py",
-    "prunable": "is about the whole database: test_isolated_databases.py",
     "consumer": "reads the feed: test_isolated_feed.py",
 }
 

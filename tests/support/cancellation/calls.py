@@ -45,7 +45,7 @@ READS = [
     Case("MongoSessionService.iter_user_events", reads.iterate_user, 10),
     Case("MongoSessionService.iter_user_events", reads.leave_user, 15),
     Case("MongoSessionService.ping", reads.ping, 1),
-    Case("MongoSessionService.prunable", reads.prunable, 3),
+    Case("MongoSessionService.prune", reads.count_expired, 3),
     Case("MongoSessionService.consumers", reads.consumers, 3),
 ]
 

@@ -173,8 +173,8 @@ async def ping(world: World) -> Prepared:
     return world.service.ping(), works
 
 
-async def prunable(world: World) -> Prepared:
-    return world.service.prunable(), works
+async def count_expired(world: World) -> Prepared:
+    return world.service.prune(dry_run=True), works
 
 
 async def consumers(world: World) -> Prepared:

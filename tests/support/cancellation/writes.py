@@ -186,7 +186,7 @@ async def prune(world: World) -> Prepared:
     async def check() -> None:
         assert await world.stored(session) is None
         await world.service.prune()
-        assert (await world.service.prunable()).sessions == 0
+        assert (await world.service.prune(dry_run=True)).sessions == 0
 
     return world.service.prune(), check
 

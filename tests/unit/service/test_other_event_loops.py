@@ -57,7 +57,6 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
         "iter_user_events": read(service.iter_user_events(**USER)),
         "list_sessions": service.list_sessions(**APP),
         "ping": service.ping(),
-        "prunable": service.prunable(),
         "prune": service.prune(),
         "setup": service.setup(),
         "update_session": service.update_session(**SESSION, title="t"),
