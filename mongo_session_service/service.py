@@ -8,6 +8,7 @@ import logging
 import math
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -70,11 +71,13 @@ from mongo_session_service.sessions import (
     lookups,
     queries,
     search,
+    turns,
 )
 from mongo_session_service.sessions.batches import Caller, SessionCopy
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.store import amend, not_found
 from mongo_session_service.telemetry import Operation, traced
+from mongo_session_service.turns.turn import Turn, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +164,7 @@ class MongoSessionService(BaseSessionService):
         self._backends = Backends(uri, client, settings)
         closer = None if uri is None else self._backends.close_here
         self._feed = Feed(self._backend, closer)
+        self._turns = Turns(self._backends, self._feed, self.database_name)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         observe(self)
 
@@ -198,6 +202,7 @@ class MongoSessionService(BaseSessionService):
         """
         here = [each for each in list(self._consumers) if each.is_here]
         await asyncio.gather(*(each.end() for each in here))
+        self._turns.close()
         await self._feed.close()
         await self._backends.close()
 
@@ -347,6 +352,7 @@ class MongoSessionService(BaseSessionService):
             AlreadyExistsError: another event of the session has the same id.
             InvalidInputError: a value of the event cannot be stored.
             DocumentTooLargeError: the event or the session's state got too large.
+            LeaseLostError: it is in the body of a :meth:`turn` that was taken over.
             UnknownOutcomeError: it may have been stored or not. Append the same event
                 again: it is recognised if it was.
         """
@@ -356,6 +362,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_session(session)
         started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
+        turn = self._turns.held(key)
         async with self._backend() as backend:
             stored = event
             if event.actions.rewind_before_invocation_id:
@@ -366,6 +373,8 @@ class MongoSessionService(BaseSessionService):
             waits = not (self._is_rebasing and event.get_function_responses())
             async with backend.committer.intake.place(waits=waits) as place:
                 append = documents.encode_append(key, stored, self._hooks)
+                if turn is not None:
+                    append = append._replace(epoch=turn.epoch)
                 place.hold(append.size)
                 marker = marker_of(session)
                 if marker is None:
@@ -383,7 +392,54 @@ class MongoSessionService(BaseSessionService):
                     await backend.rebaser.commit(append, copy)
                 else:
                     await backend.committer.commit(Caller(append, copy))
+        if turn is not None:
+            turn.renewed_at = started
         return event
+
+    def turn(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        wait: float | None = 30.0,
+    ) -> AbstractAsyncContextManager[Session]:
+        """Waits for the turn of a session, and holds it for a block.
+
+        ::
+
+            async with service.turn(
+                app_name="my_app", user_id="ada", session_id="monday"
+            ) as session:
+                ...  # nobody else is in such a block of this session
+
+        One caller holds it at a time, of all tasks, processes and machines; the others
+        follow in the order in which they came. It is given the ``Session`` as the one
+        before has left it. If its process dies, the next one follows within ten
+        seconds. Appends outside of such blocks are not held up, and no loaded
+        ``Session`` becomes stale.
+
+        An append within the block, through whichever ``Session``, raises
+        ``LeaseLostError`` once another caller has taken the turn over, which happens if
+        the process was paused, or cut off from MongoDB, for some seconds.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            wait: The longest wait in seconds; 0 to try once, None for no limit.
+
+        Raises:
+            InvalidInputError: an argument is invalid.
+            TimeoutError: when entering: it was not free in time; says who has it.
+            SessionNotFoundError: when entering: the session is not stored, or is
+                deleted meanwhile.
+            MongoSessionServiceError: when entering: the caller is in such a block of
+                the same session, or the service was closed meanwhile.
+        """
+        key = session_key(app_name, user_id, session_id)
+        validation.check_wait("wait", wait)
+        return Turn(self._turns, key, wait)
 
     @override
     @traced
@@ -843,6 +899,7 @@ class MongoSessionService(BaseSessionService):
             with in_parts():
                 users = await at.user_states.delete_many(states)
                 await at.imports.delete_many(notes)
+                await turns.forget_waiters(at, app_name, user_id)
                 letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)
                 apps = consumers = 0
                 if user_id is None:
