@@ -833,6 +833,8 @@ class MongoSessionService(BaseSessionService):
             wanted = queries.expired(time.get_time())
             async with self._backend() as backend:
                 step = await deletion.remove_some(backend.connection, wanted)
+                if step.is_last:
+                    await turns.forget_dead_waiters(backend.connection)
             pruned = Pruned(
                 pruned.sessions + step.sessions, pruned.events + step.events
             )

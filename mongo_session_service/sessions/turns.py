@@ -141,7 +141,7 @@ class Claim:
         if first is not None:
             ticket: int = first["_id"][TICKET]
             return ticket
-        await at.leases.delete_many({**_waiters(self.key), "$nor": [_alive(at)]})
+        await at.leases.delete_many({**_waiters(self.key), **_silent(at)})
         # Unless somebody has come since, who will be called by the next release.
         where = {"_id": self.key.id, "turn.ticket": turn["ticket"]}
         await at.sessions.update_one(where, {"$unset": {"turn.is_awaited": ""}})
@@ -196,6 +196,12 @@ async def first_waiters(
     return first
 
 
+async def forget_dead_waiters(connection: Connection) -> None:
+    """Remove those who have been silent for longer than anybody would be."""
+    dead = {f"_id.{TICKET}": {"$gte": 0}, **_silent(connection)}
+    await connection.leases.delete_many(dead)
+
+
 async def forget_waiters(
     connection: Connection, app_name: str, user_id: str | None
 ) -> None:
@@ -219,6 +225,11 @@ def _free(connection: Connection) -> list[Document]:
 def _alive(connection: Connection) -> Document:
     """What holds of a waiter that has renewed its document."""
     return _since_lease(connection, "$gte", "renewed_at")
+
+
+def _silent(connection: Connection) -> Document:
+    """What holds of a waiter that has not."""
+    return _since_lease(connection, "$lt", "renewed_at")
 
 
 def _since_lease(connection: Connection, operator: str, name: str) -> Document:

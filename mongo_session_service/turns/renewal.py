@@ -97,7 +97,8 @@ class Renewer:
                 if not (due := self._due()):
                     continue
                 try:
-                    sessions = sessions or _opened(due[0].connection, closing)
+                    if sessions is None:
+                        sessions = _opened(due[0].connection, closing)
                     _renew(sessions, due)
                 except PyMongoError as error:
                     # They may be lost, which the next append in them finds out.

@@ -184,7 +184,7 @@ class Turn:
 
     async def _take_when_called(self, queue: Queue, called: asyncio.Event) -> int:
         # It may have been released before this caller was in line.
-        if "holder" not in await self._claim.look() and await self._is_first():
+        if await self._is_first() and "holder" not in await self._claim.look():
             called.set()
         while True:
             await called.wait()

@@ -211,6 +211,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "at_revision": numbers,
     "revision": numbers,
     "timeout": numbers,
+    "wait": numbers,
     "predicate": objects | texts,
     "name": ids,
     "start": objects | texts,
@@ -244,7 +245,7 @@ def usual(name: str) -> Any:
             return "own"
         case "revision":
             return 0
-        case "timeout":
+        case "timeout" | "wait":
             return 0.05
         case "event":
             return Event(author="agent")

@@ -210,6 +210,9 @@ async def seen(result: Any) -> str:
     elif isinstance(result, Consumer):
         async with result:
             result = []
+    elif hasattr(result, "__aenter__"):  # a turn
+        async with result as session:
+            result = session
     elif hasattr(result, "__aiter__"):
         result = [each async for each in result]
     # What was created still holds what was passed, so it is no text perhaps.

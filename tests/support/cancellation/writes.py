@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.adk.events import Event, EventActions
 
 from mongo_session_service import MongoSessionService
@@ -189,6 +191,35 @@ async def prune(world: World) -> Prepared:
         assert (await world.service.prunable()).sessions == 0
 
     return world.service.prune(), check
+
+
+async def turn(world: World) -> Prepared:
+    return await _turn(world, {})
+
+
+async def turn_in_line(world: World) -> Prepared:
+    """A turn that somebody else was waiting for, who died."""
+    return await _turn(world, {"epoch": 1, "ticket": 1, "is_awaited": True})
+
+
+async def _turn(world: World, stored: dict[str, Any]) -> Prepared:
+    session = await world.session(events=0)
+    ids, database = ids_of(session), world.client[world.database]
+    await database["sessions"].update_one({"_id": ids}, {"$set": {"turn": stored}})
+
+    async def respond() -> None:
+        async with world.service.turn(**ids) as fresh:
+            await world.service.append_event(fresh, new_event())
+
+    async def check() -> None:
+        assert await database["leases"].count_documents({}) == 0
+        found = await database["sessions"].find_one({"_id": ids})
+        assert found is not None
+        assert "holder" not in found["turn"]
+        async with world.service.turn(**ids, wait=0) as fresh:
+            assert len(fresh.events) <= 1
+
+    return respond(), check
 
 
 async def open_(world: World) -> Prepared:

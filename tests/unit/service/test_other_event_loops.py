@@ -60,6 +60,7 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
         "prunable": service.prunable(),
         "prune": service.prune(),
         "setup": service.setup(),
+        "turn": entered(service.turn(**SESSION)),
         "update_session": service.update_session(**SESSION, title="t"),
         "wait_for": service.wait_for(**SESSION, revision=1),
         "watch": entered(service.watch(*USER.values(), "s")),
