@@ -7,13 +7,13 @@ import inspect
 import logging
 import math
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from time import monotonic, perf_counter
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
@@ -77,7 +77,11 @@ from mongo_session_service.sessions.batches import Caller, SessionCopy
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.store import amend, not_found
 from mongo_session_service.telemetry import Operation, traced
+from mongo_session_service.turns.relay import relayed
 from mongo_session_service.turns.turn import Turn, Turns
+
+if TYPE_CHECKING:
+    from google.adk.runners import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -440,6 +444,57 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         validation.check_wait("wait", wait)
         return Turn(self._turns, key, wait)
+
+    def run_turn(
+        self,
+        runner: Runner,
+        *,
+        user_id: str,
+        session_id: str,
+        wait: float | None = 30.0,
+        **run_arguments: Any,
+    ) -> AsyncGenerator[Event, None]:
+        """Runs an ADK ``Runner`` in a :meth:`turn` of the session.
+
+        ::
+
+            async for event in service.run_turn(
+                runner, user_id="ada", session_id="monday", new_message=message
+            ):
+                ...
+
+        It yields what ``runner.run_async`` yields, and raises what that and
+        :meth:`turn` raise. The runner works in a task of its own, so the caller's code
+        between two events is not in the turn.
+
+        Args:
+            runner: The runner, built with this service.
+            user_id: The user.
+            session_id: The session's id, which has to be stored.
+            wait: The longest wait for the turn, as in :meth:`turn`.
+            **run_arguments: Passed to ``run_async``: ``new_message``, ``run_config``
+                and others.
+
+        Raises:
+            InvalidInputError: an argument is invalid.
+        """
+        app_name = getattr(runner, "app_name", None)
+        if not isinstance(app_name, str):
+            raise InvalidInputError("runner must be a Runner of ADK's.")
+        turn = self.turn(
+            app_name=app_name, user_id=user_id, session_id=session_id, wait=wait
+        )
+
+        async def run(emit: Callable[[Event], Awaitable[None]]) -> None:
+            async with turn as session:
+                running = runner.run_async(
+                    user_id=user_id, session_id=session.id, **run_arguments
+                )
+                async with aclosing(running) as events:
+                    async for event in events:
+                        await emit(event)
+
+        return relayed(run)
 
     @override
     @traced

@@ -90,7 +90,7 @@ class Turn:
         self.key = key
         self.token = uuid.uuid4().hex
         self.epoch = 0
-        """Which turn of the session it is, once it is held."""
+        """Which turn of the session it is; 0 before it was taken."""
         self.is_over = True
         """Whether it is not held: not yet, or not any more."""
         self.renewed_at = 0.0
@@ -109,6 +109,7 @@ class Turn:
         backends = self.turns.backends
         if self.turns.held(self.key) is not None:
             raise MongoSessionServiceError(_NESTED.format(quoted(session_id)))
+        self.epoch = 0
         self._loop = running_loop()
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name):
@@ -137,16 +138,18 @@ class Turn:
         if self._limit:
             try:
                 async with asyncio.timeout(self._left) as timer:
-                    epoch = await self._take_in_line(self.turns.queue(backend))
+                    await self._take_in_line(self.turns.queue(backend))
             except TimeoutError:
                 if not timer.expired():
                     raise
-                raise await self._busy() from None
-        else:
-            epoch = await self._take_at_once()
-        self.epoch, self.is_over = epoch, False
+        elif not await self._take(is_first=False) and await self._is_first():
+            await self._take(is_first=True)  # those who waited have died
+        if not self.epoch:
+            raise await self._busy()
+        self.is_over = False
         self.turns.renewer.add(self)
-        stored = await backend.store.load_session(self.key)
+        loading = backend.store.load_session(self.key)
+        stored, _ = await asyncio.gather(loading, self._leave())
         if stored is None:
             raise not_found(self.key.session_id)
         return to_session(stored)
@@ -156,33 +159,28 @@ class Turn:
         """Seconds that the caller still waits."""
         return max(self._started + self._limit - time.monotonic(), 0.0)
 
-    async def _take(self, *, is_first: bool) -> int | None:
-        self.renewed_at = time.monotonic()
-        taking = self._claim.take(is_first=is_first, limit=self._left)
-        return await uninterrupted(taking)
+    async def _take(self, *, is_first: bool) -> bool:
+        """Try to take the turn; whatever else happens, ``epoch`` tells the outcome."""
 
-    async def _take_at_once(self) -> int:
-        epoch = await self._take(is_first=False)
-        if epoch is None and await self._is_first():  # those who waited have died
-            epoch = await self._take(is_first=True)
-        if epoch is None:
-            raise await self._busy()
-        return epoch
+        async def take() -> None:
+            self.renewed_at = time.monotonic()
+            limit = self._left
+            self.epoch = await self._claim.take(is_first=is_first, limit=limit) or 0
 
-    async def _take_in_line(self, queue: Queue) -> int:
+        await uninterrupted(take())
+        return bool(self.epoch)
+
+    async def _take_in_line(self, queue: Queue) -> None:
         """Take the turn once all who came before have had theirs."""
         async with queue.arrival(self.key):
-            epoch = await self._take(is_first=False)
-            if epoch is not None:
-                return epoch
+            if await self._take(is_first=False):
+                return
             await uninterrupted(self._queue_up())
             place = queue.place(self.key, self._ticket or 0)
         with place as called:
-            epoch = await self._take_when_called(queue, called)
-        await uninterrupted(self._leave())
-        return epoch
+            await self._take_when_called(queue, called)
 
-    async def _take_when_called(self, queue: Queue, called: asyncio.Event) -> int:
+    async def _take_when_called(self, queue: Queue, called: asyncio.Event) -> None:
         # It may have been released before this caller was in line.
         if await self._is_first() and "holder" not in await self._claim.look():
             called.set()
@@ -191,9 +189,8 @@ class Turn:
             called.clear()
             if queue.is_closed:
                 raise MongoSessionServiceError(_CLOSED)
-            epoch = await self._take(is_first=True)
-            if epoch is not None:
-                return epoch
+            if await self._take(is_first=True):
+                return
             await self._claim.look()  # raises if the session was deleted
 
     async def _is_first(self) -> bool:

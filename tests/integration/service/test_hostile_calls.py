@@ -133,6 +133,8 @@ class Named(NamedTuple):
         }
         ids = {texts[name] for name in texts if name.endswith("session_id")}
         app, user = arguments.get("app_name"), arguments.get("user_id")
+        if "runner" in arguments:
+            app = getattr(arguments["runner"], "app_name", None)
         return cls(
             None if app is None else str.__str__(app),
             None if user is None else str.__str__(user),

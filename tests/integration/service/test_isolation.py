@@ -159,6 +159,7 @@ NOT_HERE = {
     "prune": "is about the whole database: test_isolated_databases.py",
     "prunable": "is about the whole database: test_isolated_databases.py",
     "consumer": "reads the feed: test_isolated_feed.py",
+    "run_turn": "is a turn in which a runner calls others of these",
 }
 
 

@@ -24,6 +24,7 @@ WRITES = [
     Case("MongoSessionService.delete_app", writes.delete_app, 20),
     Case("MongoSessionService.prune", writes.prune, 5),
     Case("MongoSessionService.turn", writes.turn, 10),
+    Case("MongoSessionService.run_turn", writes.run_turn, 10),
     Case("MongoSessionService.flush", writes.flush),
     Case("MongoSessionService.close", writes.close),
 ]
