@@ -8,7 +8,7 @@
     ├── SchemaVersionError        data written by a newer release
     ├── SlowSubscriberError       a subscription was read too slowly
     ├── HistoryLostError          changes were missed that cannot be had again
-    ├── LeaseLostError            another process has taken a consumer's name over
+    ├── LeaseLostError            a consumer's name, or a turn, was taken over
     ├── StorageError              MongoDB refused or failed
     │   ├── DocumentTooLargeError       over the document limit (also a ValueError)
     │   ├── NotAuthorizedError          the user lacks a privilege
@@ -105,7 +105,10 @@ class HistoryLostError(MongoSessionServiceError):
 
 @public
 class LeaseLostError(MongoSessionServiceError):
-    """Another process has taken over this consumer's name; nothing was committed."""
+    """Another process has taken over a consumer's name, or the turn of a session.
+
+    Nothing was stored.
+    """
 
 
 @public

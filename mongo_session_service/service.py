@@ -7,12 +7,13 @@ import inspect
 import logging
 import math
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from time import monotonic, perf_counter
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
@@ -71,11 +72,17 @@ from mongo_session_service.sessions import (
     queries,
     retention,
     search,
+    turns,
 )
 from mongo_session_service.sessions.batches import Caller, SessionCopy
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.store import amend, not_found
 from mongo_session_service.telemetry import Operation, traced
+from mongo_session_service.turns.relay import relayed
+from mongo_session_service.turns.turn import Turn, Turns
+
+if TYPE_CHECKING:
+    from google.adk.runners import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +169,7 @@ class MongoSessionService(BaseSessionService):
         self._backends = Backends(uri, client, settings)
         closer = None if uri is None else self._backends.close_here
         self._feed = Feed(self._backend, closer)
+        self._turns = Turns(self._backends, self._feed, self.database_name)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         observe(self)
 
@@ -199,6 +207,7 @@ class MongoSessionService(BaseSessionService):
         """
         here = [each for each in list(self._consumers) if each.is_here]
         await asyncio.gather(*(each.end() for each in here))
+        self._turns.close()
         await self._feed.close()
         await self._backends.close()
 
@@ -348,6 +357,7 @@ class MongoSessionService(BaseSessionService):
             AlreadyExistsError: another event of the session has the same id.
             InvalidInputError: a value of the event cannot be stored.
             DocumentTooLargeError: the event or the session's state got too large.
+            LeaseLostError: it is in the body of a :meth:`turn` that was taken over.
             UnknownOutcomeError: it may have been stored or not. Append the same event
                 again: it is recognised if it was.
         """
@@ -357,6 +367,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_session(session)
         started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
+        turn = self._turns.held(key)
         async with self._backend() as backend:
             stored = event
             if event.actions.rewind_before_invocation_id:
@@ -367,6 +378,8 @@ class MongoSessionService(BaseSessionService):
             waits = not (self._is_rebasing and event.get_function_responses())
             async with backend.committer.intake.place(waits=waits) as place:
                 append = documents.encode_append(key, stored, self._hooks)
+                if turn is not None:
+                    append = append._replace(epoch=turn.epoch)
                 place.hold(append.size)
                 marker = marker_of(session)
                 if marker is None:
@@ -384,7 +397,105 @@ class MongoSessionService(BaseSessionService):
                     await backend.rebaser.commit(append, copy)
                 else:
                     await backend.committer.commit(Caller(append, copy))
+        if turn is not None:
+            turn.renewed_at = started
         return event
+
+    def turn(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        wait: float | None = 30.0,
+    ) -> AbstractAsyncContextManager[Session]:
+        """Waits for the turn of a session, and holds it for a block.
+
+        ::
+
+            async with service.turn(
+                app_name="my_app", user_id="ada", session_id="monday"
+            ) as session:
+                ...  # nobody else is in such a block of this session
+
+        One caller holds it at a time, of all tasks, processes and machines; the others
+        follow in the order in which they came. It is given the ``Session`` as the one
+        before has left it. If its process dies, the next one follows within ten
+        seconds. Appends outside of such blocks are not held up, and no loaded
+        ``Session`` becomes stale.
+
+        An append within the block, through whichever ``Session``, raises
+        ``LeaseLostError`` once another caller has taken the turn over, which happens if
+        the process was paused, or cut off from MongoDB, for some seconds.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            wait: The longest wait in seconds; 0 to try once, None for no limit.
+
+        Raises:
+            InvalidInputError: an argument is invalid.
+            TimeoutError: when entering: it was not free in time; says who has it.
+            SessionNotFoundError: when entering: the session is not stored, or is
+                deleted meanwhile.
+            MongoSessionServiceError: when entering: the caller is in such a block of
+                the same session, or the service was closed meanwhile.
+        """
+        key = session_key(app_name, user_id, session_id)
+        validation.check_wait("wait", wait)
+        return Turn(self._turns, key, wait)
+
+    def run_turn(
+        self,
+        runner: Runner,
+        *,
+        user_id: str,
+        session_id: str,
+        wait: float | None = 30.0,
+        **run_arguments: Any,
+    ) -> AsyncGenerator[Event, None]:
+        """Runs an ADK ``Runner`` in a :meth:`turn` of the session.
+
+        ::
+
+            async for event in service.run_turn(
+                runner, user_id="ada", session_id="monday", new_message=message
+            ):
+                ...
+
+        It yields what ``runner.run_async`` yields, and raises what that and
+        :meth:`turn` raise. The runner works in a task of its own, so the caller's code
+        between two events is not in the turn.
+
+        Args:
+            runner: The runner, built with this service.
+            user_id: The user.
+            session_id: The session's id, which has to be stored.
+            wait: The longest wait for the turn, as in :meth:`turn`.
+            **run_arguments: Passed to ``run_async``: ``new_message``, ``run_config``
+                and others.
+
+        Raises:
+            InvalidInputError: an argument is invalid.
+        """
+        app_name = getattr(runner, "app_name", None)
+        if not isinstance(app_name, str):
+            raise InvalidInputError("runner must be a Runner of ADK's.")
+        turn = self.turn(
+            app_name=app_name, user_id=user_id, session_id=session_id, wait=wait
+        )
+
+        async def run(emit: Callable[[Event], Awaitable[None]]) -> None:
+            async with turn as session:
+                running = runner.run_async(
+                    user_id=user_id, session_id=session.id, **run_arguments
+                )
+                async with aclosing(running) as events:
+                    async for event in events:
+                        await emit(event)
+
+        return relayed(run)
 
     @override
     @traced
@@ -804,6 +915,8 @@ class MongoSessionService(BaseSessionService):
         while not is_over:
             async with self._backend() as backend:
                 step = await pruning.step(backend.connection)
+                if step.is_last and not is_dry_run:
+                    await turns.forget_dead_waiters(backend.connection)
             pruned = Pruned(
                 pruned.sessions + step.sessions, pruned.events + step.events
             )
@@ -858,6 +971,7 @@ class MongoSessionService(BaseSessionService):
             with in_parts():
                 users = await at.user_states.delete_many(states)
                 await at.imports.delete_many(notes)
+                await turns.forget_waiters(at, app_name, user_id)
                 letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)
                 apps = consumers = 0
                 if user_id is None:

@@ -23,7 +23,7 @@ from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import queries
+from mongo_session_service.sessions import queries, turns
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +158,12 @@ class Names(NamedTuple):
     events: str
     app_states: str
     user_states: str
+    leases: str
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """Those without which there is nothing to watch."""
+        return self[:4]
 
     @classmethod
     def of(cls, connection: Any) -> Names:
@@ -170,6 +176,14 @@ class Dropped:
     """A collection or the database was dropped."""
 
     what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A waiter for the turn of a session was called to take it."""
+
+    key: SessionKey
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +200,7 @@ class Expires:
     key: SessionKey
 
 
-ChangeEvent = ChangeRecord | Dropped | Removed | Expires
+ChangeEvent = ChangeRecord | Called | Dropped | Removed | Expires
 """Everything that a document of the change stream can mean."""
 
 _ANNOUNCEMENTS: Final[dict[str, type[Removed | Expires]]] = {
@@ -214,6 +228,16 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
         writes = [each | part for each, part in zip(writes, parts, strict=True)]
     drops = {"operationType": {"$in": list(_DROPS)}}
     return [{"$match": {"$or": [*writes, drops]}}]
+
+
+def with_calls(pipeline: list[Document], names: Names) -> list[Document]:
+    """The same, and the calls to take the turns of sessions."""
+    call = {
+        "ns.coll": names.leases,
+        "operationType": "update",
+        f"updateDescription.updatedFields.{turns.CALLS}": {"$gte": 0},
+    }
+    return [{"$match": {"$or": [call, *pipeline[0]["$match"]["$or"]]}}]
 
 
 def slim(pipeline: list[Document]) -> list[Document]:
@@ -253,6 +277,9 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | Non
             return appended(id_, change.get("fullDocument"), hooks)
         if collection == names.sessions:
             return _of_session(id_, change, hooks)
+        if collection == names.leases:
+            key = session_key(id_, (*SessionKey._fields, turns.TICKET))
+            return key and Called(key, id_[turns.TICKET])
         return _state_set(id_, change, hooks)
     except Exception as error:  # noqa: BLE001  whose text may quote what is stored
         logger.warning(
@@ -328,9 +355,9 @@ def _dropped(change: Document, names: Names) -> Dropped | None:
     target = change.get("to", {}).get("coll")  # replaced by the renamed one
     if kind in {"dropDatabase", "invalidate"}:
         return Dropped("The database was dropped")
-    if target in names:
+    if target in names.lasting:
         return Dropped(f"The collection {target!r} was replaced")
-    if collection in names:
+    if collection in names.lasting:
         done = "dropped" if kind == "drop" else "renamed"
         return Dropped(f"The collection {collection!r} was {done}")
     return None

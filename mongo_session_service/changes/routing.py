@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
 
@@ -32,6 +32,10 @@ class Scope(NamedTuple):
         """Whether a session belongs to it."""
         pairs = zip(self, key, strict=True)
         return all(own is None or own == part for own, part in pairs)
+
+
+CALLS: Final = Scope("", "", "")
+"""What waits for the turns of sessions: an id is never empty."""
 
 
 class Subscriber(Protocol):
@@ -127,7 +131,7 @@ class Router(Generic[_Subscriber]):
             yield from ((each, None) for each in recipients)
         elif isinstance(item, StateSet):
             yield from self._of_state(item)
-        elif recipients and not isinstance(item, decoder.Dropped | decoder.Removed):
+        elif recipients and isinstance(item, decoder.ChangeRecord):
             change = item.change()
             yield from ((each, change) for each in recipients)
 
@@ -225,6 +229,8 @@ def _topics_of(item: ChangeEvent) -> list[Hashable]:
             return ["everything", ("states of users", app_name), of_user]
         case decoder.Expires(key):
             return [("session", *key)]
+        case decoder.Called():
+            return [("session", *CALLS)]
         case Appended(key) | decoder.Created(key) | decoder.Deleted(key):
             # A session that is created has no subscribers of its own yet.
             own = [] if isinstance(item, decoder.Created) else [("session", *key)]

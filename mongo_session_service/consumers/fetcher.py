@@ -111,7 +111,7 @@ class Fetcher:
         if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
             return None
         self._router.note(item, decoder.transaction_of(change))
-        if isinstance(item, decoder.Removed | decoder.Expires):
+        if isinstance(item, decoder.Removed | decoder.Expires | decoder.Called):
             return None
         if self._router.is_suppressed(item):
             return None

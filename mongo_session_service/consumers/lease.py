@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from bson.codec_options import CodecOptions
 from pymongo.errors import DuplicateKeyError, NetworkTimeout, PyMongoError
 
 from mongo_session_service import errors
@@ -76,7 +75,7 @@ class Claim:
         above = {"$add": [{"$max": ["$epoch", floor]}, 1]}
         taken = {"_id": "$_id", "owner": self.owner, "epoch": above, **_expiry()}
         take = {"$cond": [{"$or": [has_expired, is_free]}, taken, "$$ROOT"]}
-        taking = _plain(self.connection.leases).find_one_and_update(
+        taking = self.connection.plain(self.connection.leases).find_one_and_update(
             {"_id": self.name},
             [{"$replaceWith": take}],
             upsert=True,
@@ -91,7 +90,9 @@ class Claim:
     async def enter(self, epoch: int) -> Document | None:
         """Put this reader into the checkpoint; None if it has a higher epoch."""
         checkpoint: Document | None = await persistently(
-            lambda: _plain(self.connection.checkpoints).find_one_and_update(
+            lambda: self.connection.plain(
+                self.connection.checkpoints
+            ).find_one_and_update(
                 {"_id": self.name, "epoch": {"$lt": epoch}},
                 {"$set": {"epoch": epoch, "owner": self.owner, "serial": 0}},
                 return_document=True,
@@ -175,7 +176,7 @@ class Lease:
         not_later, change = self._next_save(position, log)
         client = self._claim.connection.client
         saved: Document | None = await persistently(
-            lambda: _plain(self._stored).find_one_and_update(
+            lambda: self._claim.connection.plain(self._stored).find_one_and_update(
                 not_later, change, projection={"saves": 1}, return_document=True
             ),
             client,
@@ -269,15 +270,6 @@ async def _keep_renewing(claim: Claim, epoch: int, lease: weakref.ref[Lease]) ->
         await claim.give_up()
 
 
-def _plain(collection: Any) -> Any:
-    """A collection read without this package's decoders.
-
-    With them the driver does not raise for a ``writeConcernError`` in the reply of a
-    ``findAndModify``, which occurs when a primary steps down.
-    """
-    return collection.with_options(codec_options=CodecOptions())
-
-
 async def add_checkpoint(
     connection: Connection,
     name: str,
@@ -296,7 +288,7 @@ async def add_checkpoint(
         **holder,
     }
     stored: Document = await persistently(
-        lambda: _plain(connection.checkpoints).find_one_and_update(
+        lambda: connection.plain(connection.checkpoints).find_one_and_update(
             {"_id": name}, {"$setOnInsert": new}, upsert=True, return_document=True
         ),
         connection.client,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Final
@@ -123,6 +123,18 @@ class Driver(Enum):
             None
         )
         return results
+
+    def blocking(self, database: Any) -> tuple[Any, Callable[[], None]]:
+        """The same database for a thread without an event loop, and what closes it.
+
+        A client of PyMongo's belongs to its event loop, so it gets a synchronous twin
+        with the same settings. Those of Motor and mongomock-motor have one inside.
+        """
+        if self is not Driver.PYMONGO:
+            return database.delegate, lambda: None
+        settings = database.client._init_kwargs  # noqa: SLF001  as its own copies do
+        client: MongoClient[Any] = MongoClient(**settings)
+        return client.get_database(database.name), client.close
 
     def primary(self, client: Any) -> object:
         """What identifies a primary and its term, as far as the client knows them."""

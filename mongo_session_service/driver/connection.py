@@ -143,14 +143,24 @@ class Connection:
                     self.secondaries.heard_of(session.operation_time, session)
                 raise
 
-    async def acknowledged(self, write: Callable[[Any], Awaitable[Any]]) -> None:
+    async def acknowledged(self, write: Callable[[Any], Awaitable[Result]]) -> Result:
         """Do a write of one document, in a session of the driver's."""
         try:
             async with self._writing() as session:
-                await write(session)
+                return await write(session)
         except LoginLostError:
             async with self._writing() as session:
-                await write(session)
+                return await write(session)
+
+    def plain(self, collection: Any) -> Any:
+        """A collection read without this package's decoders.
+
+        With them the driver does not raise for a ``writeConcernError`` in the reply of
+        a ``findAndModify``, which occurs when a primary steps down.
+        """
+        if self.driver is Driver.MOCK:
+            return collection
+        return collection.with_options(codec_options=codec_options.CodecOptions())
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[Any]:

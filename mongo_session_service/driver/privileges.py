@@ -48,6 +48,7 @@ FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
     "sessions": {
         ("sessions", "events"): (*_CHANGE, "remove", "listIndexes"),
         _SHARED: _CHANGE,
+        ("leases",): (*_CHANGE, "remove"),
         ("metadata",): ("find",),
         _EVERY: ("listCollections",),
     },

@@ -97,6 +97,8 @@ class Append(NamedTuple):
     delta: ScopedState
     encoded: bytes
     """The sub-document as BSON, which is handed to the server as it is."""
+    epoch: int | None = None
+    """Of the turn that it belongs to, which must not have been taken over."""
 
     @property
     def size(self) -> int:

@@ -80,6 +80,13 @@ def check_seconds(what: str, value: object) -> None:
         raise InvalidInputError(f"{what} must be a number of seconds.")
 
 
+def check_wait(what: str, value: object) -> None:
+    """Require a number of seconds that is not negative, or None."""
+    check_seconds(what, value)
+    if isinstance(value, int | float) and value < 0:
+        raise InvalidInputError(f"{what} must not be negative.")
+
+
 def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
     """Require one of the choices."""
     if not isinstance(value, str) or value not in choices:

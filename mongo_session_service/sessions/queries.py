@@ -25,6 +25,12 @@ from mongo_session_service.model.records import (
 REMOVED: Final = "removed"
 """What the ``_id`` has beyond a session's that says: what is removed is none."""
 
+TURN_EPOCH: Final = "turn.epoch"
+"""The field of a session that counts how often its turn was taken."""
+
+TURN_RENEWED: Final = "turn.renewed_at"
+"""The field that says when its turn was taken or renewed, by the server's clock."""
+
 EXPIRES: Final = "expires"
 """What it has that says: the session expires at another time than it did."""
 
@@ -235,7 +241,8 @@ def session_updates(planned: Iterable[Planned]) -> list[Update]:
     """What appends change in their sessions: one update for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
-    tells a session that has moved on, has expired, or has got another time to live.
+    tells a session that has moved on, has expired, or has got another time to live. An
+    append within a turn expects that nobody has taken the turn since, and renews it.
     """
     updates: dict[SessionKey, Update] = {}
     for append, expected, now in planned:
@@ -251,6 +258,11 @@ def session_updates(planned: Iterable[Planned]) -> list[Update]:
                 "ttl": expected.ttl,
             }
             update = updates[append.key] = Update(first, {"$set": {}})
+        if append.epoch is not None:
+            held = {TURN_EPOCH: append.epoch}
+            wanted = update.filter.setdefault("$and", [])
+            wanted += [held] if held not in wanted else []
+            update.change["$currentDate"] = {TURN_RENEWED: True}
         changes = update.change["$set"]
         changes.update(_paths(append.delta.session))
         changes["revision"] = expected.revision + 1
@@ -313,6 +325,7 @@ def fastest(change: Document) -> Document | list[Document]:
             stage[path] = {"$literal": value}
     for name, count in change.get("$inc", {}).items():
         stage[name] = {"$add": [{"$ifNull": [f"${name}", 0]}, count]}
+    stage |= dict.fromkeys(change.get("$currentDate", ()), "$$NOW")
     stage["state"] = {"$mergeObjects": ["$state", {"$literal": fields}]}
     return [{"$set": stage}]
 

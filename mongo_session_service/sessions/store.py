@@ -21,7 +21,7 @@ from mongo_session_service.driver.cancellation import background, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.errors import quoted
+from mongo_session_service.errors import LeaseLostError, quoted
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -52,6 +52,15 @@ def stale(
         " Nothing was stored. Reload it with get_session() and append again; with a"
         " Runner, run the turn again. If several writers are usual, build the service"
         " with on_conflict='rebase'."
+    )
+
+
+def lost(session_id: str) -> LeaseLostError:
+    """The error to raise for an append within a turn that was taken over."""
+    return LeaseLostError(
+        f"The turn of session {quoted(session_id)} was taken over, since it was not"
+        " renewed in time: its process was paused, or cut off from MongoDB. Nothing was"
+        " stored. Take a new turn, and do again what the events up to now do not show."
     )
 
 
@@ -115,20 +124,24 @@ async def explain(
         SessionNotFoundError: it was not; the session is not stored.
         AlreadyExistsError: the session to be created, or another event with the id of
             the one to be appended, is stored.
+        LeaseLostError: another caller has taken the session's turn since.
     """
     write, expected, now = planned
     if isinstance(write, NewSession):
         raise already_exists(write.key.session_id)
 
-    async def find(txn: Txn) -> tuple[Marker, Document | None]:
+    async def find(txn: Txn) -> tuple[Document, Document | None]:
         session = await find_session(connection, write.key, now, txn)
         event = await find_event(connection, write.key, write.event["id"], txn)
-        return Marker.of(session), event
+        return session, event
 
     # A primary may show what it has not replicated, and lose it when it is deposed.
     # What a transaction has read is on a majority once it is committed.
-    marker, stored = await connection.transaction(find, limit=limit)
+    session, stored = await connection.transaction(find, limit=limit)
+    marker = Marker.of(session)
     if stored is None:
+        if write.epoch not in {None, session.get("turn", {}).get("epoch")}:
+            raise lost(write.key.session_id)
         # It may have changed to what was expected since, so that all looks well.
         if may_retry and expected == marker._replace(ttl=expected.ttl):
             raise OtherTtlError(marker)

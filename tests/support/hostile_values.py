@@ -12,7 +12,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -211,6 +211,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "at_revision": numbers,
     "revision": numbers,
     "timeout": numbers,
+    "wait": numbers,
+    "runner": objects | texts,
+    "run_arguments": objects,
     "predicate": objects | texts,
     "name": ids,
     "start": objects | texts,
@@ -233,6 +236,16 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 """By the name of the parameter, whatever method has it."""
 
 
+class FakeRunner:
+    """As much of ADK's as a turn needs."""
+
+    app_name = "app"
+
+    async def run_async(self, **_: object) -> AsyncGenerator[Event, None]:
+        """Yield an event."""
+        yield Event(author="agent")
+
+
 def usual(name: str) -> Any:
     """A good value for a parameter that is needed; made anew for each call."""
     match name:
@@ -244,10 +257,12 @@ def usual(name: str) -> Any:
             return "own"
         case "revision":
             return 0
-        case "timeout":
+        case "timeout" | "wait":
             return 0.05
         case "event":
             return Event(author="agent")
+        case "runner":
+            return FakeRunner()
         case "handler":
             return lambda _: None
     return None

@@ -8,6 +8,7 @@ import logging
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import Context
 
 import pytest
 from google.adk.sessions import InMemorySessionService
@@ -84,8 +85,17 @@ async def use_sessions(service: MongoSessionService) -> None:
         app_name="app", limit=1, page_token=page.next_page_token
     )
     assert len([each async for each in service.iter_events(**SESSION)]) == 2
+    async with service.turn(**SESSION):
+        await asyncio.create_task(wait_in_vain(service), context=Context())
     await service.delete_session(**SESSION)
     await service.prune()
+
+
+async def wait_in_vain(service: MongoSessionService) -> None:
+    """Wait for a turn; without change streams that is possible as well."""
+    with pytest.raises(TimeoutError):
+        async with service.turn(**SESSION, wait=0.3):
+            pass
 
 
 async def use_changes(service: MongoSessionService) -> None:

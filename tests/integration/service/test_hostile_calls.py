@@ -133,6 +133,8 @@ class Named(NamedTuple):
         }
         ids = {texts[name] for name in texts if name.endswith("session_id")}
         app, user = arguments.get("app_name"), arguments.get("user_id")
+        if "runner" in arguments:
+            app = getattr(arguments["runner"], "app_name", None)
         return cls(
             None if app is None else str.__str__(app),
             None if user is None else str.__str__(user),
@@ -210,6 +212,9 @@ async def seen(result: Any) -> str:
     elif isinstance(result, Consumer):
         async with result:
             result = []
+    elif hasattr(result, "__aenter__"):  # a turn
+        async with result as session:
+            result = session
     elif hasattr(result, "__aiter__"):
         result = [each async for each in result]
     # What was created still holds what was passed, so it is no text perhaps.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.sessions.session import Session
 from pymongo import MongoClient
 from support.attack_surface import Besieged, changed
 from support.similar_ids import (
@@ -127,6 +129,7 @@ def fork_of(key: Owner) -> Owner:
 WRITES = (
     Write("append_event", appending, lambda key: the_log(key) | shared_state(key)),
     Write("append_event", partial(appending, own="x"), the_log),
+    Write("turn", naming, lambda key: {("sessions", key)}),
     Write("update_session", labelling, lambda key: {("sessions", key)}),
     Write("fork_session", forking, lambda key: the_log(fork_of(key))),
     Write(
@@ -155,6 +158,7 @@ NOT_HERE = {
     "consumers": "tells of consumers, which belong to no app",
     "prune": "is about the whole database: test_isolated_databases.py",
     "consumer": "reads the feed: test_isolated_feed.py",
+    "run_turn": "is a turn in which a runner calls others of these",
 }
 
 
@@ -286,7 +290,13 @@ async def outcome(
     """What a write returns, or the error that it is to raise."""
     call = getattr(service, write.method)(**arguments)
     if write.error is None:
-        return await call
+        return await (entered(call) if hasattr(call, "__aenter__") else call)
     with pytest.raises(write.error) as raised:
         await call
     return raised.value
+
+
+async def entered(turn: AbstractAsyncContextManager[Session]) -> Session:
+    """What a turn shows."""
+    async with turn as session:
+        return session

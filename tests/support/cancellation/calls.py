@@ -23,6 +23,8 @@ WRITES = [
     Case("MongoSessionService.delete_user", writes.delete_user, 20),
     Case("MongoSessionService.delete_app", writes.delete_app, 20),
     Case("MongoSessionService.prune", writes.prune, 5),
+    Case("MongoSessionService.turn", writes.turn, 10),
+    Case("MongoSessionService.run_turn", writes.run_turn, 10),
     Case("MongoSessionService.flush", writes.flush),
     Case("MongoSessionService.close", writes.close),
 ]
@@ -51,6 +53,7 @@ READS = [
 
 FOLLOWERS = [
     Case("MongoSessionService.wait_for", reads.wait_for, 5),
+    Case("MongoSessionService.turn", writes.turn_in_line, 15),
     Case("Subscription.__aenter__ and __aexit__", readers.watch, 10),
     Case("Subscription.__anext__", readers.watch_on),
 ]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
 from google.adk.events import Event, EventActions
 
 from mongo_session_service import MongoSessionService
@@ -189,6 +194,59 @@ async def prune(world: World) -> Prepared:
         assert (await world.service.prune(dry_run=True)).sessions == 0
 
     return world.service.prune(), check
+
+
+async def turn(world: World) -> Prepared:
+    return await _turn(world, {})
+
+
+async def turn_in_line(world: World) -> Prepared:
+    """A turn that somebody else was waiting for, who died."""
+    return await _turn(world, {"epoch": 1, "ticket": 1, "is_awaited": True})
+
+
+async def run_turn(world: World) -> Prepared:
+    session = await world.session(events=0)
+    ids = ids_of(session)
+
+    class Runner:
+        """One that answers once."""
+
+        app_name = session.app_name
+
+        async def run_async(self, **_: object) -> AsyncGenerator[Event, None]:
+            yield await world.service.append_event(session, new_event())
+
+    async def respond() -> None:
+        of_user = {"user_id": session.user_id, "session_id": session.id}
+        runner: Any = Runner()
+        async with aclosing(world.service.run_turn(runner, **of_user)) as events:
+            assert len([each async for each in events]) == 1
+
+    return respond(), partial(_is_free, world, ids)
+
+
+async def _turn(world: World, stored: dict[str, Any]) -> Prepared:
+    session = await world.session(events=0)
+    ids, database = ids_of(session), world.client[world.database]
+    await database["sessions"].update_one({"_id": ids}, {"$set": {"turn": stored}})
+
+    async def respond() -> None:
+        async with world.service.turn(**ids) as fresh:
+            await world.service.append_event(fresh, new_event())
+
+    return respond(), partial(_is_free, world, ids)
+
+
+async def _is_free(world: World, ids: dict[str, str]) -> None:
+    """Check that nothing is left of a turn."""
+    database = world.client[world.database]
+    assert await database["leases"].count_documents({}) == 0
+    found = await database["sessions"].find_one({"_id": ids})
+    assert found is not None
+    assert "holder" not in found.get("turn", {})
+    async with world.service.turn(**ids, wait=0) as fresh:
+        assert len(fresh.events) <= 1
 
 
 async def open_(world: World) -> Prepared:

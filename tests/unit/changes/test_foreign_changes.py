@@ -24,7 +24,7 @@ from mongo_session_service.changes.routing import Router
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.errors import MongoSessionServiceError
 
-NAMES = Names("sessions", "events", "app_states", "user_states")
+NAMES = Names("sessions", "events", "app_states", "user_states", "leases")
 BANG = "hunter2"
 HOOKED = Hooks(after_load=lambda value, _: value)
 

@@ -14,12 +14,14 @@ from google.adk.events import Event
 from google.adk.sessions import Session
 from mongomock_motor import AsyncMongoMockClient
 from pymongo import AsyncMongoClient
+from support.hostile_values import FakeRunner
 
 from mongo_session_service import ConfigurationError, MongoSessionService
 
 APP = {"app_name": "app"}
 USER = {**APP, "user_id": "user"}
 SESSION = {**USER, "session_id": "s"}
+OF_USER = {"user_id": "user", "session_id": "s"}
 NOWHERE = "mongodb://127.0.0.1:1/"
 NEEDS_NOTHING = {"flush"}
 
@@ -59,6 +61,8 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
         "ping": service.ping(),
         "prune": service.prune(),
         "setup": service.setup(),
+        "run_turn": read(service.run_turn(FakeRunner(), **OF_USER)),
+        "turn": entered(service.turn(**SESSION)),
         "update_session": service.update_session(**SESSION, title="t"),
         "wait_for": service.wait_for(**SESSION, revision=1),
         "watch": entered(service.watch(*USER.values(), "s")),

@@ -1,0 +1,1 @@
+"""Turns: one caller at a time works on a session."""

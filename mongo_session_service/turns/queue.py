@@ -1,0 +1,129 @@
+"""Turn queue: those in one event loop who wait for the turns of sessions.
+
+One task serves all of them: it renews their documents, receives the calls of the
+change feed, and wakes whoever is first in line now and then, since the holder of a turn
+may have died. Without a feed it looks more often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+from weakref import WeakValueDictionary
+
+from pymongo.errors import PyMongoError
+
+from mongo_session_service.driver.cancellation import background
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.errors import MongoSessionServiceError
+from mongo_session_service.feed.calls import Calls
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions import turns
+
+LOOK_EVERY: Final = 1.0
+"""Seconds between looks at who is first in line, and between renewals."""
+
+POLL_EVERY: Final = 0.1
+"""The same between looks where there is no feed."""
+
+
+class Queue:
+    """Those in one event loop who wait."""
+
+    def __init__(self, connection: Connection, listen: Callable[[], Calls]) -> None:
+        """Nobody waits yet; ``listen`` gives a subscription to the feed."""
+        self._connection = connection
+        self._listen = listen
+        self._called: dict[tuple[SessionKey, int], asyncio.Event] = {}
+        self._serving: asyncio.Task[None] | None = None
+        self._calls: Calls | None = None
+        self._arrivals: WeakValueDictionary[SessionKey, asyncio.Lock]
+        self._arrivals = WeakValueDictionary()
+        self.is_closed = False
+        """Whether the service was closed, so that nobody waits any longer."""
+
+    def arrival(self, key: SessionKey) -> asyncio.Lock:
+        """What each caller holds until it has a turn or a ticket.
+
+        So they get them in the order in which they come: the server may do what was
+        sent later first.
+        """
+        return self._arrivals.setdefault(key, asyncio.Lock())
+
+    @contextmanager
+    def place(self, key: SessionKey, ticket: int) -> Iterator[asyncio.Event]:
+        """A place in the queue; the event is set when the turn may be taken."""
+        called = self._called[key, ticket] = asyncio.Event()
+        if self._serving is None:
+            self._serving = background(self._serve())
+        try:
+            yield called
+        finally:
+            del self._called[key, ticket]
+            if not self._called:
+                self._serving = None
+                if self._calls is not None:
+                    self._calls.close()
+
+    def call(self, key: SessionKey, ticket: int) -> None:
+        """Wake a waiter, if it is one of this event loop."""
+        if called := self._called.get((key, ticket)):
+            called.set()
+
+    def close(self) -> None:
+        """Wake all, who wait no longer."""
+        self.is_closed = True
+        for called in self._called.values():
+            called.set()
+
+    async def _serve(self) -> None:
+        task = asyncio.current_task()
+        calls = await self._opened()
+        if self._serving is task:
+            self._calls = calls
+        looked_at = renewed_at = 0.0
+        clock = asyncio.get_running_loop().time
+        try:
+            while self._serving is task:
+                with suppress(PyMongoError):  # whoever takes the turn raises it
+                    if clock() >= renewed_at + LOOK_EVERY:
+                        renewed_at = clock()
+                        await turns.renew_waiters(self._connection, self._called)
+                    await self._wake_first()
+                looked_at = clock()
+                if calls is None:
+                    await asyncio.sleep(POLL_EVERY)
+                elif not await self._relay(calls, looked_at + LOOK_EVERY):
+                    calls = None
+        finally:
+            if calls is not None:
+                calls.close()
+
+    async def _opened(self) -> Calls | None:
+        """A subscription to calls; None where there is no feed."""
+        if not self._connection.has_transactions:
+            return None
+        with suppress(MongoSessionServiceError):  # of which subscribers are told
+            return await self._listen().__aenter__()
+        return None
+
+    async def _relay(self, calls: Calls, until: float) -> bool:
+        """Wake those who are called, for a while; False if the feed has ended."""
+        try:
+            while (called := await calls.next(until)) is not None:
+                self.call(called.key, called.ticket)
+        except TimeoutError:
+            pass
+        except (StopAsyncIteration, MongoSessionServiceError):
+            return False
+        return True
+
+    async def _wake_first(self) -> None:
+        keys = {key for key, _ in self._called}
+        first = await turns.first_waiters(self._connection, keys) if keys else {}
+        for (key, ticket), called in self._called.items():
+            # One whose own document was removed is first if nobody is before it.
+            if first.get(key, ticket) >= ticket:
+                called.set()

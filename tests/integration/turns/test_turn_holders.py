@@ -1,0 +1,173 @@
+"""Those who hold a turn: blocked, dead or overtaken."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.events import Event
+from google.adk.runners import Runner
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+from support import turn_holder
+from support.one_session import IDS, authors, read
+from support.scripted_model import ScriptedModel, call, said
+
+from mongo_session_service import (
+    LeaseLostError,
+    MongoSessionService,
+    MongoSessionServiceError,
+)
+from mongo_session_service.sessions import turns
+from mongo_session_service.turns import queue, renewal
+
+BRIEF = 0.6
+"""Seconds until a turn is lost that is not renewed."""
+
+PATIENCE = 1.5 * BRIEF
+
+
+@pytest.fixture
+def brief_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is lost soon, if it is not renewed."""
+    monkeypatch.setattr(turns, "LEASE", BRIEF)
+    monkeypatch.setattr(queue, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(renewal, "RENEWAL", 0.1)
+    monkeypatch.setattr(renewal, "_TICK", 0.05)
+
+
+def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] | None:
+    """Try to have the turn, from another thread; the error it ends with."""
+
+    async def attempt() -> None:
+        async with (
+            MongoSessionService(uri, database=database) as service,
+            service.turn(**IDS, wait=wait),
+        ):
+            pass
+
+    errors: list[type[BaseException] | None] = [None]
+
+    def run() -> None:
+        try:
+            asyncio.run(attempt())
+        except TimeoutError as error:
+            errors[0] = type(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return errors[0]
+
+
+@pytest.mark.usefixtures("brief_leases")
+@pytest.mark.parametrize("client_of", [AsyncMongoClient, AsyncIOMotorClient])
+async def test_a_body_may_block_its_event_loop(
+    mongodb_uri: str, database: str, client_of: Callable[[str], Any]
+) -> None:
+    """Longer than a lease; a client that is lent is not used in another thread."""
+    client = client_of(mongodb_uri)
+    service = MongoSessionService(client=client, database=database)
+    await service.create_session(**IDS)
+    async with service.turn(**IDS) as session:
+        # Blocks this event loop until somebody has waited in vain.
+        assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TimeoutError
+        await service.append_event(session, Event(author="x"))
+    assert try_elsewhere(mongodb_uri, database, wait=10) is None
+    await service.close()
+    if closing := client.close():
+        await closing
+
+
+@pytest.mark.usefixtures("brief_leases")
+async def test_a_turn_of_a_synchronous_runner(
+    service: MongoSessionService, mongodb_uri: str, database: str
+) -> None:
+    """``Runner.run()`` blocks one event loop, and a tool another."""
+
+    def try_it() -> str:
+        """Try to have the turn while this tool runs."""
+        return str(try_elsewhere(mongodb_uri, database, wait=PATIENCE))
+
+    model = ScriptedModel(script=[call("try_it"), "done"])
+    agent = LlmAgent(name="agent", model=model, tools=[try_it])
+    runner = Runner(agent=agent, app_name="app", session_service=service)
+    await service.create_session(**IDS)
+    async with service.turn(**IDS):
+        events = list(
+            runner.run(user_id="user", session_id="s", new_message=said("hello"))
+        )
+    responses = [it for each in events for it in each.get_function_responses()]
+    assert [each.response for each in responses] == [{"result": str(TimeoutError)}]
+    stored = await read(service)
+    assert [each.id for each in stored.events[1:]] == [each.id for each in events]
+
+
+@pytest.mark.usefixtures("brief_leases")
+async def test_a_rebased_append_needs_its_turn_as_well(
+    service: MongoSessionService,
+    second: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under ``rebase`` what others have appended is no obstacle, but a lost turn is."""
+    monkeypatch.setattr(renewal, "RENEWAL", math.inf)
+    await service.create_session(**IDS)
+    async with second.turn(**IDS) as session:
+        outside = await read(service)
+        await service.append_event(outside, Event(author="outside"))
+        await second.append_event(session, Event(author="inside"))
+        async with service.turn(**IDS) as following:
+            await service.append_event(following, Event(author="following"))
+            for each in (session, await read(second)):
+                with pytest.raises(LeaseLostError):
+                    await second.append_event(each, Event(author="late"))
+    assert authors(await read(service)) == ["outside", "inside", "following"]
+
+
+async def test_tasks_of_a_body_belong_to_its_turn(
+    service: MongoSessionService,
+) -> None:
+    """While it lasts; a task that outlives it may have a turn of its own."""
+    await service.create_session(**IDS)
+    is_over = asyncio.Event()
+
+    async def nest() -> None:
+        async with service.turn(**IDS):
+            pass
+
+    async def nest_later() -> None:
+        await is_over.wait()
+        await nest()
+
+    async with service.turn(**IDS):
+        later = asyncio.create_task(nest_later())
+        with pytest.raises(MongoSessionServiceError, match="held here already"):
+            await asyncio.create_task(nest())
+    is_over.set()
+    await later
+
+
+@pytest.mark.release
+@pytest.mark.usefixtures("brief_leases")
+async def test_the_turn_of_a_dead_process_is_taken_over(
+    service: MongoSessionService, mongodb_uri: str, database: str
+) -> None:
+    """Also if another request of that process was next in line."""
+    await service.create_session(**IDS)
+    processes = multiprocessing.get_context("forkserver")
+    here, there = processes.Pipe()
+    arguments = (mongodb_uri, database, there)
+    process = processes.Process(target=turn_holder.hold, args=arguments)
+    process.start()
+    assert await asyncio.to_thread(here.recv) == "waiting"
+    process.kill()
+    await asyncio.to_thread(process.join)
+    async with asyncio.timeout(10), service.turn(**IDS, wait=10) as session:
+        await service.append_event(session, Event(author="next"))
+    assert authors(await read(service)) == ["next"]

@@ -1,0 +1,152 @@
+"""Those who wait for a turn: called at once, in order, and gone without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from pymongo import MongoClient
+from support.one_session import IDS
+
+from mongo_session_service import MongoSessionService, MongoSessionServiceError
+from mongo_session_service.turns import queue
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def waiters(admin: MongoClient, database: str) -> list[dict[str, Any]]:
+    return list(admin[database].leases.find({}, {"_id": 1}).sort("_id", 1))
+
+
+async def queued(admin: MongoClient, database: str, count: int) -> None:
+    """Return when so many wait."""
+    async with asyncio.timeout(10):
+        while len(waiters(admin, database)) != count:  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0.01)
+
+
+async def test_a_waiter_elsewhere_is_called_by_the_feed(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not have to look itself."""
+    monkeypatch.setattr(queue, "LOOK_EVERY", 30.0)
+    await service.create_session(**IDS)
+    order: list[str] = []
+
+    async def wait(name: str, elsewhere: MongoSessionService) -> None:
+        async with elsewhere.turn(**IDS):
+            order.append(name)
+
+    async with (
+        MongoSessionService(mongodb_uri, database=database) as other,
+        MongoSessionService(mongodb_uri, database=database) as third,
+        asyncio.timeout(10),
+    ):
+        tasks = []
+        holding = service.turn(**IDS)
+        await holding.__aenter__()
+        for count, (name, each) in enumerate(
+            (("a", other), ("b", third), ("c", other)), 1
+        ):
+            tasks.append(asyncio.create_task(wait(name, each)))
+            await queued(admin, database, count)
+        assert order == []
+        await holding.__aexit__(None, None, None)
+        await asyncio.gather(*tasks)
+    assert order == ["a", "b", "c"]
+    assert waiters(admin, database) == []
+
+
+@pytest.mark.parametrize("wait", [0, 30])
+async def test_a_dead_waiter_holds_up_nobody(
+    service: MongoSessionService, admin: MongoClient, database: str, wait: float
+) -> None:
+    """One that stays silent is passed over, and its document is removed in the end."""
+    await service.create_session(**IDS)
+    stored, where = admin[database], {"_id": IDS}
+    dead = {"_id": {**IDS, "ticket": 1}, "renewed_at": LONG_AGO}
+    stored.leases.insert_one(dead)
+    stored.sessions.update_one(
+        where, {"$set": {"turn": {"epoch": 7, "ticket": 1, "is_awaited": True}}}
+    )
+
+    async with service.turn(**IDS, wait=wait):
+        pass
+
+    assert waiters(admin, database) == []
+    session = stored.sessions.find_one(where)
+    assert session is not None
+    assert session["turn"] == {"epoch": 8, "ticket": 2 if wait else 1}
+
+
+async def test_waiters_of_a_deleted_session_are_told(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them, and the holder's end is quiet."""
+    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
+    await service.create_session(**IDS)
+
+    async def wait() -> None:
+        async with service.turn(**IDS):
+            pass
+
+    async with service.turn(**IDS):
+        tasks = [asyncio.create_task(wait(), context=Context()) for _ in range(3)]
+        await queued(admin, database, 3)
+        await service.delete_session(**IDS)
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in errors] == [SessionNotFoundError] * 3
+    assert waiters(admin, database) == []
+
+
+async def test_a_closed_service_waits_for_no_turn(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Its waiters are told; what it holds is released at the end of the body."""
+    await service.create_session(**IDS)
+
+    async def wait() -> None:
+        async with service.turn(**IDS):
+            pass
+
+    async with service.turn(**IDS):
+        waiter = asyncio.create_task(wait(), context=Context())
+        await queued(admin, database, 1)
+        await service.close()
+        with pytest.raises(MongoSessionServiceError, match="closed"):
+            await waiter
+    async with service.turn(**IDS, wait=0):
+        pass
+    assert waiters(admin, database) == []
+
+
+async def test_erasing_and_pruning_leave_no_waiter(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A user's are erased with the user, dead ones of anybody are pruned."""
+    leases = admin[database].leases
+    dead = [
+        {"_id": {**IDS, "user_id": user, "ticket": 1}, "renewed_at": LONG_AGO}
+        for user in ("user", "other", "third")
+    ]
+    leases.insert_many(dead)
+    leases.insert_one({"_id": "a consumer", "owner": None})
+    await service.delete_user(app_name=IDS["app_name"], user_id="user")
+    assert [each["_id"] for each in waiters(admin, database)] == [
+        "a consumer",
+        dead[1]["_id"],
+        dead[2]["_id"],
+    ]
+    await service.prune()
+    assert [each["_id"] for each in waiters(admin, database)] == ["a consumer"]
