@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -198,8 +197,10 @@ def _counts(erased: Erased) -> str:
 @contextmanager
 def _resumable() -> Iterator[None]:
     """If it is interrupted, say what to do."""
+    from asyncio import CancelledError
+
     try:
         yield
-    except asyncio.CancelledError:
+    except CancelledError:
         terminal.warn("Interrupted: a part may be erased. Run it again for the rest.")
         raise
