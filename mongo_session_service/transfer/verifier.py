@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 from google.adk.events.event import Event
@@ -16,6 +16,7 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec.bson_values import json_form
 from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.metadata import display_name, titled
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.wording import counted
 from mongo_session_service.transfer import records
@@ -203,6 +204,8 @@ def _seen(event: Event) -> _Seen:
 def _header_differences(
     here: records.SessionHeader, there: records.SessionHeader
 ) -> list[str]:
+    if here.details or display_name(here.state):
+        here, there = _named(here), _named(there)
     reasons = _state_differences(here.state, there.state)
     if here.initial is not None and there.initial is not None:
         found = _state_differences(here.initial, there.initial)
@@ -218,6 +221,15 @@ def _header_differences(
     if _is_other(here.create_time, there.create_time):
         reasons.append(f"created at {here.create_time!r}, there {there.create_time!r}")
     return reasons
+
+
+def _named(header: records.SessionHeader) -> records.SessionHeader:
+    """A header whose title and display name are the same, whichever was stored."""
+    if header.details is None:
+        return header
+    details = header.details.named(header.state)
+    state = titled(dict(header.state), details.title)
+    return replace(header, details=details, state=state)
 
 
 def _is_other(
