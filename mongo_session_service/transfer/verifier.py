@@ -16,7 +16,7 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec.bson_values import json_form
 from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.errors import InvalidInputError
-from mongo_session_service.model.metadata import display_name, titled
+from mongo_session_service.model.metadata import NO_DETAILS, titled
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.wording import counted
 from mongo_session_service.transfer import records
@@ -204,8 +204,7 @@ def _seen(event: Event) -> _Seen:
 def _header_differences(
     here: records.SessionHeader, there: records.SessionHeader
 ) -> list[str]:
-    if here.details or display_name(here.state):
-        here, there = _named(here), _named(there)
+    here, there = _named(here, there)
     reasons = _state_differences(here.state, there.state)
     if here.initial is not None and there.initial is not None:
         found = _state_differences(here.initial, there.initial)
@@ -223,13 +222,25 @@ def _header_differences(
     return reasons
 
 
-def _named(header: records.SessionHeader) -> records.SessionHeader:
-    """A header whose title and display name are the same, whichever was stored."""
-    if header.details is None:
-        return header
-    details = header.details.named(header.state)
-    state = titled(dict(header.state), details.title)
-    return replace(header, details=details, state=state)
+def _named(*headers: records.SessionHeader) -> list[records.SessionHeader]:
+    """Two headers with titles as display names, whichever of the two is stored.
+
+    If both have details, which are compared, their display names are not compared. If
+    the first has neither, nobody can tell whether the second was renamed.
+    """
+    here, there = headers
+    known = [(each.details or NO_DETAILS).named(each.state) for each in headers]
+    titles = [each.title for each in known]
+    if there.details and (here.details or titles[0] is None):
+        titles[1] = titles[0]
+    return [
+        replace(
+            each,
+            details=each.details and details,
+            state=titled(dict(each.state), title),
+        )
+        for each, details, title in zip(headers, known, titles, strict=True)
+    ]
 
 
 def _is_other(
