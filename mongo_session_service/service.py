@@ -252,7 +252,8 @@ class MongoSessionService(BaseSessionService):
             user_id: The user.
             state: The initial state, keys prefixed by scope; ``temp:`` is dropped.
             session_id: The session's id, stripped; generated if blank or None.
-            title: What people call it, up to 1,000 characters.
+            title: What people call it, up to 1,000 characters; by default the display
+                name of ADK's web interface, if that is in the state.
             labels: What to find it by: up to 64, of up to 256 characters each.
             ttl: Seconds, a ``timedelta``, or text such as ``"7200s"``, after which it
                 is gone, with its events; each append renews it, by the clock of the
@@ -539,7 +540,8 @@ class MongoSessionService(BaseSessionService):
             app_name: The app.
             user_id: The user.
             session_id: The session's id, stripped.
-            title: The new title; None for none.
+            title: The new title, which the state shows as the display name of ADK's
+                web interface; None for none.
             labels: All its labels from now on; None for none.
             ttl: Seconds, a ``timedelta``, or text such as ``"7200s"``, that it lives
                 from now on, and again after each append, in place of an

@@ -79,13 +79,12 @@ class Created:
 
     def change(self) -> Change:
         """The change that subscribers receive, with the session's own initial state."""
-        owner = Owner.of_session(self.key)
         return Change(
             kind="created",
             **self.key.id,
             revision=self.document["revision"],
-            state_delta=documents.decode_state(
-                self.document["state"], owner, self.hooks
+            state_delta=documents.decode_session_state(
+                self.document, self.key, self.hooks
             ),
             time=self.document["create_time"],
         )

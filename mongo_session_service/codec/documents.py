@@ -22,8 +22,8 @@ from mongo_session_service.codec import bson_values, events, limits
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
-from mongo_session_service.model import scopes
-from mongo_session_service.model.metadata import NO_DETAILS, Details
+from mongo_session_service.model import metadata, scopes
+from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, Details
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -40,7 +40,8 @@ INITIAL: Final = "initial_state"
 """Where a session keeps the state it began with."""
 
 LISTED: Final = (
-    *("state", "revision", "create_time", "update_time", "ttl", "expire_time"),
+    *("state", "title", "revision", "create_time", "update_time"),
+    *("ttl", "expire_time"),
 )
 """What a list needs of a session's document, and hardly more."""
 
@@ -117,6 +118,22 @@ _WHERE: Final = "The event of session {session_id!r} at revision {revision}"
 _WRAPPER_FIELD: Final = bson_values.WRAPPER.encode() + b"\0"
 
 
+def decode_session_state(
+    session: dict[str, Any], key: SessionKey, hooks: Hooks
+) -> dict[str, Any]:
+    """A session's own state as it is shown: its title is the display name in it.
+
+    With hooks that is left out, since titles are stored in clear.
+    """
+    owner = Owner.of_session(key)
+    state = session["state"]
+    if not bson_values.is_decoded(state):
+        state = _readable(state, owner)
+    if hooks.is_missing:
+        return metadata.titled(state, session["title"]) if "title" in session else state
+    return hooks.loaded_state(state, owner)
+
+
 def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
     """The state that a document's fields hold."""
     return hooks.loaded_state(_readable(fields, owner), owner)
@@ -137,7 +154,11 @@ def encode_new_session(
     details: Details = NO_DETAILS,
 ) -> NewSession:
     """A session with its initial state, ready to be stored."""
-    flat = hooks.state_to_store(_json_state(_check_state(state)), Owner.of_session(key))
+    flat = _json_state(_check_state(state))
+    if hooks.is_missing:
+        details = details.named(flat)
+    else:
+        flat = hooks.state_to_store(flat, Owner.of_session(key))
     delta = _encode_scopes(flat)
     size = sum(map(limits.check_initial_state, (delta.app, delta.user, delta.session)))
     return NewSession(key, create_time, delta, size, details)
@@ -183,6 +204,7 @@ def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
         is_hooked=hooks.has_both,
         delta=_encode_scopes(delta),
         encoded=encoded,
+        title=metadata.new_title(delta) if hooks.is_missing else NOT_GIVEN,
     )
 
 
@@ -264,11 +286,7 @@ def decode_sessions(
     while sessions:
         document = sessions.pop()
         key = SessionKey(*document["_id"].values())
-        state = document["state"]
-        if not bson_values.is_decoded(state):
-            state = _readable(state, Owner.of_session(key))
-        if hooks.after_load is not None:
-            state = hooks.loaded_state(state, Owner.of_session(key))
+        state = decode_session_state(document, key, hooks)
         if app or users:
             user = users.get(key.user_id, dict)()
             state = scopes.merge(ScopedState(app() if app else {}, user, state))
@@ -315,6 +333,8 @@ def decode_new_session(
     own = scopes.mapped(new.delta, bson_values.decode_fields)
     owner = Owner.of_session(new.key)
     state = scopes.merge(shared) | hooks.loaded_state(scopes.merge(own), owner)
+    if hooks.is_missing:
+        state = metadata.titled(state, new.details.title)
     return StoredSession(new.key, new.expected.next(), new.create_time, state, [])
 
 
@@ -375,7 +395,7 @@ def summary(
             id=key.session_id,
             app_name=key.app_name,
             user_id=key.user_id,
-            title=details.title,
+            title=details.title or None,
             labels=dict(details.labels),
             state=state,
             revision=document["revision"],

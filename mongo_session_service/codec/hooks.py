@@ -135,6 +135,11 @@ class Hooks:
     after_load: Hook | None = None
 
     @property
+    def is_missing(self) -> bool:
+        """Whether there is none, so that state is stored in clear."""
+        return self.before_store is None and self.after_load is None
+
+    @property
     def has_both(self) -> bool:
         """Whether what is changed will be changed back."""
         return self.before_store is not None and self.after_load is not None

@@ -18,7 +18,7 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import Appended
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
-from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
@@ -98,7 +98,7 @@ async def load_view(
     hooks, update_time = connection.hooks, session["update_time"]
     if after_revision is None:
         shared = documents.decode_shared_state(key, found.documents, hooks)
-        own = documents.decode_state(session["state"], Owner.of_session(key), hooks)
+        own = documents.decode_session_state(session, key, hooks)
         snapshot = Change(
             kind="snapshot",
             **key.id,

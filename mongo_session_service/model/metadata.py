@@ -3,6 +3,9 @@
 All of it is optional, in arguments and in documents. Labels are stored as a list of
 names and values, so that one index finds a session by any of them. Arguments that are
 not what they should be raise ``InvalidInputError``.
+
+ADK's web interface keeps a title in the session's own state, as the display name. A
+title that is stored beside the state takes its place when the state is read.
 """
 
 from __future__ import annotations
@@ -10,15 +13,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model.validation import check_text
 
 MAX_TITLE: Final = 1000  # characters
+NO_TITLE: Final = ""
+"""The stored title of a session whose title was removed, with its display name."""
 MAX_LABELS: Final = 64
 MAX_LABEL: Final = 256
 """Characters of a label's name, and of its value."""
@@ -55,6 +60,12 @@ class Details:
             ttl=document.get("ttl"),
             expire_time=document.get("expire_time"),
         )
+
+    def named(self, state: Mapping[str, Any]) -> Self:
+        """With the title that is the display name in a state, for want of its own."""
+        if self.title is not None or (title := display_name(state)) is None:
+            return self
+        return replace(self, title=title)
 
     def shown(self) -> dict[str, Any]:
         """What they are to people: only those it has, labels by name."""
@@ -118,13 +129,48 @@ def _expiry(
     return seconds, now + seconds
 
 
+ADK_METADATA: Final = "__session_metadata__"
+"""The key of a session's state whose value is a dict with the display name."""
+_DISPLAY_NAME: Final = "displayName"
+
+
+def display_name(state: Mapping[str, Any]) -> str | None:
+    """The display name in a state, or in a delta, if it can be a title."""
+    value = state.get(ADK_METADATA)
+    if not isinstance(value, dict):
+        return None
+    try:
+        return check_title(value.get(_DISPLAY_NAME))
+    except InvalidInputError:
+        return None
+
+
+def new_title(delta: Mapping[str, Any]) -> str | NotGiven | None:
+    """The title that a delta gives a session: its display name, or None without one."""
+    return display_name(delta) if ADK_METADATA in delta else NOT_GIVEN
+
+
+def titled(state: dict[str, Any], title: str | None) -> dict[str, Any]:
+    """A state with a stored title as its display name.
+
+    It stays as it is if no title is stored, or if another tool uses the key.
+    """
+    value = state.get(ADK_METADATA, {})
+    if title is None or not isinstance(value, dict):
+        return state
+    others = {name: it for name, it in value.items() if name != _DISPLAY_NAME}
+    if title != NO_TITLE:
+        return {**state, ADK_METADATA: {**value, _DISPLAY_NAME: title}}
+    return state if others == value else {**state, ADK_METADATA: others}
+
+
 def changed_fields(
     title: object, labels: object, ttl: object, expire_time: object, now: float
 ) -> dict[str, Any]:
     """What an update sets in a session's document; None for what it removes."""
     fields: dict[str, Any] = {}
     if title is not NOT_GIVEN:
-        fields["title"] = None if title is None else check_title(title)
+        fields["title"] = NO_TITLE if title is None else check_title(title)
     if labels is not NOT_GIVEN:
         checked = {} if labels is None else check_labels(labels)
         fields["labels"] = label_list(checked) or None
@@ -141,6 +187,11 @@ def changed_fields(
 def check_title(title: object) -> str:
     """A title that can be stored."""
     return _check_short("title", title, MAX_TITLE)
+
+
+def check_stored_title(title: object) -> str:
+    """A title as it is stored, ``NO_TITLE`` among them."""
+    return NO_TITLE if title == NO_TITLE else check_title(title)
 
 
 def check_labels(labels: object) -> dict[str, str]:

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
 
-from mongo_session_service.model.metadata import NO_DETAILS, Details
+from mongo_session_service.model.metadata import (
+    NO_DETAILS,
+    NOT_GIVEN,
+    Details,
+    NotGiven,
+)
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id, lookup_id
 
@@ -99,6 +104,8 @@ class Append(NamedTuple):
     """The sub-document as BSON, which is handed to the server as it is."""
     epoch: int | None = None
     """Of the turn that it belongs to, which must not have been taken over."""
+    title: str | NotGiven | None = NOT_GIVEN
+    """The session's new title, if it changes; None for none."""
 
     @property
     def size(self) -> int:

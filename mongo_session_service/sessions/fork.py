@@ -14,6 +14,7 @@ from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.platform import time as platform_time
 from pymongo import errors
 
+from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.documents import INITIAL, session_document
 from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
@@ -25,7 +26,7 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
     quoted,
 )
-from mongo_session_service.model.metadata import Details
+from mongo_session_service.model.metadata import ADK_METADATA, Details, display_name
 from mongo_session_service.model.records import Document, NewSession, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import (
@@ -186,7 +187,7 @@ class Fork:
             known = await history.initial_state(at, key, self.beginning, log)
             state = history.fold(known, log)
         now = platform_time.get_time()
-        details = Details.of(head)
+        details = self._details(state)
         if details.ttl is not None:
             details = replace(details, expire_time=now + details.ttl)
         size = check_initial_state(known or {})
@@ -196,6 +197,15 @@ class Fork:
         if known is None:
             del document[INITIAL]
         return document, queries.initial_updates([new])
+
+    def _details(self, state: Document) -> Details:
+        """The source's details; its title is the display name in a past state."""
+        head, hooks = self.beginning.session, self.connection.hooks
+        named = state.get(ADK_METADATA)
+        if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
+            return Details.of(head)
+        past = decode_fields({ADK_METADATA: named})
+        return replace(Details.of(head), title=display_name(past))
 
     async def settle(self, document: Document, apart: list[queries.Update]) -> None:
         """Replace the reservation with the session, if the source still exists."""

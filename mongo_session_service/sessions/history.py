@@ -18,6 +18,7 @@ from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model import scopes
+from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import Wanted
@@ -81,7 +82,8 @@ def restored(
     """A rewind's delta that restores the initial state, which ADK does not know.
 
     ADK folds the events before an invocation, and empties every other key. A key that
-    these events have not set gets its initial value back.
+    these events have not set gets its initial value back. A title that was set without
+    an event, which ADK takes for state, stays.
 
     Args:
         delta: The rewind's delta as ADK computed it.
@@ -89,17 +91,26 @@ def restored(
         log: All its events.
         invocation_id: The first invocation that is undone.
     """
-    events = [*log]
-    kept = takewhile(lambda event: event.invocation_id != invocation_id, events)
-    before = {key for event in kept for key in event.actions.state_delta}
-    ever = {key for event in events for key in event.actions.state_delta}
+    deltas = [(event.invocation_id, event.actions.state_delta) for event in log]
+    kept = [it for _, it in takewhile(lambda each: each[0] != invocation_id, deltas)]
+    before = {key for delta in kept for key in delta}
+    ever = {key for _, delta in deltas for key in delta}
     emptied = {key for key, value in delta.items() if value is None}
     untouched = emptied & initial.keys() - before
-    return {
+    result = {
         key: initial[key] if key in untouched else value
         for key, value in delta.items()
         if key not in untouched - ever
     }
+    earlier, latest = (
+        fold({**initial}, each).get(ADK_METADATA)
+        for each in (kept, (delta for _, delta in deltas))
+    )
+    if earlier == latest:
+        result.pop(ADK_METADATA, None)
+    else:
+        result[ADK_METADATA] = earlier
+    return result
 
 
 _DELTA: Final = {"event.actions.state_delta": 1}
@@ -165,7 +176,9 @@ async def revisit(
     log = [delta_of(each) for each in reversed(events)]
     initial = await initial_state(connection, key, beginning, log)
     at = events[0]["event"].get("timestamp") if log else head["create_time"]
+    # Without the title, which is today's and in no log.
     past = {
+        "title": None,
         "state": fold(initial, log),
         "revision": revision,
         "update_time": head["update_time"] if revision == head["revision"] else at,

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec.documents import INITIAL, OVER, is_apart
+from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -269,6 +270,12 @@ def session_updates(planned: Iterable[Planned]) -> list[Update]:
         changes["update_time"] = append.timestamp
         if expected.ttl is not None:
             changes["expire_time"] = now + expected.ttl
+        if append.title is not NOT_GIVEN:
+            changes.pop("title", None)
+            update.change.pop("$unset", None)
+            title = fields_update({"title": append.title})
+            changes.update(title.pop("$set", {}))
+            update.change.update(title)
     return list(updates.values())
 
 
@@ -323,6 +330,7 @@ def fastest(change: Document) -> Document | list[Document]:
             fields[path.removeprefix(_STATE)] = value
         else:
             stage[path] = {"$literal": value}
+    stage |= dict.fromkeys(change.get("$unset", ()), "$$REMOVE")
     for name, count in change.get("$inc", {}).items():
         stage[name] = {"$add": [{"$ifNull": [f"${name}", 0]}, count]}
     stage |= dict.fromkeys(change.get("$currentDate", ()), "$$NOW")

@@ -18,7 +18,7 @@ from mongo_session_service.codec.documents import (
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
-from mongo_session_service.model.metadata import NO_DETAILS, Details
+from mongo_session_service.model.metadata import Details, display_name
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -61,6 +61,8 @@ class Incoming:
     is_last: bool = True
     source_key: SessionKey | None = None
     """The source's, if white space around its session's id is left out."""
+    display_name: str | None = None
+    """Its title, if the source does not tell its details."""
     changed: set[str] = field(default_factory=set)
     """The state keys that its events have set so far."""
 
@@ -102,7 +104,7 @@ class Incoming:
             create_time,
             ScopedState(session=initial),
             check_initial_state(initial),
-            self.details or NO_DETAILS,
+            self.details or Details(title=self.display_name),
         )
 
     def rest(self) -> Incoming:
@@ -221,15 +223,20 @@ class Gathering:
             if header.initial is not None:
                 initial, more = encode_state(header.initial, owner, self._hooks)
                 size += more
+            details, name = header.details, None
+            if self._hooks.is_missing:
+                details = details and details.named(header.state)
+                name = display_name(header.state)
             self._current = Incoming(
                 key,
                 state,
                 header.update_time,
                 header.create_time,
                 size,
-                header.details,
+                details,
                 initial,
                 source_key=source_key,
+                display_name=name,
             )
 
     def _end_session(self) -> Iterable[Batch]:

@@ -209,7 +209,7 @@ def _time(value: Any) -> float:
 
 
 _DETAILS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "title": metadata.check_title,
+    "title": metadata.check_stored_title,
     "labels": metadata.check_labels,
     "ttl": metadata.check_ttl,
     "expire_time": _time,

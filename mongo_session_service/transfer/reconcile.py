@@ -140,7 +140,7 @@ def _compared(
 ) -> Plan:
     """Compare two sessions with the same events; their state may still differ."""
     owner = Owner.of_session(incoming.key)
-    if incoming.details not in (None, Details.of(session)):
+    if not _has_same_details(incoming, session, owner, hooks):
         reason = "its title, labels or time to live are different"
     elif not _is_same_state(incoming.state, session["state"], owner, hooks):
         reason = "its state is different"
@@ -157,6 +157,21 @@ def _compared(
     if incoming.update_time > session["update_time"]:
         return Plan(Standing.BEHIND, matched)
     return Plan(Standing.CONFLICT, matched, reason)
+
+
+def _has_same_details(
+    incoming: Incoming, session: Document, owner: Owner, hooks: Hooks
+) -> bool:
+    """Whether two sessions have the same details, as far as the source tells.
+
+    A title may be in a session's state, as its display name.
+    """
+    here, there = incoming.details, Details.of(session)
+    if here is None or here == there:
+        return True
+    states = (incoming.state, session["state"])
+    shown, stored = (documents.decode_state(each, owner, hooks) for each in states)
+    return here.named(shown) == there.named(stored)
 
 
 def plan_state(

@@ -14,6 +14,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 
 from mongo_session_service.errors import ConflictError, TransferError
+from mongo_session_service.model.metadata import titled
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer import records
@@ -46,7 +47,8 @@ async def hand_over(
     """Copy the selected sessions of an open source into another session service.
 
     Sessions keep their ids, events and state. The public methods cannot set creation
-    times, update times of sessions without events, titles, labels and times to live.
+    times, update times of sessions without events, labels and times to live. A title
+    is a session's display name, until an event of it sets another.
     Events that the service has are not appended again, so the call may be repeated.
 
     Args:
@@ -104,7 +106,8 @@ class _Taker:
             self.given.known += 1
 
     async def _create(self, header: records.SessionHeader) -> Session:
-        state = dict(header.state)
+        title = header.details.title if header.details else None
+        state = titled(dict(header.state), title)
         ours = self.service
         if isinstance(ours, MongoSessionService):  # no default_ttl for what is moved
             return await ours.create_session(**header.key.id, state=state, ttl=math.inf)

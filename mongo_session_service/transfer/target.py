@@ -28,7 +28,7 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import is_duplicate_key
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.model.metadata import DETAILS
+from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import placeholders, queries
 from mongo_session_service.sessions.deletion import (
@@ -355,11 +355,7 @@ class Target:
         gone: Document = {}
         apart: list[queries.Update] | None = None
         if incoming.is_last:
-            change = incoming.session_document()
-            del change["_id"], change["create_time"]
-            # Without a time to live it has none any more, if the source tells.
-            known = DETAILS if incoming.details else ()
-            gone = {name: "" for name in known if name not in change}
+            change, gone = self._changed(incoming, stored)
             # What is known is taken if it differs; what is inferred was better known
             # when there was less of a log.
             if incoming.initial in (None, stored.get(INITIAL)):
@@ -391,6 +387,20 @@ class Target:
                 await self._at.events.insert_many(events, session=txn)
 
         await self._transaction(incoming.key, work)
+
+    def _changed(
+        self, incoming: Incoming, stored: Document
+    ) -> tuple[Document, Document]:
+        """What an existing session gets, and the details that it has no more."""
+        told = {*DETAILS} if incoming.details else set()
+        if incoming.details is None and self.hooks.is_missing:
+            states = (incoming.state, stored["state"])
+            here, there = (each.get(ADK_METADATA) for each in states)
+            told |= {"title"} if here != there else set()
+        change = incoming.session_document()
+        for name in {"_id", "create_time", *DETAILS} - told:
+            change.pop(name, None)
+        return change, dict.fromkeys(told - change.keys(), "")
 
     async def _transaction(
         self, key: SessionKey, work: Callable[[Txn], Awaitable[Result]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 from google.adk.events.event import Event
@@ -16,6 +16,7 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec.bson_values import json_form
 from mongo_session_service.codec.documents import encode_event_fields
 from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.model.metadata import NO_DETAILS, titled
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.wording import counted
 from mongo_session_service.transfer import records
@@ -203,6 +204,7 @@ def _seen(event: Event) -> _Seen:
 def _header_differences(
     here: records.SessionHeader, there: records.SessionHeader
 ) -> list[str]:
+    here, there = _named(here, there)
     reasons = _state_differences(here.state, there.state)
     if here.initial is not None and there.initial is not None:
         found = _state_differences(here.initial, there.initial)
@@ -218,6 +220,27 @@ def _header_differences(
     if _is_other(here.create_time, there.create_time):
         reasons.append(f"created at {here.create_time!r}, there {there.create_time!r}")
     return reasons
+
+
+def _named(*headers: records.SessionHeader) -> list[records.SessionHeader]:
+    """Two headers with titles as display names, whichever of the two is stored.
+
+    If both have details, which are compared, their display names are not compared. If
+    the first has neither, nobody can tell whether the second was renamed.
+    """
+    here, there = headers
+    known = [(each.details or NO_DETAILS).named(each.state) for each in headers]
+    titles = [each.title for each in known]
+    if there.details and (here.details or titles[0] is None):
+        titles[1] = titles[0]
+    return [
+        replace(
+            each,
+            details=each.details and details,
+            state=titled(dict(each.state), title),
+        )
+        for each, details, title in zip(headers, known, titles, strict=True)
+    ]
 
 
 def _is_other(

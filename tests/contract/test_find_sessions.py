@@ -65,7 +65,7 @@ async def test_an_item_is_what_a_list_shows(ours: MongoSessionService) -> None:
     """An item has a session's details, and its state as list_sessions has it."""
     clock = Clock.set()
     state = {"own": [1, {"a.b": 2**70}], "user:u": 1, "app:a": {"x": 1}}
-    details: dict[str, Any] = {"title": "T", "labels": {"a": "b"}, "ttl": 60}
+    details: dict[str, Any] = {"title": None, "labels": {"a": "b"}, "ttl": 60}
     session = await ours.create_session(
         **ADA, session_id="s", state=state | {"temp:t": 1}, **details
     )

@@ -243,3 +243,15 @@ async def test_a_subscription_is_opened_once_and_first(
     async with subscription:
         with pytest.raises(RuntimeError, match="once"):
             await subscription.__aenter__()
+
+
+async def test_a_title_is_the_display_name(service: MongoSessionService) -> None:
+    """A snapshot shows a title that was set without an event, and so does creation."""
+    shown = {"__session_metadata__": {"displayName": "T"}}
+    async with service.watch(APP, USER) as changes:
+        await service.create_session(**SESSION, title="T")
+        created = await anext(changes)
+    async with service.watch(APP, USER, ID) as changes:
+        snapshot = await anext(changes)
+
+    assert created.state_delta == snapshot.state == shown

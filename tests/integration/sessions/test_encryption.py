@@ -163,3 +163,22 @@ async def test_an_import_is_recognised(
     assert first.new == again.unchanged == first.sessions
     assert (again.events, again.states, problems) == (0, 0, [])
     assert await differences(old, sealed) == []
+
+
+async def test_titles_are_no_display_names(
+    sealed: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A display name is sealed and stays so; a title in clear is not shown for it."""
+    name = {"__session_metadata__": {"displayName": CANARY}}
+    session = await sealed.create_session(**KEY, state=name)
+    await sealed.append_event(session, canary_event(**name))
+
+    stored = admin[database].sessions.find_one({})
+    summary = await sealed.update_session(**KEY, title="In clear")
+    loaded = await sealed.get_session(**KEY)
+
+    assert stored is not None
+    assert "title" not in stored
+    assert summary.title == "In clear"
+    assert loaded is not None
+    assert loaded.state["__session_metadata__"] == {"displayName": CANARY}

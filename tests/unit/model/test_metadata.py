@@ -109,7 +109,7 @@ def test_a_moment_has_many_forms(moment: object) -> None:
 
 def test_a_change_says_what_it_removes() -> None:
     """None stands for what is to go, and what is not given is left out."""
-    assert changed(title=None) == {"title": None}
+    assert changed(title=None) == {"title": ""}
     assert changed(labels={}) == changed(labels=None) == {"labels": None}
     assert changed(ttl=None) == {"ttl": None, "expire_time": None}
     assert changed(ttl=timedelta(minutes=1)) == {"ttl": 60.0, "expire_time": NOW + 60}
