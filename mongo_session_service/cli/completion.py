@@ -16,7 +16,7 @@ PROGRAMS = ("mongo-session-service", "adk-mongo")
 @options.verbosity_options
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Prints a script that completes commands and options in a shell.
+    """Prints a script that completes commands in a shell.
 
     It serves both names of the program. Bash must be 4.4 or newer.
 

@@ -35,14 +35,15 @@ _VERY_LATE: Final = 600.0
 @options.as_json
 @options.connected
 async def consumers(place: options.Place, *, as_json: bool) -> None:
-    """Shows the status of every durable consumer, and what to do about it.
+    """Shows the status of every durable consumer.
 
-    LAG is how far a consumer's checkpoint is behind MongoDB. A running consumer that
-    has handled everything stays below 15 seconds: so often it saves a checkpoint, whose
-    age is SAVED. A lag that grows means that changes come faster than the handler
-    returns, or that nobody runs the consumer. It must stay below the time that
-    MongoDB's oplog reaches back, or changes are lost. A dead letter is a change that
-    the handler failed on in every attempt; the consumer has continued after it.
+    Below the table it says what needs attention, and what to do. LAG is how far a
+    consumer's checkpoint is behind MongoDB. A running consumer that has handled
+    everything stays below 15 seconds: so often it saves a checkpoint, whose age is
+    SAVED. A lag that grows means that changes come faster than the handler returns, or
+    that nobody runs the consumer. It must stay below the time that MongoDB's oplog
+    reaches back, or changes are lost. A dead letter is a change that the handler failed
+    on in every attempt; the consumer has continued after it.
 
     \b
     Example:

@@ -56,9 +56,10 @@ def erase() -> None:
 async def user(
     place: options.Place, app: str, user: str, *, yes: bool, as_json: bool
 ) -> None:
-    """Erases a user of an app: sessions, events, state, and traces in consumers.
+    """Erases a user of an app.
 
-    Afterwards no collection contains the user's id. State of the app stays.
+    Sessions, events and state are removed, and what consumers have kept. Afterwards no
+    collection contains the user's id. State of the app stays.
 
     \b
     Example:
@@ -84,9 +85,10 @@ async def user(
 @options.as_json
 @options.connected
 async def app_(place: options.Place, app: str, *, yes: bool, as_json: bool) -> None:
-    """Erases an app: all its users, its state, and the consumers of its changes.
+    """Erases an app, with all its users.
 
-    Stop those consumers before: a running one ends with LeaseLostError.
+    Its state and the consumers of its changes are removed as well. Stop those consumers
+    before: a running one ends with LeaseLostError.
 
     \b
     Example:

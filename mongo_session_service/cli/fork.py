@@ -28,10 +28,11 @@ async def fork(
     *,
     as_json: bool,
 ) -> None:
-    """Creates a session with another's first events, and its state then.
+    """Creates a session with another's first events.
 
-    It prints the new session's id. The server copies the events, so their content is
-    not read. App and user state stay as they are.
+    Its state is what these events leave. It prints the new session's id. The server
+    copies the events, so their content is not read. App and user state stay as they
+    are.
 
     \b
     Example:

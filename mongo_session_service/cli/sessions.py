@@ -67,14 +67,16 @@ def _condition(text: str) -> tuple[str, Any]:
     "--order",
     type=click.Choice(["newest", "oldest"]),
     default="newest",
-    help="Which come first, by their creation. [default: newest]",
+    show_default=True,
+    help="Which come first, by their creation.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=_FEW,
+    show_default=True,
     metavar="N",
-    help=f"How many at most; 0 for all. [default: {_FEW}]",
+    help="How many at most; 0 for all.",
 )
 @options.as_json
 @options.connected
@@ -87,7 +89,7 @@ async def sessions(
     as_json: bool,
     **filters: Any,
 ) -> None:
-    """Lists an app's sessions; without --app, the apps that have some.
+    """Lists an app's sessions, or without --app the apps.
 
     Only sessions with exactly the title, all the labels and all the values that are
     given are listed. State is neither read nor shown. What before_store seals is found

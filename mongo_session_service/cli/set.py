@@ -65,10 +65,10 @@ def _duration(text: str) -> float:
 async def set_session(
     place: options.Place, ids: tuple[str, str, str], *, as_json: bool, **given: Any
 ) -> None:
-    """Changes a session's title, labels or expiry, and leaves the rest as it is.
+    """Changes a session's title, labels or expiry.
 
-    Labels that are not named stay, unless --no-labels is given. Neither state nor
-    events are read or changed.
+    What is not given stays as it is. Labels that are not named stay, unless --no-labels
+    is given. Neither state nor events are read or changed.
 
     \b
     Example:

@@ -234,10 +234,14 @@ async def test_what_was_left_of_a_session_is_erased(
 
 
 def test_setup_says_what_it_creates(at: tuple[str, ...], admin: MongoClient) -> None:
-    """Collections, indexes and the version are named once, and not again."""
+    """What was created is named once; an index that cannot be is, with exit code 3."""
     first, again = call(*at, "setup"), call(*at, "setup", "--json")
-    admin[at[-1]].sessions.drop_index("by_user")
+    sessions = admin[at[-1]].sessions
+    sessions.drop_index("by_user")
     one = call(*at, "setup", "--json")
+    sessions.drop_index("by_user")
+    sessions.create_index("x", name="by_user")
+    kept = call(*at, "setup", "--json")
 
     assert "Created collections: app_states, " in first.stderr
     assert "Created indexes: events.event_id_once_per_session, " in first.stderr
@@ -245,6 +249,8 @@ def test_setup_says_what_it_creates(at: tuple[str, ...], admin: MongoClient) -> 
     nothing = {"collections": [], "indexes": [], "missing_indexes": []}
     assert json.loads(again.stdout) == {**nothing, "schema_version": 1}
     assert json.loads(one.stdout)["indexes"] == ["sessions.by_user"]
+    assert json.loads(kept.stdout)["missing_indexes"] == ["sessions.by_user"]
+    assert [each.returncode for each in (first, again, one, kept)] == [0, 0, 0, 3]
 
 
 @pytest.mark.parametrize(
