@@ -836,7 +836,7 @@ class MongoSessionService(BaseSessionService):
             at = backend.connection
             logs = await deletion.erase_logs(at, app_name, user_id)
             with in_parts():
-                users = await at.user_states.delete_many(states)
+                users = await at.user_states.delete_many(queries.routed(at, states))
                 await at.imports.delete_many(notes)
                 letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)
                 apps = consumers = 0

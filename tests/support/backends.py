@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import google.adk
 from google.adk.sessions import BaseSessionService, InMemorySessionService
@@ -19,6 +20,9 @@ from packaging.version import Version
 from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.driver.compat import Driver
+from support import routing
+from support.command_log import CommandsSent
 from support.encryption_hooks import SEALED
 
 Make = Callable[..., contextlib.AbstractAsyncContextManager[BaseSessionService]]
@@ -58,11 +62,16 @@ async def _sealed(
 
 
 @contextlib.asynccontextmanager
-async def _pymongo(
+async def _as_through_mongos(
     uri: str, database: str, **arguments: Any
 ) -> AsyncIterator[BaseSessionService]:
-    async with AsyncMongoClient(uri) as client:
-        yield MongoSessionService(client=client, database=database, **arguments)
+    """As on a sharded cluster: no command for one user may concern all shards."""
+    log = CommandsSent()
+    async with AsyncMongoClient(uri, event_listeners=[log]) as client:
+        with mock.patch.object(Driver, "is_sharded", return_value=True):
+            yield MongoSessionService(client=client, database=database, **arguments)
+    sent = (it for each in log.sent for it in routing.accesses(*each))
+    assert [each for each in sent if routing.broadcast_to_one(each)] == []
 
 
 @contextlib.asynccontextmanager
@@ -128,7 +137,7 @@ BACKENDS = (
     Backend("adk-in-memory", _in_memory, _OF_ADK),
     Backend("uri", _from_uri),
     Backend("sealed", _sealed, _UNEQUAL),
-    Backend("pymongo", _pymongo),
+    Backend("mongos", _as_through_mongos),
     Backend("motor", _motor),
     Backend("no-transactions", _without_transactions),
     Backend("mongomock-motor", _mongomock, _OF_MOCK),
