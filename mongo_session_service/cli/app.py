@@ -25,6 +25,7 @@ from mongo_session_service.cli.live import live
 from mongo_session_service.cli.mongod import mongod
 from mongo_session_service.cli.options import place_options
 from mongo_session_service.cli.prune import prune
+from mongo_session_service.cli.shard import shard
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.cli.transfer import COMMANDS
 from mongo_session_service.cli.watch import watch
@@ -160,5 +161,7 @@ def main() -> None:
     """  # noqa: D301  \b is click's sign
 
 
-for command in (watch, live, consumers, doctor, grants, mongod, prune, *COMMANDS):
+_OTHERS: Final = (watch, live, consumers, doctor, grants, mongod, prune, shard)
+
+for command in (*_OTHERS, *COMMANDS):
     main.add_command(command)

@@ -336,3 +336,15 @@ def watched_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for each in ("session", "user", "app"):
         choosing = click.option(f"--{each}", help=f"Only this {each}.")(choosing)
     return choosing
+
+
+def named_database(context: click.Context) -> str:
+    """The name of the database that is meant; nothing connects to it."""
+    from mongo_session_service.driver import uri as uris
+
+    uri = said(context, "uri") or os.environ.get("MONGODB_URI")
+    client = uris.open_client(uri or "mongodb://127.0.0.1")
+    named = client.get_default_database(uris.DEFAULT_DATABASE).name
+    database: str = said(context, "database") or named
+    uris.check_names(client, database, said(context, "prefix") or "")
+    return database

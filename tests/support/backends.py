@@ -7,7 +7,7 @@ is strict: a test that starts to pass has to be taken off the list.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -20,6 +20,7 @@ from packaging.version import Version
 from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.driver import server
 from mongo_session_service.driver.compat import Driver
 from support import routing
 from support.command_log import CommandsSent
@@ -61,6 +62,17 @@ async def _sealed(
         yield service
 
 
+@contextlib.contextmanager
+def behind_mongos() -> Iterator[None]:
+    """Take the replica set for a sharded cluster, of which none is at hand."""
+    hello = mock.AsyncMock(return_value={"maxWireVersion": 17, "msg": "isdbgrid"})
+    with (
+        mock.patch.object(Driver, "is_sharded", return_value=True),
+        mock.patch.object(server, "greeted", hello),
+    ):
+        yield
+
+
 @contextlib.asynccontextmanager
 async def _as_through_mongos(
     uri: str, database: str, **arguments: Any
@@ -68,7 +80,7 @@ async def _as_through_mongos(
     """As on a sharded cluster: no command for one user may concern all shards."""
     log = CommandsSent()
     async with AsyncMongoClient(uri, event_listeners=[log]) as client:
-        with mock.patch.object(Driver, "is_sharded", return_value=True):
+        with behind_mongos():
             yield MongoSessionService(client=client, database=database, **arguments)
     sent = (it for each in log.sent for it in routing.accesses(*each))
     assert [each for each in sent if routing.broadcast_to_one(each)] == []
