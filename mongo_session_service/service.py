@@ -971,7 +971,7 @@ class MongoSessionService(BaseSessionService):
             at = backend.connection
             logs = await deletion.erase_logs(at, app_name, user_id)
             with in_parts():
-                users = await at.user_states.delete_many(states)
+                users = await at.user_states.delete_many(queries.routed(at, states))
                 await at.imports.delete_many(notes)
                 await turns.forget_waiters(at, app_name, user_id)
                 letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)

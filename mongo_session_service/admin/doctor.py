@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
@@ -22,6 +29,7 @@ from mongo_session_service.model.wording import counted
 from mongo_session_service.schema import version
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
+from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService
 
 EXAMINED: Final = 10_000
@@ -99,8 +107,6 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
     if server.is_standalone(hello):
         says = "a standalone server, without change streams and transactions"
         return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
-    if "setName" not in hello:
-        return Finding(check, Status.OK, "a sharded cluster, behind mongos")
     members = len([*hello["hosts"], *hello.get("passives", ())])
     says = f"{hello['setName']!r}, {counted(members, 'member')} with data"
     if lost := sorted(unreachable):
@@ -110,6 +116,26 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
     if members == 1:
         says = f"{says}, so no other takes over if it fails"
     return Finding(check, Status.OK, says)
+
+
+def judge_shards(keys: Mapping[str, Document | None]) -> Finding:
+    """Whether a sharded cluster spreads the collections as it should.
+
+    Args:
+        keys: The shard key of each collection that may be sharded; None if it is not.
+    """
+    check, says = "replica set", "a sharded cluster, behind mongos"
+    if wrong := [name for name, key in keys.items() if key not in (None, SHARD_KEY)]:
+        says = f"{says}; another shard key than {', '.join(SHARD_KEY)}: {_some(wrong)}"
+        remedy = "Reshard them: each call for one user is sent to every shard."
+        return Finding(check, Status.WARNING, says, remedy)
+    if whole := [name for name, key in keys.items() if key is None]:
+        return Finding(check, Status.OK, f"{says}; on one shard: {_some(whole)}")
+    return Finding(check, Status.OK, f"{says}; sharded: {_some(keys)}")
+
+
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def judge_transaction(seconds: float | None) -> Finding:
@@ -294,6 +320,8 @@ async def _server(connection: Connection) -> Finding:
 
 async def _members(connection: Connection) -> Finding:
     hello = await server.greeted(connection.client)
+    if server.is_mongos(hello):
+        return judge_shards(await _shard_keys(connection))
     servers = connection.client.topology_description.server_descriptions()
     lost = [
         f"{host}:{port}"
@@ -301,6 +329,18 @@ async def _members(connection: Connection) -> Finding:
         if each.server_type_name == "Unknown"
     ]
     return judge_members(hello, lost)
+
+
+async def _shard_keys(connection: Connection) -> dict[str, Document | None]:
+    keys: dict[str, Document | None] = {}
+    for name in SHARDED:
+        collection: str = getattr(connection, name).name
+        namespace = f"{connection.database.name}.{collection}"
+        known = connection.client["config"]["collections"]
+        found = await known.find_one({"_id": namespace}, {"key": 1, "unsplittable": 1})
+        is_whole = found is None or found.get("unsplittable", False)
+        keys[collection] = None if is_whole else found["key"]
+    return keys
 
 
 async def _transactions(connection: Connection) -> Finding:
@@ -334,6 +374,10 @@ async def _indexes(connection: Connection) -> Finding:
 
 
 async def _oplog(connection: Connection) -> Finding:
+    if connection.is_sharded:
+        says = "each shard has its own, which mongos does not show"
+        remedy = "Run rs.printReplicationInfo() on each shard."
+        return Finding("oplog window", Status.UNKNOWN, says, remedy)
     window = await snapshots.oplog_window(connection)
     if window is None:
         return judge_oplog(None, 0)

@@ -33,6 +33,7 @@ from mongo_session_service.cli.prune import prune
 from mongo_session_service.cli.sessions import sessions
 from mongo_session_service.cli.set import set_session
 from mongo_session_service.cli.setup import setup
+from mongo_session_service.cli.shard import shard
 from mongo_session_service.cli.show import show
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.cli.transfer import COMMANDS
@@ -187,7 +188,7 @@ def main() -> None:
 for command in (
     *(sessions, show, watch, live),
     *(fork, set_session, erase, prune),
-    *(consumers, setup, doctor, grants, mongod, completion),
+    *(consumers, setup, shard, doctor, grants, mongod, completion),
     *COMMANDS,
 ):
     main.add_command(command)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from mongo_session_service.admin.grants import FEATURES, role_for, script
@@ -55,20 +53,10 @@ def grants(
     """  # noqa: D301
     prefix = said(context, "prefix") or ""
     wanted = features or FEATURES
-    role = role_for(_database(context), prefix=prefix, features=wanted, name=name)
+    database = options.named_database(context)
+    role = role_for(database, prefix=prefix, features=wanted, name=name)
     screen = terminal.Screen()
     if as_json:
         screen.write_json(role)
     else:
         screen.write(script(role).rstrip())
-
-
-def _database(context: click.Context) -> str:
-    from mongo_session_service.driver import uri as uris
-
-    uri = said(context, "uri") or os.environ.get("MONGODB_URI")
-    client = uris.open_client(uri or "mongodb://127.0.0.1")
-    named = client.get_default_database(uris.DEFAULT_DATABASE).name
-    database: str = said(context, "database") or named
-    uris.check_names(client, database, said(context, "prefix") or "")
-    return database

@@ -385,3 +385,15 @@ def label(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as stage=test.")
     return name, value
+
+
+def named_database(context: click.Context) -> str:
+    """The name of the database that is meant; nothing connects to it."""
+    from mongo_session_service.driver import uri as uris
+
+    uri = said(context, "uri") or os.environ.get("MONGODB_URI")
+    client = uris.open_client(uri or "mongodb://127.0.0.1")
+    named = client.get_default_database(uris.DEFAULT_DATABASE).name
+    database: str = said(context, "database") or named
+    uris.check_names(client, database, said(context, "prefix") or "")
+    return database

@@ -136,6 +136,14 @@ class Driver(Enum):
         client: MongoClient[Any] = MongoClient(**settings)
         return client.get_database(database.name), client.close
 
+    def is_sharded(self, client: Any) -> bool:
+        """Whether it speaks to a mongos, as far as the client knows."""
+        if self is Driver.MOCK:
+            return False
+        client = client.delegate if self is Driver.MOTOR else client
+        name = client.topology_description.topology_type_name
+        return name in {"Sharded", "LoadBalanced"}
+
     def primary(self, client: Any) -> object:
         """What identifies a primary and its term, as far as the client knows them."""
         client = client.delegate if self is Driver.MOTOR else client

@@ -104,6 +104,11 @@ class Connection:
         detects whether it has changed here since. Not needed after the last import."""
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether a mongos sends what is written and read here to shards."""
+        return self.driver.is_sharded(self.client)
+
+    @property
     def patience(self) -> float:
         """Seconds after which a write is given up."""
         return transactions.patience(self.client)

@@ -82,9 +82,14 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
         raise ConfigurationError(message, hint=hint)
 
 
+def is_mongos(hello: dict[str, Any]) -> bool:
+    """Whether a server is the router of a sharded cluster."""
+    return hello.get("msg") == "isdbgrid"
+
+
 def is_standalone(hello: dict[str, Any]) -> bool:
     """Whether a server belongs to no replica set, nor to a sharded cluster."""
-    return "setName" not in hello and hello.get("msg") != "isdbgrid"
+    return "setName" not in hello and not is_mongos(hello)
 
 
 class Login(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
 
@@ -36,6 +36,10 @@ class SessionKey(NamedTuple):
     def event_id(self, revision: int) -> dict[str, Any]:
         """The ``_id`` of the event that produced ``revision``."""
         return {**self.id, "revision": revision}
+
+
+SHARD_KEY: Final = SessionKey._fields[:2]
+"""The fields of every ``_id`` by which a sharded cluster spreads the documents."""
 
 
 class Marker(NamedTuple):

@@ -145,7 +145,8 @@ async def remove_some(connection: Connection, wanted: Document) -> Step:
     """
 
     async def work(txn: Txn) -> Step:
-        cursor = connection.sessions.find(wanted, {"revision": 1}, session=txn)
+        where = queries.routed(connection, wanted)
+        cursor = connection.sessions.find(where, {"revision": 1}, session=txn)
         found = await cursor.limit(_SESSIONS).to_list(None)
         if not found:
             return Step(0, 0, is_last=True)
@@ -169,9 +170,11 @@ async def _remove_short(
     connection: Connection, short: list[Document], txn: Txn, *, is_last: bool
 ) -> Step:
     ids = [each["_id"] for each in short]
-    await connection.sessions.delete_many({"_id": {"$in": ids}}, session=txn)
+    which = queries.routed(connection, {"_id": {"$in": ids}})
+    await connection.sessions.delete_many(which, session=txn)
     logs = [queries.all_events(SessionKey(**each["_id"])) for each in short]
-    await connection.events.delete_many({"$or": logs}, session=txn)
+    which = queries.any_of([queries.routed(connection, log) for log in logs])
+    await connection.events.delete_many(which, session=txn)
     return Step(len(short), sum(each["revision"] for each in short), is_last)
 
 
@@ -199,11 +202,11 @@ async def _shorten(connection: Connection, id_: Document, txn: Txn) -> Step:
     if found is None:
         # Only without transactions: another process has removed the rest.
         return Step(0, 0, is_last=False)
-    log = queries.all_events(SessionKey(**id_))
+    log = queries.routed(connection, queries.all_events(SessionKey(**id_)))
     cursor = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
     oldest = [each["_id"] for each in await cursor.limit(STEP + 1).to_list(None)]
     if len(oldest) > STEP:
-        log = {"_id": {"$gte": oldest[0], "$lt": oldest[-1]}}
+        log = {**log, "_id": {"$gte": oldest[0], "$lt": oldest[-1]}}
     if oldest:
         await connection.events.delete_many(log, session=txn)
     if len(oldest) > STEP:
@@ -227,11 +230,12 @@ async def remove_events(
 
     # In one transaction, or the events may belong to a new session by then.
     async def work(txn: Txn) -> tuple[list[Document], int]:
-        cursor = connection.events.find(wanted, {"_id": 1}, session=txn).sort("_id", 1)
+        where = queries.routed(connection, wanted)
+        cursor = connection.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
         found = [each["_id"] for each in await cursor.limit(STEP).to_list(None)]
-        orphans = await _orphans(connection, found, txn)
+        orphans = await _orphans(connection, found, txn) if found else []
         if orphans:
-            which = {"_id": {"$in": orphans}}
+            which = queries.routed(connection, {"_id": {"$in": orphans}})
             await connection.events.delete_many(which, session=txn)
         return found, len(orphans)
 
@@ -248,7 +252,8 @@ async def _orphans(
 ) -> list[Document]:
     """The ``_id``s of the events that have neither session nor placeholder."""
     keys = {SessionKey(*islice(each.values(), 3)) for each in events}
-    wanted = {"_id": {"$in": [key.id for key in keys]}}
+    ids = [key.id for key in keys]
+    wanted = queries.routed(connection, {"_id": {"$in": ids}})
     found = connection.sessions.find(wanted, {"_id": 1}, session=txn)
     keys -= {SessionKey(**each["_id"]) for each in await found.to_list(None)}
     return [each for each in events if SessionKey(*islice(each.values(), 3)) in keys]

@@ -163,7 +163,7 @@ async def _read_user_page(at: Connection, where: Document) -> Page:
     heads = Wanted("sessions", {"_id": {"$in": ids}}, fields=HEAD)
     if page.at is None:
         return page._replace(sessions=await queries.read_each(at, heads))
-    read = await snapshots.snapshot_at(at, at.sessions, heads.stages(), at=page.at)
+    read = await snapshots.snapshot_at(at, at.sessions, heads.stages(at), at=page.at)
     return page._replace(sessions=read.documents)
 
 

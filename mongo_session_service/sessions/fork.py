@@ -163,6 +163,7 @@ class Fork:
     async def copy_events(self, after: int, until: int) -> None:
         """Copy the events of one step."""
         wanted = queries.events_until(self.source, until, after)
+        wanted = queries.routed(self.connection, wanted)
         events, driver = self.connection.events, self.connection.driver
         if driver is Driver.MOCK:  # mongomock has no $merge
             found = await events.find(wanted).to_list(None)

@@ -215,7 +215,7 @@ async def deltas(
     connection: Connection, key: SessionKey, revision: int, *, after: int = 0
 ) -> list[Document]:
     """The deltas of a session's events up to a revision."""
-    where = queries.events_until(key, revision, after)
+    where = queries.routed(connection, queries.events_until(key, revision, after))
     async with connection.reading() as session:
         found = connection.events.find(where, _DELTA, session=session).sort("_id", 1)
         return [delta_of(each) for each in await found.to_list(None)]

@@ -162,8 +162,7 @@ async def _rewinds(
             if event.actions.rewind_before_invocation_id
         ]
     where = {**queries.events_until(key, until), _REWIND: {"$exists": 1, "$ne": ""}}
-    stages: list[Document] = [{"$match": where}, {"$project": {"to": f"${_REWIND}"}}]
-    found = await _results(connection, stages)
+    found = await _results(connection, where, {"$project": {"to": f"${_REWIND}"}})
     return [
         (each["_id"]["revision"], bson_values.decode_value(each["to"]))
         for each in found
@@ -185,11 +184,14 @@ async def _firsts(
     wanted = [bson_values.encode_value(each) for each in invocation_ids]
     where = {**queries.events_until(key, until), queries.INVOCATION: {"$in": wanted}}
     first = {"_id": f"${queries.INVOCATION}", "first": {"$min": "$_id.revision"}}
-    found = await _results(connection, [{"$match": where}, {"$group": first}])
+    found = await _results(connection, where, {"$group": first})
     return {bson_values.decode_value(each["_id"]): each["first"] for each in found}
 
 
-async def _results(connection: Connection, stages: list[Document]) -> list[Document]:
+async def _results(
+    connection: Connection, where: Document, stage: Document
+) -> list[Document]:
+    stages = [{"$match": queries.routed(connection, where)}, stage]
     return await persistently(lambda: connection.aggregate(connection.events, stages))
 
 

@@ -7,7 +7,7 @@ an empty document, which sorts after every string and number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from mongo_session_service.codec.documents import INITIAL, OVER, is_apart
 from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import (
+    SHARD_KEY,
     Append,
     Document,
     NewSession,
@@ -129,6 +130,41 @@ def _between(prefix: Document, next_field: str) -> Document:
     return {"_id": {"$gt": prefix, "$lt": {**prefix, next_field: {}}}}
 
 
+def any_of(filters: Sequence[Document]) -> Document:
+    """What matches at least one of some filters."""
+    return filters[0] if len(filters) == 1 else {"$or": list(filters)}
+
+
+def routed(at: Any, filter_: Document) -> Document:
+    """A filter as it is sent to a connection's server.
+
+    A mongos finds the shard of a user's documents by equality with the fields of the
+    shard key, which it does not see in a range of ``_id``. A replica set would compare
+    these fields in each document that it reads, for nothing: they are left out there.
+    """
+    if not at.is_sharded:
+        return filter_
+    ids = filter_.get("_id")
+    common = _common_fields(ids) if isinstance(ids, dict) else {}
+    return {**filter_, **common}
+
+
+def _common_fields(ids: Document) -> Document:
+    """The fields of the shard key that all ``_id``s have which match an expression."""
+    bounds: list[Any] = []
+    for operator, operand in ids.items():
+        if not operator.startswith("$"):
+            return {}  # one _id, in which a mongos sees them
+        bounds += operand if operator == "$in" else [operand]
+    common: Document = {}
+    for name in SHARD_KEY:
+        values = [it[name] for it in bounds if isinstance(it, dict) and name in it]
+        if not values or values != values[:1] * len(bounds):
+            break
+        common[f"_id.{name}"] = values[0]
+    return common
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Documents of one collection to be read, together with others."""
@@ -142,9 +178,9 @@ class Wanted:
     fields: tuple[str, ...] = ()
     """Which are wanted beside the ``_id``; all by default."""
 
-    def stages(self) -> list[Document]:
-        """The pipeline that reads them."""
-        stages: list[Document] = [{"$match": self.filter}]
+    def stages(self, at: Any) -> list[Document]:
+        """The pipeline that reads them from a connection."""
+        stages: list[Document] = [{"$match": routed(at, self.filter)}]
         if self.order is not None:
             stages.append({"$sort": {"_id": self.order}})
         if self.limit is not None:
@@ -160,7 +196,8 @@ async def read_each(at: Any, *wanted: Wanted) -> list[Document]:
     """Documents of several collections by one query each: without transactions."""
     documents: list[Document] = []
     for each in wanted:
-        cursor = getattr(at, each.collection).find(each.filter, each.fields or None)
+        wanted_here = routed(at, each.filter)
+        cursor = getattr(at, each.collection).find(wanted_here, each.fields or None)
         if each.order is not None:
             cursor = cursor.sort("_id", each.order)
         found = await cursor.limit(each.limit or 0).to_list(None)
@@ -177,10 +214,10 @@ def union(at: Any, first: Wanted, *others: Wanted) -> list[Document]:
 
     It is run on the first one's collection.
     """
-    stages = first.stages()
+    stages = first.stages(at)
     for each in others:
         name = getattr(at, each.collection).name
-        stages.append({"$unionWith": {"coll": name, "pipeline": each.stages()}})
+        stages.append({"$unionWith": {"coll": name, "pipeline": each.stages(at)}})
     return stages
 
 

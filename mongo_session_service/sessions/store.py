@@ -272,7 +272,7 @@ class SessionStore:
             SessionNotFoundError: it is not stored.
         """
         stored = await find_session(self._connection, key, platform_time.get_time())
-        log = queries.events_after(key, 0)
+        log = queries.routed(self._connection, queries.events_after(key, 0))
         latest = self._connection.events.find(log, {"event.id": 1}).sort("_id", -1)
         events = await latest.limit(2).to_list(None)
         return SessionHead(

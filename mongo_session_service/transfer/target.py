@@ -165,7 +165,8 @@ class Target:
         ids = [key.id for key in keys]
         now = platform_time.get_time()
         found: dict[SessionKey, Document] = {}
-        for each in await self._at.sessions.find({"_id": {"$in": ids}}).to_list(None):
+        wanted = queries.routed(self._at, {"_id": {"$in": ids}})
+        for each in await self._at.sessions.find(wanted).to_list(None):
             key = SessionKey(**each["_id"])
             if each.get("expire_time", now + 1) > now:
                 found[key] = each
@@ -177,7 +178,8 @@ class Target:
             if not placeholders.is_placeholder(each) and INITIAL not in each
         ]
         if lacking:
-            async for apart in self._at.events.find({"_id": {"$in": lacking}}):
+            wanted = queries.routed(self._at, {"_id": {"$in": lacking}})
+            async for apart in self._at.events.find(wanted):
                 session = found[_key(apart)]
                 if (state := recorded(session, apart)) is not None:
                     session[INITIAL] = state
@@ -193,7 +195,8 @@ class Target:
             for part in parts
         ]
         if ranges:
-            async for each in self._at.events.find({"$or": ranges}).sort("_id"):
+            wanted = queries.any_of([queries.routed(self._at, it) for it in ranges])
+            async for each in self._at.events.find(wanted).sort("_id"):
                 found.setdefault(_key(each), []).append(each)
         return found
 
@@ -306,11 +309,11 @@ class Target:
             )
             if held.matched_count == 0:
                 raise ChangedError
-            where = queries.events_after(key, after)
+            where = queries.routed(self._at, queries.events_after(key, after))
             rest = self._at.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
             ids = [each["_id"] for each in await rest.limit(STEP).to_list(None)]
             if ids:
-                some = {"_id": {"$gte": ids[0], "$lte": ids[-1]}}
+                some = {**where, "_id": {"$gte": ids[0], "$lte": ids[-1]}}
                 await self._at.events.delete_many(some, session=txn)
             return len(ids) == STEP
 

@@ -1,9 +1,11 @@
-"""The live page in a real browser, in front of a real server."""
+"""Programs from elsewhere: a real browser on the live page, and MongoDB's shell."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from google.adk.sessions import Session
@@ -26,6 +28,16 @@ CHROMIUM = [
 ]
 
 expect.set_options(timeout=15_000)
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of MongoDB's shell, as its package for Node.js brings it."""
+    npm = shutil.which("npm")
+    assert npm, "MongoDB's shell comes from npm: install Node.js."
+    folder = tmp_path_factory.mktemp("mongosh")
+    subprocess.run([npm, "install", "--silent", "mongosh@2"], cwd=folder, check=True)
+    return folder / "node_modules/.bin"
 
 
 @pytest.fixture

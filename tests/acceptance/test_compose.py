@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,16 +21,6 @@ pytestmark = [pytest.mark.release, pytest.mark.xdist_group("secured")]
 
 ROOT = Path(__file__).parents[2]
 FILES = (ROOT / "docker-compose.yml", ROOT / "docker-compose.auth.yml")
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of MongoDB's shell, as its package for Node.js brings it."""
-    npm = shutil.which("npm")
-    assert npm, "MongoDB's shell comes from npm: install Node.js."
-    folder = tmp_path_factory.mktemp("mongosh")
-    subprocess.run([npm, "install", "--silent", "mongosh@2"], cwd=folder, check=True)
-    return folder / "node_modules/.bin"
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ is strict: a test that starts to pass has to be taken off the list.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import google.adk
 from google.adk.sessions import BaseSessionService, InMemorySessionService
@@ -19,6 +20,10 @@ from packaging.version import Version
 from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.driver import server
+from mongo_session_service.driver.compat import Driver
+from support import routing
+from support.command_log import CommandsSent
 from support.encryption_hooks import SEALED
 
 Make = Callable[..., contextlib.AbstractAsyncContextManager[BaseSessionService]]
@@ -57,12 +62,29 @@ async def _sealed(
         yield service
 
 
+@contextlib.contextmanager
+def behind_mongos() -> Iterator[None]:
+    """Take the replica set for a sharded cluster, of which none is at hand."""
+    hello = mock.AsyncMock(return_value={"maxWireVersion": 17, "msg": "isdbgrid"})
+    with (
+        mock.patch.object(Driver, "is_sharded", return_value=True),
+        mock.patch.object(server, "greeted", hello),
+    ):
+        yield
+
+
 @contextlib.asynccontextmanager
-async def _pymongo(
+async def _as_through_mongos(
     uri: str, database: str, **arguments: Any
 ) -> AsyncIterator[BaseSessionService]:
-    async with AsyncMongoClient(uri) as client:
-        yield MongoSessionService(client=client, database=database, **arguments)
+    """As on a sharded cluster: no command for one user may concern all shards."""
+    log = CommandsSent()
+    async with AsyncMongoClient(uri, event_listeners=[log]) as client:
+        with behind_mongos():
+            yield MongoSessionService(client=client, database=database, **arguments)
+    sent = (it for each in log.sent for it in routing.accesses(*each))
+    to_all = [each for each in sent if routing.broadcast_to_one(each)]
+    assert not to_all, to_all
 
 
 @contextlib.asynccontextmanager
@@ -139,7 +161,7 @@ BACKENDS = (
     Backend("adk-in-memory", _in_memory, _OF_ADK),
     Backend("uri", _from_uri),
     Backend("sealed", _sealed, _OF_SEALED),
-    Backend("pymongo", _pymongo),
+    Backend("mongos", _as_through_mongos),
     Backend("motor", _motor),
     Backend("no-transactions", _without_transactions),
     Backend("mongomock-motor", _mongomock, _OF_MOCK),

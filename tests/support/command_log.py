@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pymongo import monitoring
 
 
 class CommandsSent(monitoring.CommandListener):
-    """Keeps the names of the commands a client has sent, in order."""
+    """Keeps the commands a client has sent, in order."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        """The name and the content of each."""
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return [name for name, _ in self.sent]
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.sent.clear()
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         """Keep it."""
-        self.names.append(event.command_name)
+        self.sent.append((event.command_name, dict(event.command)))
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
         """Of no interest."""

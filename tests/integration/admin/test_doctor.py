@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from pymongo import MongoClient
+from support.backends import behind_mongos
 from support.cli_runner import call
 from support.consumers import append, create
 from support.failpoints import failing
@@ -51,6 +52,16 @@ def bad(findings: dict[str, Finding]) -> dict[str, Status]:
         for name, each in findings.items()
         if each.status is not Status.OK and "access control is off" not in each.says
     }
+
+
+async def test_a_sharded_cluster_is_known(filled: MongoSessionService) -> None:
+    """What only a replica set has is not missed behind a mongos."""
+    with behind_mongos():
+        findings = await examined(filled)
+
+    assert list(findings) == list(doctor.CHECKS)
+    assert bad(findings) == {"oplog window": Status.UNKNOWN}
+    assert "on one shard: events, sessions, user_states" in findings["replica set"].says
 
 
 async def test_a_database_in_use_is_well(filled: MongoSessionService) -> None:

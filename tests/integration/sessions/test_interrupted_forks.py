@@ -114,7 +114,7 @@ async def test_the_past_is_of_one_point_in_time(
     async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
         borrowing = MongoSessionService(client=client, database=database)
         await borrowing.setup()
-        sent.names.clear()
+        sent.clear()
         past = await borrowing.get_session_at(**IDS, revision=1)
         assert sent.names == ["aggregate"]
 

@@ -212,7 +212,7 @@ async def test_who_is_not_late_pays_nothing(mongodb_uri: str, database: str) -> 
                 on_conflict=policy,  # type: ignore[arg-type]
             )
             session = await service.create_session(app_name="app", user_id="user")
-            sent.names.clear()
+            sent.clear()
             await service.append_event(session, called("a"))
             await service.append_event(session, responded("a"))
             assert sent.names == ["update", "insert", "commitTransaction"] * 2

@@ -17,12 +17,14 @@ from mongo_session_service.admin.doctor import (
     judge_privileges,
     judge_revisions,
     judge_server,
+    judge_shards,
     judge_transaction,
     judge_version,
 )
 from mongo_session_service.driver.privileges import FEATURES, needs
 from mongo_session_service.errors import ConfigurationError, SchemaVersionError
 from mongo_session_service.schema.indexes import INDEXES
+from mongo_session_service.schema.sharding import SHARD_KEY
 from mongo_session_service.schema.version import SCHEMA_VERSION
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
@@ -48,7 +50,9 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_members(SET, []), OK, "3 members"),
         (judge_members({**SET, "hosts": ["a:1"]}, []), OK, "no other takes over"),
         (judge_members(SET, ["c:1"]), WARNING, "unreachable: c:1"),
-        (judge_members({"msg": "isdbgrid"}, []), OK, "sharded"),
+        (judge_shards({"s": SHARD_KEY, "e": SHARD_KEY}), OK, "sharded: e, s"),
+        (judge_shards({"s": SHARD_KEY, "e": None}), OK, "on one shard: e"),
+        (judge_shards({"s": {"_id": 1}, "e": None}), WARNING, "_id.user_id: s"),
         (judge_members({}, []), FAILED, "standalone"),
         (judge_transaction(0.0021), OK, "2.1 ms"),
         (judge_transaction(None), WARNING, "switched off"),

@@ -1,0 +1,132 @@
+"""Which commands a mongos sends to one shard, by MongoDB's published rules.
+
+A command on a sharded collection is targeted if its filter holds equality on every
+field of the shard key, at its top or in an ``$and``; equality on an embedded document
+counts for each of its fields. All else is taken for a broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
+
+Document = dict[str, Any]
+
+
+class Access(NamedTuple):
+    """A part of a command that concerns one sharded collection."""
+
+    command: str
+    collection: str
+    filter: Document
+
+    @property
+    def is_targeted(self) -> bool:
+        """Whether one shard is asked."""
+        return SHARD_KEY.keys() <= equalities(self.filter).keys()
+
+    @property
+    def names_one_user(self) -> bool:
+        """Whether every ``_id`` that it asks for is of the same user."""
+        ids = self.filter.get("_id")
+        bounds = [*_operands(ids)] if isinstance(ids, dict) else []
+        users = [(each.get("app_name"), each.get("user_id")) for each in bounds]
+        return bool(users) and None not in users[0] and len({*map(repr, users)}) == 1
+
+    @property
+    def shape(self) -> str:
+        """The command, and by what it finds documents."""
+        held = [name for name in SHARD_KEY if name in equalities(self.filter)]
+        by = held or [name for name in self.filter if name != "_id"] or ["nothing"]
+        return f"{self.command} {self.collection} by {', '.join(by)}"
+
+
+BROADCASTS = {
+    "aggregate sessions by _id.app_name": "an app's sessions are listed or searched",
+    "aggregate user_states by _id.app_name": "with the state of their users",
+    "find sessions by _id.app_name": "an app is erased",
+    "delete sessions by _id.app_name": "an app is erased",
+    "find events by _id.app_name": "an app is erased",
+    "delete user_states by _id.app_name": "an app is erased",
+    "delete events by $or": "sessions of several users are removed together",
+    "find sessions by expire_time": "what has expired is pruned",
+    "aggregate sessions by expire_time": "what would be pruned is counted",
+}
+"""Commands that concern many users, and for what they are sent."""
+
+
+def broadcast_to_one(access: Access) -> bool:
+    """Whether every shard is asked for what one user has, or for an unknown reason."""
+    if access.is_targeted:
+        return False
+    return access.names_one_user or access.shape not in BROADCASTS
+
+
+def accesses(name: str, command: Document) -> Iterator[Access]:
+    """Each part of a command that concerns a sharded collection."""
+    collection = command.get(name)
+    if name == "aggregate":
+        yield from _of_pipeline(collection, command["pipeline"])
+        return
+    for filter_ in _filters(name, command):
+        if collection in SHARDED:
+            yield Access(name, collection, filter_)
+
+
+def equalities(filter_: Document) -> Document:
+    """The fields that a filter compares with one value each, by their paths."""
+    found: Document = {}
+    for path, value in filter_.items():
+        if path == "$and":
+            for each in value:
+                found |= equalities(each)
+        elif not path.startswith("$"):
+            found |= _equality(path, value)
+    return found
+
+
+def _equality(path: str, value: Any) -> Document:
+    if not isinstance(value, dict):
+        return {path: value}
+    if "$eq" in value:
+        return _equality(path, value["$eq"])
+    if any(name.startswith("$") for name in value):
+        return {}
+    return {f"{path}.{name}": each for name, each in value.items()}
+
+
+def _filters(name: str, command: Document) -> list[Document]:
+    match name:
+        case "insert":
+            return [{"_id": each["_id"]} for each in command["documents"]]
+        case "update":
+            return [each["q"] for each in command["updates"]]
+        case "delete":
+            return [each["q"] for each in command["deletes"]]
+        case "find":
+            return [command.get("filter", {})]
+        case "count" | "distinct" | "findAndModify":
+            return [command.get("query", {})]
+    return []
+
+
+def _of_pipeline(collection: Any, pipeline: list[Document]) -> Iterator[Access]:
+    if any("$changeStream" in stage for stage in pipeline):
+        return  # it reads the oplog of every shard
+    if collection in SHARDED:
+        first = pipeline[0].get("$match", {}) if pipeline else {}
+        yield Access("aggregate", collection, first)
+    for stage in pipeline:
+        if "$unionWith" in stage:
+            inner = stage["$unionWith"]
+            yield from _of_pipeline(inner["coll"], inner["pipeline"])
+        if "$lookup" in stage:
+            inner = stage["$lookup"]
+            yield from _of_pipeline(inner["from"], [])
+
+
+def _operands(ids: Document) -> Iterator[Any]:
+    for operator, operand in ids.items():
+        yield from operand if operator == "$in" else [operand]
