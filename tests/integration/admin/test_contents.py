@@ -1,0 +1,41 @@
+"""Contents of a database, as the command line looks at them."""
+
+from __future__ import annotations
+
+from pymongo import MongoClient
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.admin import contents
+from mongo_session_service.admin.contents import AppCount
+
+
+async def test_apps_are_counted_without_reading_sessions(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """An index has all that is needed; only what has expired is looked at as well."""
+    await service.setup()
+    stored = [
+        {
+            "_id": {"app_name": app, "user_id": user, "session_id": f"s{number}"},
+            "state": {"large": "x" * 100},
+            "revision": 0,
+            "create_time": 1e9,
+            "update_time": 1e9,
+            **({"expire_time": 1e9} if number < 2 else {}),
+        }
+        for app in ("a", "b")
+        for user in ("ada", "bob")
+        for number in range(50)
+    ]
+    admin[database].sessions.insert_many(stored)
+    admin[database].command("profile", 2)
+
+    counted = await contents.apps(service)
+
+    admin[database].command("profile", 0)
+    wanted = {"op": "command", "command.aggregate": "sessions"}
+    (profiled,) = admin[database]["system.profile"].find(wanted)
+    assert counted == [AppCount("a", 2, 96), AppCount("b", 2, 96)]
+    expired = 8
+    assert profiled["docsExamined"] <= 2 * expired  # MongoDB counts a union twice
+    assert "IXSCAN" in profiled["planSummary"]
