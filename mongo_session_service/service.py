@@ -874,7 +874,7 @@ class MongoSessionService(BaseSessionService):
         progress: Callable[[Pruned], object] | None = None,
         *,
         app_name: str | None = None,
-        idle_for: float | timedelta | None = None,
+        idle_for: float | timedelta | str | None = None,
         created_before: datetime | str | None = None,
         dry_run: bool = False,
     ) -> Pruned:

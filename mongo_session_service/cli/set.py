@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -12,22 +11,6 @@ from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.sessions import fields, labels_text
 from mongo_session_service.cli.show import expiry_text
 from mongo_session_service.cli.terminal import printable
-
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def _duration(text: str) -> float:
-    """A duration in seconds: a number of seconds, or with a unit.
-
-    Raises:
-        BadParameter: it is neither.
-    """
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if parts is None:
-        raise click.BadParameter(
-            f"{text!r} is not a duration such as 7200s, 12h or 7d."
-        )
-    return float(parts[1]) * _UNITS[parts[2]]
 
 
 @click.command("set")
@@ -49,7 +32,7 @@ def _duration(text: str) -> float:
 )
 @click.option(
     "--ttl",
-    type=_duration,
+    type=options.duration,
     metavar="DURATION",
     help="How long it lives from now on, and again after each event: 7200s, 12h, 7d.",
 )

@@ -32,9 +32,6 @@ _PAGE: Final = 1000
 _TOGETHER: Final = 40
 """Sessions examined, and removed, together: fewer than one removal takes at most."""
 
-_TURN_RENEWED: Final = "turn.renewed_at"
-"""Where a session has the last sign of the holder of its turn, by the server's time."""
-
 
 class Pruning(Protocol):
     """What one call of ``prune`` removes, or only counts."""
@@ -64,7 +61,7 @@ def new_pruning(
         moment = datetime.fromtimestamp(max(0.0, idle_since), UTC)
         wanted["create_time"]["$lte"] = idle_since
         wanted["update_time"] = {"$lte": idle_since}
-        wanted[_TURN_RENEWED] = {"$not": {"$gt": moment}}
+        wanted[queries.TURN_RENEWED] = {"$not": {"$gt": moment}}
     return _Unwanted(app, wanted, idle_since, is_dry_run)
 
 

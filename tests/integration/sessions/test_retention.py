@@ -99,18 +99,14 @@ async def test_a_session_that_is_created_meanwhile_stays(
     assert found.state == {"new": 1}
 
 
-async def test_a_turn_keeps_its_session(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
+async def test_a_turn_keeps_its_session(service: MongoSessionService) -> None:
     """Whoever has the turn of a session is about to append, however long it takes."""
     clock = Clock.set()
     clock.now = time.time() - 90 * DAY
     await idle_session(service, clock)
-    sessions = admin[database]["sessions"]
-    sessions.update_one({"_id": KEY.id}, {"$currentDate": {"turn.renewed_at": True}})
 
-    has_turn = await service.prune(idle_for=DAY)
-    sessions.update_one({"_id": KEY.id}, {"$unset": {"turn.renewed_at": ""}})
+    async with service.turn(**KEY.id):
+        has_turn = await service.prune(idle_for=DAY)
     has_none = await service.prune(idle_for=DAY)
 
     assert (has_turn, has_none) == (Pruned(), Pruned(sessions=1, events=1))
