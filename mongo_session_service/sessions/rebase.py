@@ -84,8 +84,8 @@ _UNANSWERED: Final = (
 )
 _OUTRUN: Final = (
     "Another run of the same turn has called functions, or has responded to the same"
-    " call: only one run may continue. Reload the session with get_session(). Nothing"
-    " was stored."
+    " call: only one run may continue. Reload the session with get_session(), and let"
+    " runs wait for each other with turn(). Nothing was stored."
 )
 
 

@@ -50,7 +50,8 @@ def stale(
     return StaleSessionError(
         f"{which} was modified in storage after it was loaded{how}."
         " Nothing was stored. Reload it with get_session() and append again; with a"
-        " Runner, run the turn again. If several writers are usual, build the service"
+        " Runner, run the turn again. If requests overlap, let them wait for each other"
+        " with turn() or run_turn(); if several writers are usual, build the service"
         " with on_conflict='rebase'."
     )
 
