@@ -38,6 +38,7 @@ from mongo_session_service.consumers.coordinator import OnHistoryLost, Settings,
 from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
 from mongo_session_service.driver.cancellation import running_loop
 from mongo_session_service.driver.errors import in_parts, once_written
+from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.uri import ConnectionSettings
 from mongo_session_service.errors import (
     ConfigurationError,
@@ -328,7 +329,8 @@ class MongoSessionService(BaseSessionService):
             return ListSessionsResponse()
         async with self._backend() as backend:
             stored = await backend.store.list_sessions(app, user)
-        return ListSessionsResponse(sessions=[to_session(each) for each in stored])
+            sessions = await in_slices(map(to_session, stored))
+        return ListSessionsResponse(sessions=sessions)
 
     @override
     @traced

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from mongo_session_service import errors
 from mongo_session_service.backend import backend_of
+from mongo_session_service.codec import replies
 from mongo_session_service.driver import server, snapshots
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
@@ -464,7 +465,8 @@ async def _examined(
         # It has no snapshots.
         wrong = await connection.aggregate(collection, pipeline)
     else:
-        wrong = await snapshots.read(connection, collection, pipeline)
+        found = await snapshots.read(connection, collection, pipeline)
+        wrong = [*replies.decoded(found)]
     return Examined(total, is_sample, [each["_id"] for each in wrong])
 
 

@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
-from bson.int64 import Int64
 from bson.timestamp import Timestamp
 from pymongo import errors
 from pymongo.read_concern import ReadConcern
 
+from mongo_session_service.codec import replies
 from mongo_session_service.driver import transactions
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Secondaries
-from mongo_session_service.driver.connection import ONE_BATCH, Connection
+from mongo_session_service.driver.connection import BATCH, Connection
+from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import ConfigurationError
 
 _RETRY: Final = 0.02  # seconds
@@ -28,6 +29,9 @@ _CREATION_PAUSES: Final = (0.01, 0.05, 0.2)
 
 Result = TypeVar("Result")
 
+Encoded = bytes | memoryview
+"""A document that :func:`replies.decoded` decodes."""
+
 
 class Snapshot(NamedTuple):
     """Documents of one point in time."""
@@ -36,6 +40,14 @@ class Snapshot(NamedTuple):
     at: Timestamp
     is_whole: bool
     """Whether these are all, or those of the first reply."""
+
+
+class _Reply(NamedTuple):
+    """The same, encoded."""
+
+    documents: list[Encoded]
+    at: Timestamp
+    is_whole: bool
 
 
 def check(connection: Connection) -> None:
@@ -89,7 +101,7 @@ async def read(
     pipeline: list[dict[str, Any]],
     *,
     anywhere: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Encoded]:
     """All results of an aggregation, from one point in time of every collection.
 
     The point is not before the latest write of this service. The primary is read, or
@@ -107,18 +119,21 @@ async def read(
         async with connection.reading() as session:
             # A tenth faster than a cursor, if the results are few. The driver does not
             # retry it: whatever fails here is read through a cursor below.
-            first = await _aggregate(
-                connection, session, collection, pipeline, whole=False
+            found = await _aggregate(
+                connection, session, collection, pipeline, whole=True
             )
     except errors.ServerSelectionTimeoutError:
         raise
     except errors.PyMongoError:
         pass
     else:
-        if first.is_whole and _has_latest_write(connection, first.at):
-            return first.documents
-    collection = collection.with_options(read_concern=_SNAPSHOT)
-    return await _once_created(lambda: connection.aggregate(collection, pipeline))
+        if _has_latest_write(connection, found.at):
+            return found.documents
+    options: dict[str, Any] = {"read_concern": _SNAPSHOT, "codec_options": replies.RAW}
+    collection = collection.with_options(**options)
+    return _encoded(
+        await _once_created(lambda: connection.aggregate(collection, pipeline))
+    )
 
 
 async def snapshot(
@@ -161,7 +176,8 @@ async def snapshot_at(
         if connection.secondaries is not None:
             # What the caller has seen here must not be missing from a later read.
             connection.secondaries.heard_of(found.at, session)
-    return found
+    documents = await in_slices(replies.decoded(found.documents))
+    return Snapshot(documents, found.at, found.is_whole)
 
 
 async def _aggregate(
@@ -172,25 +188,29 @@ async def _aggregate(
     *,
     at: Timestamp | None = None,
     whole: bool,
-) -> Snapshot:
+) -> _Reply:
     """Read by commands: cursors can neither ask for a point in time nor report it."""
     concern = _SNAPSHOT.document | ({} if at is None else {"atClusterTime": at})
     command = {
         "aggregate": collection.name,
         "pipeline": pipeline,
-        "cursor": {"batchSize": ONE_BATCH},
+        "cursor": {"batchSize": BATCH},
         "readConcern": concern,
     }
     cursor = (await connection.reply(command, session))["cursor"]
-    read_at, documents = cursor["atClusterTime"], cursor["firstBatch"]
+    read_at, documents = cursor["atClusterTime"], _encoded(cursor["firstBatch"])
     while whole and cursor["id"]:
-        more = {"getMore": Int64(cursor["id"]), "collection": collection.name}
+        more = {"getMore": cursor["id"], "collection": collection.name}
         cursor = (await connection.reply(more, session))["cursor"]
-        documents += cursor["nextBatch"]
+        documents += _encoded(cursor["nextBatch"])
     if left := cursor["id"]:
-        rest = {"killCursors": collection.name, "cursors": [Int64(left)]}
+        rest = {"killCursors": collection.name, "cursors": [left]}
         await connection.reply(rest, session)
-    return Snapshot(documents, read_at, is_whole=not left)
+    return _Reply(documents, read_at, is_whole=not left)
+
+
+def _encoded(documents: list[Any]) -> list[Encoded]:
+    return [each.raw for each in documents]
 
 
 async def _read_secondary(
@@ -198,21 +218,23 @@ async def _read_secondary(
     secondaries: Secondaries,
     collection: Any,
     pipeline: list[dict[str, Any]],
-) -> list[dict[str, Any]]:
+) -> list[Encoded]:
     """All results, from a member that the client prefers and that catches up in time.
 
     Raises:
         ExecutionTimeout: there is none.
     """
     collection = collection.with_options(
-        read_preference=secondaries.preference, read_concern=_SNAPSHOT
+        codec_options=replies.RAW,
+        read_preference=secondaries.preference,
+        read_concern=_SNAPSHOT,
     )
     async with connection.driver.session(connection.client) as session:
         connection.latest.bring_to(session)
         aggregate = collection.aggregate(
             pipeline,
             session=session,
-            batchSize=ONE_BATCH,
+            batchSize=BATCH,
             maxTimeMS=secondaries.limit_ms,
         )
         try:
@@ -222,7 +244,7 @@ async def _read_secondary(
             await uninterrupted(transactions.end(session, secondaries.preference))
             raise
         secondaries.heard_of(session.operation_time, session)
-        return results
+        return _encoded(results)
 
 
 def _has_latest_write(connection: Connection, at: Timestamp) -> bool:

@@ -16,6 +16,7 @@ from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.documents import INITIAL
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import ADK_METADATA
@@ -173,19 +174,20 @@ async def revisit(
     stored = [each for each in found if "event" in each]
     events = [each for each in stored if each["_id"]["revision"] <= revision]
     shared = [each for each in found if not {"event", "create_time"} & each.keys()]
-    log = [delta_of(each) for each in reversed(events)]
-    initial = await initial_state(connection, key, beginning, log)
-    at = events[0]["event"].get("timestamp") if log else head["create_time"]
+    changes = await in_slices(map(delta_of, reversed(events)))
+    initial = await initial_state(connection, key, beginning, changes)
+    at = events[0]["event"].get("timestamp") if events else head["create_time"]
     # Without the title, which is today's and in no log.
     past = {
         "title": None,
-        "state": fold(initial, log),
+        "state": fold(initial, changes),
         "revision": revision,
         "update_time": head["update_time"] if revision == head["revision"] else at,
     }
     now, hooks = platform_time.get_time(), connection.hooks
-    mixed = [{**head, **past}, *events, *shared]
-    session = next(documents.decode_sessions(mixed, now, hooks), None)
+    log = await in_slices(documents.decode_event(each, hooks) for each in events[::-1])
+    heads = [{**head, **past}, *shared]
+    session = next(documents.decode_sessions(heads, now, hooks, log), None)
     if session is None:
         return None  # it has just expired
     known = documents.decode_state(initial, Owner.of_session(key), hooks)

@@ -19,6 +19,7 @@ from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
+from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import check_labels, check_title, label_list
 from mongo_session_service.model.records import Document, SessionKey
@@ -320,7 +321,7 @@ async def load_page(
     states: dict[SessionKey, dict[str, Any]] = {}
     if with_state:
         decoded = decode_sessions([*shown, *shared], now, connection.hooks)
-        states = {each.key: each.state for each in decoded}
+        states = {each.key: each.state for each in await in_slices(decoded)}
     summaries = [summary(each, states.get(SessionKey(**each["_id"]))) for each in shown]
     return Page(summaries, Place.of(shown[-1]) if len(documents) > limit else None)
 

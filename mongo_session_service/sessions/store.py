@@ -14,12 +14,13 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 
 from mongo_session_service import telemetry
-from mongo_session_service.codec import documents
+from mongo_session_service.codec import documents, replies
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import background, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
+from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import LeaseLostError, quoted
 from mongo_session_service.model.records import (
@@ -206,7 +207,7 @@ class SessionStore:
         after_revision: int = 0,
     ) -> StoredSession | None:
         """A session with the events asked for, all from one point in time."""
-        found = await self.read(
+        found = await self._read(
             # By its _id alone, which the server needs no plan for: a tenth faster.
             queries.Wanted("sessions", {"_id": key.id}),
             *queries.shared_state(key.app_name, key.user_id),
@@ -214,12 +215,17 @@ class SessionStore:
             anywhere=True,
         )
         now, hooks = platform_time.get_time(), self._connection.hooks
-        return next(documents.decode_sessions(found, now, hooks), None)
+        heads: list[Document] = []
+        events = await in_slices(documents.decode_log(found, hooks, heads))
+        events.reverse()
+        return next(documents.decode_sessions(heads, now, hooks, events), None)
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
     ) -> Iterator[StoredSession]:
         """All sessions of an app or user, without events, from one point in time.
+
+        They are decoded as they are asked for.
 
         The longest untouched comes first, ties by user and then session id.
         """
@@ -250,12 +256,19 @@ class SessionStore:
         self, *wanted: queries.Wanted, anywhere: bool = False
     ) -> list[Document]:
         """Documents of several collections, in one round trip and from one snapshot."""
+        return await in_slices(await self._read(*wanted, anywhere=anywhere))
+
+    async def _read(
+        self, *wanted: queries.Wanted, anywhere: bool = False
+    ) -> Iterable[Document]:
+        """The same, decoded as they are asked for."""
         at = self._connection
         if not at.has_transactions:
             return await queries.read_each(at, *wanted)
         collection = getattr(at, wanted[0].collection)
         stages = queries.union(at, *wanted)
-        return await snapshots.read(at, collection, stages, anywhere=anywhere)
+        found = await snapshots.read(at, collection, stages, anywhere=anywhere)
+        return replies.decoded(found)
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""

@@ -135,7 +135,7 @@ async def test_a_read_cancelled_at_every_point(
     """No cursor is left on the server, however many replies the read would take."""
     # As if the documents were so large that a reply has no more than two.
     for module in (connection, snapshots):
-        monkeypatch.setattr(module, "ONE_BATCH", 2)
+        monkeypatch.setattr(module, "BATCH", 2)
     monkeypatch.setattr(event_log, "PAGE", 2)
     for case in READS:
         with subtests.test(case.what, how=case.prepare.__name__):
@@ -150,7 +150,7 @@ async def test_a_read_of_any_member_cancelled_at_every_point(
     subtests: pytest.Subtests,
 ) -> None:
     """It leaves no cursor where it read, which need not be the primary."""
-    monkeypatch.setattr(snapshots, "ONE_BATCH", 2)
+    monkeypatch.setattr(snapshots, "BATCH", 2)
     for case in ANYWHERE:
         with subtests.test(case.what):
             await cancel_at_every_point(world, admin, case, late=lambda _: True)

@@ -22,10 +22,10 @@ from mongo_session_service.codec.bson_values import (
     json_form,
     unescape_key,
 )
-from mongo_session_service.driver.connection import _CODEC_OPTIONS
+from mongo_session_service.codec.replies import CODEC_OPTIONS
 
 
-def through_bson(value: Any, options: CodecOptions = _CODEC_OPTIONS) -> Any:
+def through_bson(value: Any, options: CodecOptions = CODEC_OPTIONS) -> Any:
     """What is read of a value that was written."""
     encoded = bson.encode({"value": encode_value(value)})
     return decode_value(bson.decode(encoded, options)["value"])

@@ -22,14 +22,14 @@ from mongo_session_service.codec.documents import (
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.limits import MAX_DOCUMENT_BYTES
-from mongo_session_service.driver.connection import _CODEC_OPTIONS
+from mongo_session_service.codec.replies import CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
 
 KEY = SessionKey("app", "user", "session")
 
 
 def through_bson(document: dict[str, Any]) -> dict[str, Any]:
-    return bson.decode(bson.encode(document), _CODEC_OPTIONS)
+    return bson.decode(bson.encode(document), CODEC_OPTIONS)
 
 
 def stored(event: Event) -> dict[str, Any]:

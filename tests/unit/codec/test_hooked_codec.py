@@ -22,7 +22,7 @@ from mongo_session_service.codec.documents import (
     is_same_event,
 )
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.driver.connection import _CODEC_OPTIONS
+from mongo_session_service.codec.replies import CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
 
 KEY = SessionKey("app", "user", "session")
@@ -31,7 +31,7 @@ KEEPING = Hooks(lambda value, _: value, lambda value, _: value)
 
 
 def through_bson(document: dict[str, Any]) -> dict[str, Any]:
-    return bson.decode(bson.encode(document), _CODEC_OPTIONS)
+    return bson.decode(bson.encode(document), CODEC_OPTIONS)
 
 
 own_states = states.map(

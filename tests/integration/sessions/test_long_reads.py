@@ -1,0 +1,62 @@
+"""Long reads: other tasks of the event loop run while a read is decoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from support.long_sessions import store_long_session
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.driver import slices
+from mongo_session_service.model.records import SessionKey
+
+COUNT = 60
+KEY = SessionKey("app", "ada", "long")
+OF_APP = {"app_name": "app", "user_id": "ada"}
+
+
+@pytest.fixture
+async def service(
+    mongodb_uri: str, database: str, admin: MongoClient[Any]
+) -> AsyncIterator[MongoSessionService]:
+    """One with a session of many events, and many sessions."""
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        await store_long_session(service, admin, database, KEY, COUNT)
+        for number in range(COUNT):
+            await service.create_session(**OF_APP, session_id=f"s{number}")
+        yield service
+
+
+Read = Callable[[MongoSessionService], Awaitable[Any]]
+READS: dict[str, Read] = {
+    "get_session": lambda service: service.get_session(**KEY.id),
+    "get_session_at": lambda service: service.get_session_at(**KEY.id, revision=COUNT),
+    "list_sessions": lambda service: service.list_sessions(**OF_APP),
+    "find_sessions": lambda service: service.find_sessions(**OF_APP, limit=COUNT),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+async def test_other_tasks_run_during_a_read(
+    service: MongoSessionService, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each slice of its decoding is followed by a turn of the others."""
+    monkeypatch.setattr(slices, "_SLICE", -1.0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    await read(service)  # connects
+    task = asyncio.create_task(others())
+    await read(service)
+    task.cancel()
+
+    assert turns > COUNT

@@ -1,0 +1,42 @@
+"""Replies: documents decoded a few at a time are what they were."""
+
+from __future__ import annotations
+
+import bson
+from bson.raw_bson import RawBSONDocument
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mongo_session_service.codec import replies
+
+_SIZES = st.lists(st.integers(0, 2) | st.integers(60_000, 70_000), max_size=12)
+
+
+@settings(max_examples=30)
+@given(_SIZES)
+def test_documents_are_decoded_in_order(sizes: list[int]) -> None:
+    """However many are decoded together."""
+    documents = [{"n": n, "text": "x" * size} for n, size in enumerate(sizes)]
+    encoded = [bson.encode(each) for each in documents]
+
+    assert list(replies.decoded(encoded)) == documents
+
+
+def test_parts_of_a_reply_are_decoded() -> None:
+    """The driver hands long ones out as views of the reply."""
+    documents = [{"n": number, "text": "x" * 5000} for number in range(50)]
+    raw = bson.encode({"batch": documents})
+    batch = RawBSONDocument(raw, replies.RAW)["batch"]
+
+    assert list(replies.decoded(each.raw for each in batch)) == documents
+
+
+def test_documents_are_decoded_when_they_are_asked_for() -> None:
+    """Not all of them at once: that would take the time of other tasks."""
+    encoded = bson.encode({"text": "x" * 50_000})
+    asked = []
+    endless = iter(lambda: asked.append(None) or encoded, b"")
+
+    next(replies.decoded(endless))
+
+    assert len(asked) == 2
