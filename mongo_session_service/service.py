@@ -404,6 +404,66 @@ class MongoSessionService(BaseSessionService):
             turn.renewed_at = started
         return event
 
+    @traced
+    async def append(
+        self, *, app_name: str, user_id: str, session_id: str, event: Event
+    ) -> Event:
+        """Stores an event, and its effect on state, without a ``Session`` in hand.
+
+        For webhooks and jobs. The event follows whatever is stored, as if the session
+        had been loaded just before by a service with ``on_conflict="rebase"``; but only
+        its last event is read. While that is another turn's function call, this waits
+        for the response, until the call is ten seconds old. An event that was stored
+        before is not stored again: give it an id and a timestamp of your own to repeat
+        it safely. If the caller is cancelled, the transaction is finished first.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            event: The event; it may not be partial, nor a rewind.
+
+        Returns:
+            The event, with the actions that were stored.
+
+        Raises:
+            SessionNotFoundError: the session is not stored.
+            StaleSessionError: function calls that came meanwhile had no response for
+                ten seconds, or others appended first a hundred times. Try again.
+            AlreadyExistsError: another event of the session has the same id.
+            InvalidInputError: the event is partial or a rewind, or a value of it cannot
+                be stored.
+            DocumentTooLargeError: the event or the session's state got too large.
+            LeaseLostError: it is in the body of a :meth:`turn` that was taken over.
+            UnknownOutcomeError: it may have been stored or not. Append the same event
+                again: it is recognised if it was.
+        """
+        validation.check_whole_event(event)
+        started = monotonic()
+        key = session_key(app_name, user_id, session_id)
+        turn = self._turns.held(key)
+        async with self._backend() as backend:
+            waits = not event.get_function_responses()
+            async with backend.committer.intake.place(waits=waits) as place:
+                append = documents.encode_append(key, event, self._hooks)
+                if turn is not None:
+                    append = append._replace(epoch=turn.epoch)
+                place.hold(append.size)
+                stored = await backend.store.load_end(key)
+                copy = SessionCopy(
+                    to_session(stored),
+                    event,
+                    event.actions,
+                    stored.marker,
+                    super().append_event,
+                    started,
+                    place,
+                )
+                await backend.rebaser.commit(append, copy)
+        if turn is not None:
+            turn.renewed_at = started
+        return event
+
     def turn(
         self,
         *,

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
+from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import ReadPreference
 from pymongo.errors import DuplicateKeyError, OperationFailure, WriteError
@@ -142,7 +143,7 @@ class Connection:
         """
         if self.driver is Driver.MOCK:
             return collection
-        return collection.with_options(codec_options=codec_options.CodecOptions())
+        return collection.with_options(codec_options=CodecOptions())
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[Any]:

@@ -138,6 +138,18 @@ def check_event(value: object) -> None:
     _check_type("event.actions", event.actions, EventActions)
 
 
+def check_whole_event(value: object) -> None:
+    """Require an ADK event that needs no session in hand: no part, and no rewind."""
+    check_event(value)
+    event: Event = value  # type: ignore[assignment]
+    if event.partial:
+        message = "A partial event is not stored: append the whole one."
+        raise InvalidInputError(message)
+    if event.actions.rewind_before_invocation_id:
+        message = "A rewind depends on the whole session: use Runner.rewind_async()."
+        raise InvalidInputError(message)
+
+
 def check_config(value: object) -> GetSessionConfig | None:
     """Return a validated copy, as any value may have been assigned to the fields."""
     if value is None:

@@ -295,6 +295,27 @@ class SessionStore:
             latest_ids=[each["event"]["id"] for each in events],
         )
 
+    async def load_end(self, key: SessionKey) -> StoredSession:
+        """A session with its last event alone, and without state.
+
+        Raises:
+            SessionNotFoundError: it is not stored.
+        """
+        now, hooks = platform_time.get_time(), self._connection.hooks
+        fields = ("revision", "create_time", "update_time", "ttl", "expire_time")
+        found = await self.read(
+            queries.Wanted("sessions", {"_id": key.id}, fields=fields),
+            queries.Wanted("events", queries.events_after(key, 0), order=-1, limit=1),
+        )
+        heads = [each for each in found if each["_id"] == key.id]
+        if not (heads and documents.is_visible(heads[0], now)):
+            raise not_found(key.session_id)
+        (head,) = heads
+        events = [
+            documents.decode_event(each, hooks) for each in found if each is not head
+        ]
+        return StoredSession(key, Marker.of(head), head["update_time"], {}, events)
+
     async def commit(
         self, planned: list[Planned], *, limit: float, attempts: int, is_lone: bool
     ) -> None:

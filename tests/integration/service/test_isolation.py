@@ -98,6 +98,10 @@ async def appending(crowd: Crowd, key: Owner, **delta: Any) -> dict[str, Any]:
     return {"session": session, "event": crowd.event(key, **delta)}
 
 
+async def adding(crowd: Crowd, key: Owner) -> dict[str, Any]:
+    return {**named(key), "event": crowd.event(key)}
+
+
 async def forking(_: Crowd, key: Owner) -> dict[str, Any]:
     return {**named(key), "new_session_id": "fork"}
 
@@ -128,6 +132,7 @@ def fork_of(key: Owner) -> Owner:
 
 WRITES = (
     Write("append_event", appending, lambda key: the_log(key) | shared_state(key)),
+    Write("append", adding, lambda key: the_log(key) | shared_state(key)),
     Write("append_event", partial(appending, own="x"), the_log),
     Write("turn", naming, lambda key: {("sessions", key)}),
     Write("update_session", labelling, lambda key: {("sessions", key)}),

@@ -14,6 +14,7 @@ WRITES = [
     Case("MongoSessionService.setup", writes.setup, 5),
     Case("MongoSessionService.create_session", writes.create, 10),
     Case("MongoSessionService.append_event", writes.append, 10),
+    Case("MongoSessionService.append", writes.append_alone, 10),
     Case("MongoSessionService.append_event", writes.rebase, 20),
     Case("MongoSessionService.append_event", writes.rewind, 10),
     Case("MongoSessionService.update_session", writes.update, 10),

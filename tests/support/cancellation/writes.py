@@ -45,6 +45,23 @@ async def append(world: World) -> Prepared:
     return world.service.append_event(session, new_event()), check
 
 
+async def append_alone(world: World) -> Prepared:
+    """An append without a session: stored whole, or not; repeated, it is stored."""
+    session = await world.session()
+    before, event = [each.id for each in session.events], new_event()
+
+    async def check() -> None:
+        found = await world.stored(session)
+        assert found is not None
+        assert [each.id for each in found.events] in (before, [*before, event.id])
+        await world.service.append(**ids_of(session), event=event)
+        found = await world.stored(session)
+        assert found is not None
+        assert [each.id for each in found.events] == [*before, event.id]
+
+    return world.service.append(**ids_of(session), event=event), check
+
+
 async def rebase(world: World) -> Prepared:
     """An append that comes late: it is shown what it missed, and is stored, or not."""
     session = await world.session()

@@ -41,6 +41,7 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
     consumer = service.consumer("c")
     session = Session(id="s", **USER)
     return {
+        "append": service.append(**SESSION, event=Event(author="x")),
         "append_event": service.append_event(session, Event(author="x")),
         "close": service.close(),
         "consumer": read(consumer),

@@ -1,0 +1,116 @@
+"""Appending without a session in hand, as webhooks and jobs do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event, EventActions
+from google.adk.sessions import Session
+from support.function_calls import called, responded
+
+from mongo_session_service import InvalidInputError, MongoSessionService
+
+KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
+
+
+async def read(ours: MongoSessionService) -> Session:
+    found = await ours.get_session(**KEY)
+    assert found is not None
+    return found
+
+
+async def test_an_event_follows_what_is_stored(ours: MongoSessionService) -> None:
+    """It is stored last with its state, of all scopes, and ``temp:`` is left out."""
+    session = await ours.create_session(**KEY, state={"k": 0, "kept": 1})
+    await ours.append_event(session, Event(author="agent"))
+    delta = {"k": 1, "user:u": 2**70, "app:a.$": 3, "temp:t": 4}
+    event = Event(author="hook", actions=EventActions(state_delta=delta))
+
+    assert await ours.append(**{**KEY, "session_id": " s "}, event=event) is event
+
+    stored = await read(ours)
+    assert [each.author for each in stored.events] == ["agent", "hook"]
+    assert stored.events[-1] == event
+    assert stored.state == {"k": 1, "kept": 1, "user:u": 2**70, "app:a.$": 3}
+    assert stored.last_update_time == event.timestamp
+
+
+async def test_many_at_once_lose_nothing(ours: MongoSessionService) -> None:
+    """Webhooks that arrive together are stored one after another, once each."""
+    await ours.create_session(**KEY)
+    events = [Event(author="hook") for _ in range(12)]
+
+    await asyncio.gather(*(ours.append(**KEY, event=each) for each in events))
+
+    stored = await read(ours)
+    assert sorted(each.id for each in stored.events) == sorted(it.id for it in events)
+
+
+async def test_a_webhook_that_is_sent_twice(ours: MongoSessionService) -> None:
+    """The same event is stored once; another of its id is refused."""
+    await ours.create_session(**KEY)
+    event = Event(id="delivery", author="hook", timestamp=1.0)
+    for later in (event, Event(author="agent")):
+        await ours.append(**KEY, event=later)
+
+    await ours.append(**KEY, event=event.model_copy(deep=True))
+
+    assert [each.author for each in (await read(ours)).events] == ["hook", "agent"]
+    with pytest.raises(AlreadyExistsError):
+        await ours.append(**KEY, event=event.model_copy(update={"timestamp": 2.0}))
+
+
+async def test_what_is_refused(ours: MongoSessionService) -> None:
+    """Without a session, and for parts and rewinds, nothing is stored."""
+    with pytest.raises(SessionNotFoundError):
+        await ours.append(**KEY, event=Event(author="hook"))
+    await ours.create_session(**KEY)
+    rewind = EventActions(rewind_before_invocation_id="i")
+    for refused, reason in [
+        (Event(author="hook", partial=True), "partial event is not stored"),
+        (Event(author="hook", actions=rewind), r"use Runner\.rewind_async"),
+        ({}, "event must be an Event"),
+    ]:
+        with pytest.raises(InvalidInputError, match=reason):
+            await ours.append(**KEY, event=refused)  # type: ignore[arg-type]
+    assert (await read(ours)).events == []
+
+
+async def test_an_event_waits_for_the_response_to_a_call(
+    ours: MongoSessionService,
+) -> None:
+    """None comes between a call and its response, which itself waits for nothing."""
+    session = await ours.create_session(**KEY)
+    await ours.append_event(session, called("f"))
+
+    waiting = asyncio.create_task(ours.append(**KEY, event=Event(author="hook")))
+    for _ in range(3):
+        assert len((await read(ours)).events) == 1
+    await ours.append(**KEY, event=responded("f"))
+    await waiting
+
+    authors = [each.author for each in (await read(ours)).events]
+    assert authors == ["agent", "agent", "hook"]
+
+
+async def test_calls_that_nothing_waits_for(ours: MongoSessionService) -> None:
+    """A long-running call, the turn's own, or one of long ago, delays no event."""
+    session = await ours.create_session(**KEY)
+    long_ago = called("f")
+    long_ago.timestamp -= 11
+    own = Event(author="hook", invocation_id="theirs")
+    for call, event in (
+        (called("f", long_running=True), Event(author="hook")),
+        (called("f"), own),
+        (long_ago, Event(author="hook")),
+    ):
+        session = await read(ours)
+        await ours.append_event(session, call)
+        async with asyncio.timeout(5):
+            await ours.append(**KEY, event=event)
+
+    authors = [each.author for each in (await read(ours)).events]
+    assert authors == ["agent", "hook"] * 3
