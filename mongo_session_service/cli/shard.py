@@ -21,7 +21,7 @@ def _zone(text: str) -> tuple[str, str]:
     "--plan",
     "is_plan",
     is_flag=True,
-    help="Print the script; needed, as nothing else can be asked for.",
+    help="Only show what would be done.",
 )
 @click.option(
     "--zone",
@@ -48,7 +48,7 @@ def shard(
       mongo-session-service shard --plan --zone support=europe > shard.js
     """  # noqa: D301
     if not is_plan:
-        raise click.UsageError("Say --plan: this command only prints a script.")
+        raise click.UsageError("Add --plan: this command only prints the script.")
     from mongo_session_service.schema import sharding
 
     database = options.named_database(context)

@@ -249,7 +249,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
     ),
 )
 @uri_argument
-@click.option("--plan", "is_plan", is_flag=True, help="Only show what is pending.")
+@click.option("--plan", "is_plan", is_flag=True, help="Only show what would be done.")
 @place_options
 @click.pass_context
 def migrate_(context: click.Context, *, is_plan: bool) -> None:

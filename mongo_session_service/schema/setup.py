@@ -203,7 +203,13 @@ async def _create_missing(
     left: list[Index] = []
     for name in _INDEXED:
         lacking = [each for each in found.indexes if each.collection == name]
-        if lacking and not builds and await _is_large(attempts.connection, name):
+        keeps_waiting = (
+            lacking
+            and not builds
+            and name not in new
+            and await _is_large(attempts.connection, name)
+        )
+        if keeps_waiting:
             left += lacking
         elif lacking and await _have_created(attempts, name, lacking):
             new.discard(name)

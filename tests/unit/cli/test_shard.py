@@ -23,7 +23,7 @@ def test_it_prints_a_script_for_the_database_that_is_meant() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "Say --plan"),
+        ([], "Add --plan"),
         (["--plan", "--zone", "app"], "is not APP=ZONE"),
         (["--plan", "--zone", "=eu"], "is not APP=ZONE"),
         (["--plan", "--prefix", "a$b"], "prefix"),
