@@ -52,7 +52,7 @@ OTHERS = (
     (None, "dmitri", {"env": "staging"}, 34),
     ("Change of address", "ada", {"topic": "account", "env": "prod"}, 12),
 )
-"""Sessions beside the one shown: title, user, labels, and minutes since they changed."""
+"""Other sessions: title, user, labels, and minutes since they changed."""
 
 
 def call(name: str, **args: Any) -> types.Part:
