@@ -186,6 +186,38 @@ async def test_a_long_result_tells_its_size_and_can_be_copied(
     assert len(await page.evaluate("navigator.clipboard.readText()")) > 75_000
 
 
+async def test_a_result_can_be_searched(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """What has the words is shown under its path, and marked; then the tree again."""
+    rows = [
+        {"name": f"n{n}", "city": "Turin" if n % 100 else "Rome"} for n in range(300)
+    ]
+    call = types.FunctionCall(id="c", name="find", args={"q": "x"})
+    answer = types.FunctionResponse(id="c", name="find", response={"rows": rows})
+    await append(service, session, types.Part(function_call=call))
+    await append(service, session, types.Part(function_response=answer))
+    await page.goto(of(url))
+    card = page.locator("details.call")
+    await card.locator("summary").first.click()
+
+    await page.get_by_label("Find in the Result").fill("rome city")
+    found = card.locator(".inside > div").last.locator(".leaf .key")
+    await expect(found).to_have_text(
+        [f"response.rows[{n}].city" for n in (0, 100, 200)]
+    )
+    marked = "[...CSS.highlights.get('result') ?? []].map(String)"
+    assert await page.evaluate(marked) == ["city", "Rome"] * 3
+    await page.get_by_label("Find in the Result").fill("turin")
+    await expect(found).to_have_count(200)
+    await expect(card.locator(".kids > .what")).to_have_text("97 matches more")
+    await page.get_by_label("Find in the Result").fill("nowhere")
+    await expect(card.locator(".kids > .what")).to_have_text("Nothing matches.")
+    await page.get_by_label("Find in the Result").fill("")
+    await expect(card.get_by_text("rows", exact=True)).to_be_visible()
+    assert await page.get_by_label("Find in the Arguments").count() == 0
+
+
 async def test_events_are_filtered_by_what_they_are(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:

@@ -5,7 +5,7 @@ import { highlight } from "./highlight.js";
 import { markdown } from "./markdown.js";
 import { inCalendar, inClock, lasted, timeOf } from "./times.js";
 import { hasFailed, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
-import { children, isTree, literal, parse, pretty, sizeOf, sketch, words, wordsOf } from "./values.js";
+import { children, find, isTree, literal, matches, parse, pretty, sizeOf, sketch, words, wordsOf } from "./values.js";
 
 function hueOf(author) {
   if (author === "user") return 255;
@@ -34,12 +34,29 @@ function whole(value, name) {
   return children(value, [name], new Set(), value);
 }
 
-/** What follows is, how large it is, and a button to copy it. */
-function title(name, value) {
+const SEARCHED = 400;
+
+/** A named value: how large it is, a button to copy it, a search if it is long, and all of it. */
+function section(name, value, root) {
   const json = pretty(value);
   const all = button("copy", `Copy the ${name} as JSON`, () => copy(json, name));
   all.className = "more";
-  return make("div", "what", `${name}, ${plural(json.length, "character")} `, all);
+  const title = make("div", "what", `${name}, ${plural(json.length, "character")} `, all);
+  const box = make("div", "", whole(value, root));
+  if (isTree(value) && json.length > SEARCHED) {
+    const search = make("input", "find");
+    search.type = "search";
+    search.placeholder = "Find";
+    search.setAttribute("aria-label", `Find in the ${name}`);
+    search.addEventListener("keydown", (press) => press.stopPropagation()); // no keys of the page
+    search.addEventListener("input", () => {
+      const wanted = wordsOf(search.value);
+      box.replaceChildren(wanted.length ? matches(find(value, [root], wanted)) : whole(value, root));
+      highlight("result", [box], wanted);
+    });
+    title.append(search);
+  }
+  return [title, box];
 }
 
 const PICTURE = /^image\/(?:png|jpeg|gif|webp)$/;
@@ -73,7 +90,7 @@ function folding(summary, fill) {
 function folded(what, name, value) {
   const summary = make("summary", "mono",
     make("span", "what", what), make("span", "fn", name), make("span", "sketch", sketch(value, 140)));
-  return folding(summary, () => [title(name, value), whole(value, name)]);
+  return folding(summary, () => section(name, value, name));
 }
 
 /** A tool call and its result as one card. */
@@ -91,9 +108,8 @@ class Call {
   }
 
   inside() {
-    const parts = [title("Arguments", this.args), whole(this.args, "args")];
-    if (this.response) parts.push(title("Result", this.response), whole(this.response, "response"));
-    return parts;
+    const result = this.response ? section("Result", this.response, "response") : [];
+    return [...section("Arguments", this.args, "args"), ...result];
   }
 
   /** Take the result; a user's answer took a user's time, which is not the tool's. */

@@ -89,6 +89,8 @@ export class Turn {
     this.head = make("div", "turn-head", fold, this.numbers);
     this.head.hidden = !invocation;
     this.box = make("div", "turn", this.head);
+    this.box.setAttribute("role", "group");
+    this.box.setAttribute("aria-label", invocation ? title : "Events of no invocation");
   }
 
   /** Count an event in; gives the seconds since the one before, null for a user's. */

@@ -69,6 +69,30 @@ export function words(value, found) {
 /** The words of a search, of which a text must have each. */
 export const wordsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
 
+/** What a tree holds that has the words in its path or in itself, with that path. */
+export function find(value, path, wanted, found = []) {
+  for (const [name, each] of Object.entries(value)) {
+    const place = [...path, name];
+    if (isTree(each) && sizeOf(each)) {
+      find(each, place, wanted, found);
+    } else {
+      const text = `${inWords(place)}\n${isTree(each) ? "" : literal(each)}`.toLowerCase();
+      if (wanted.every((word) => text.includes(word))) found.push([place, each]);
+    }
+  }
+  return found;
+}
+
+/** What was found, each under its whole path. */
+export function matches(found) {
+  const box = make("div", "kids");
+  for (const [path, value] of found.slice(0, AT_ONCE)) box.append(branch(inWords(path), value, path, new Set()));
+  const left = found.length - AT_ONCE;
+  const words = found.length ? left > 0 && `${plural(left, "match").replace(/s$/, "es")} more` : "Nothing matches.";
+  if (words) box.append(make("div", "what", words));
+  return box;
+}
+
 // What a line of a tree shows, for the two buttons that follow the pointer.
 const lines = new WeakMap();
 
@@ -97,9 +121,14 @@ function pick(name, title, act) {
 for (const kind of ["mouseover", "focusin"]) {
   document.addEventListener(kind, ({ target }) => {
     const line = target.closest?.(".leaf, .tree > summary");
-    if (!line || !lines.has(line) || picks.parentNode === line) return;
+    if (!line || !lines.has(line) || pointed === lines.get(line)) return;
     pointed = lines.get(line);
-    line.append(picks);
+    // A summary is a control itself, which may not hold others: they come next to it.
+    const tree = line.matches("summary") ? line.parentNode : null;
+    picks.style.top = `${tree && !tree.open ? tree.offsetTop : 0}px`;
+    if (!tree) line.append(picks);
+    else if (tree.open) line.after(picks);
+    else tree.after(picks);
   });
 }
 
@@ -133,8 +162,10 @@ export function branch(name, value, path, opened, old = value, isMarked = false)
   lines.set(summary, { value, path });
   const tree = make("details", "tree", summary);
   const id = JSON.stringify(path);
+  let isGrown = false;
   const grow = () => {
-    if (tree.childElementCount > 1) return;
+    if (isGrown) return;
+    isGrown = true;
     tree.append(isFull ? children(value, path, opened, old) : make("div", "whole", value));
   };
   if (opened.has(id)) {
