@@ -19,6 +19,7 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import StorageError
+from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import Erased, SessionSummary
 from mongo_session_service.schema.setup import missing_indexes
@@ -26,10 +27,11 @@ from mongo_session_service.schema.version import recorded_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import event_log, placeholders, queries, search
 from mongo_session_service.sessions.fork import copy_session
-from mongo_session_service.sessions.store import find_session, not_found
+from mongo_session_service.sessions.store import not_found
 
 _USER: Final = {"app": "$_id.app_name", "user": "$_id.user_id"}
 _BY_USER: Final = ("_id.app_name", "_id.user_id", "create_time", "_id.session_id")
+_DETAILS: Final = ("revision", "create_time", "update_time", *DETAILS)
 _TOTALS: Final = {"users": {"$sum": 1}, "sessions": {"$sum": "$sessions"}}
 
 
@@ -102,9 +104,12 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
     Raises:
         SessionNotFoundError: it is not stored, or has expired.
     """
+    fields = dict.fromkeys(_DETAILS, 1)
     async with backend_of(service).call(sets_up=False) as backend:
-        now = platform_time.get_time()
-        found = await find_session(backend.connection, key, now)
+        wanted = {"_id": key.id, **queries.visible(platform_time.get_time())}
+        found = await backend.connection.sessions.find_one(wanted, fields)
+    if found is None:
+        raise not_found(key.session_id)
     return documents.summary(found, state=None)
 
 
@@ -114,7 +119,7 @@ async def session(service: MongoSessionService, key: SessionKey) -> SessionSumma
     Raises:
         SessionNotFoundError: it is not stored, or has expired.
     """
-    own = queries.Wanted("sessions", {"_id": key.id})
+    own = queries.Wanted("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
     async with backend_of(service).call(sets_up=False) as backend:
         shared = queries.shared_state(key.app_name, key.user_id)
         found = await backend.store.read(own, *shared)

@@ -161,8 +161,9 @@ def test_a_session_reads_as_a_conversation(
     assert len(shown) < 3000
     assert "    error SAFETY" in plain
     state = plain.index("State of the session")
+    name = '    __session_metadata__ = {"displayName": "Trip to Turin"}'
     assert plain[state:] == [
-        *("State of the session", '    cart = ["a"]', ""),
+        *("State of the session", name, '    cart = ["a"]', ""),
         *("State of user ada", '    user:city = "Turin"', '    user:name = "Ada"', ""),
         *("State of app trips", '    app:motto = "go"'),
     ]
