@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -241,10 +242,20 @@ def until_done(body: Coroutine[Any, Any, Result]) -> Result:
 
 
 def password(what: str, variable: str, is_asked: bool) -> str | None:  # noqa: FBT001
-    """A password that is asked for, or else is in the environment."""
-    answer: str | None = os.environ.get(variable)
-    if is_asked:
-        answer = click.prompt(f"{what} password", hide_input=True, err=True)
+    """A password that is asked for, or else is in the environment.
+
+    Raises:
+        UsageError: it is asked for, and nobody is there to answer.
+    """
+    if not is_asked:
+        return os.environ.get(variable)
+    try:
+        answer: str = click.prompt(f"{what} password", hide_input=True, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        message = f"There is no terminal to ask for a password on: set {variable}."
+        raise click.UsageError(message) from None
     return answer
 
 

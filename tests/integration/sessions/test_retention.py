@@ -10,6 +10,7 @@ import pytest
 from google.adk.events import Event
 from google.adk.sessions import Session
 from pymongo import MongoClient
+from support.consumers import PATIENCE
 from support.fake_clock import Clock
 from support.long_sessions import left_in, store_long_session
 
@@ -177,3 +178,16 @@ async def test_the_index_of_creation_is_walked_once(
     assert {"create_time" in each["planSummary"] for each in pages} == {True}
     # One more for each page, which ends before the key that the next begins with.
     assert sum(each["keysExamined"] for each in pages) <= 40 + 2 * len(pages)
+
+
+async def test_whoever_watches_a_pruned_session_is_told(
+    service: MongoSessionService,
+) -> None:
+    """A subscription receives "deleted", and nothing after it."""
+    await idle_session(service, Clock.set())
+    async with service.watch(*KEY) as changes, asyncio.timeout(PATIENCE):
+        kinds = [(await anext(changes)).kind]
+        await service.prune(idle_for=DAY)
+        kinds += [each.kind async for each in changes]
+
+    assert kinds == ["snapshot", "deleted"]

@@ -64,6 +64,16 @@ def test_the_version_is_told() -> None:
     assert [each.split()[-1] for each in told] == [__version__] * 2
 
 
+def test_a_password_needs_somebody_who_answers() -> None:
+    """Where there is no terminal, the variable that takes its place is named."""
+    asking = call("doctor", "--ask-password", "--uri", "mongodb://me@h")
+
+    assert asking.returncode == 2
+    assert (
+        "no terminal to ask for a password on: set MONGODB_PASSWORD." in asking.stderr
+    )
+
+
 @click.group()
 @verbosity_options
 def program() -> None:
