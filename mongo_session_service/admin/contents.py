@@ -143,19 +143,21 @@ class StoredEvent:
 
 
 async def log(
-    service: MongoSessionService, key: SessionKey, after: int, until: int
+    service: MongoSessionService, of: SessionSummary, after: int
 ) -> AsyncIterator[StoredEvent]:
-    """A session's events after a revision and until another, in flat memory.
+    """A session's events after a revision and as of its summary, in flat memory.
 
     Raises:
-        SessionNotFoundError: it is not stored, or was deleted meanwhile.
+        SessionNotFoundError: it was deleted meanwhile, even if it was recreated.
     """
-    span = event_log.Span(after, until + 1, newest_first=False, left=None)
+    key = SessionKey(of.app_name, of.user_id, of.id)
+    span = event_log.Span(after, of.revision + 1, newest_first=False, left=None)
     async with backend_of(service).call(sets_up=False) as backend:
         at = backend.connection
         while True:
             page = await event_log.load_session_page(at, key, span)
-            if key.session_id not in page.created(platform_time.get_time()):
+            created = page.created(platform_time.get_time()).get(of.id)
+            if created != of.create_time:
                 raise not_found(key.session_id)
             for each in page.events:
                 yield _stored_event(each, at)

@@ -62,7 +62,7 @@ async def show(
         key = session_key(*ids)
         summary = await contents.session(service, key)
         after = 0 if events is None else max(0, summary.revision - events)
-        log = contents.log(service, key, after, summary.revision)
+        log = contents.log(service, summary, after)
         page = _Json() if as_json else _Page()
         page.begin(summary, summary.revision - after)
         async for each in log:

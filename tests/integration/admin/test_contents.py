@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event
 from pymongo import MongoClient
+from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.admin import contents
 from mongo_session_service.admin.contents import AppCount
+from mongo_session_service.model.records import SessionKey
 
 
 async def test_apps_are_counted_without_reading_sessions(
@@ -39,3 +44,21 @@ async def test_apps_are_counted_without_reading_sessions(
     expired = 8
     assert profiled["docsExamined"] <= 2 * expired  # MongoDB counts a union twice
     assert "IXSCAN" in profiled["planSummary"]
+
+
+async def test_a_log_is_that_of_the_session_looked_at(
+    service: MongoSessionService,
+) -> None:
+    """Later events are left out, and those of a session that was recreated."""
+    for author in ("first", "second"):
+        session = await service.create_session(**IDS)
+        await service.append_event(session, Event(author=author))
+        seen = await contents.session(service, SessionKey(**IDS))
+        await service.append_event(session, Event(author="later"))
+        read = [each async for each in contents.log(service, seen, 0)]
+        await service.delete_session(**IDS)
+
+        assert [each.event and each.event.author for each in read] == [author]
+    await service.create_session(**IDS)
+    with pytest.raises(SessionNotFoundError):
+        _ = [each async for each in contents.log(service, seen, 0)]
