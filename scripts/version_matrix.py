@@ -17,8 +17,11 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/compatibility.md"
 ENVIRONMENTS = ROOT / ".compatibility"
 BEGIN, END = "<!-- begin: scripts/compatibility -->\n", "<!-- end -->"
-PACKAGES = ("google-adk", "pymongo")  # whose versions the table names
-HEADER = ("Python", "google-adk", "PyMongo", "MongoDB", "contract and unit tests")
+PACKAGES = ("google-adk", "pymongo", "motor", "mongomock-motor")
+HEADER = ("Python", "google-adk", "PyMongo", "Motor", "mongomock-motor")
+SERVER = "MongoDB "  # begins the other columns
+NOT_AT_HAND = ("7.0", "8.0")  # servers that this project has not been run on
+NOT_RUN = "not run"
 MINORS = (11, 12, 13)
 OF_TOOLS = (  # which need newer packages than this one
     "--ignore=tests/unit/suite",
@@ -68,7 +71,7 @@ class Cell:
         return f"{self.python.version} {self.packages} {self.server.version}"
 
     def run(self) -> list[str]:
-        """Run the tests; return the row of the table."""
+        """Run the tests; return the versions, the server's last, and the verdict."""
         program = self._environment() / "bin/python"
         versions = [
             output(
@@ -149,27 +152,48 @@ def cells(pythons: list[Program], servers: list[Program]) -> list[Cell]:
     ]
 
 
-def numbers(versions: tuple[str, ...]) -> list[int]:
-    """A row's place."""
-    return [int(each) for each in re.findall(r"\d+", " ".join(versions))]
+def numbers(version: str) -> list[int]:
+    """What versions are ordered by."""
+    return [int(each) for each in re.findall(r"\d+", version)]
 
 
-def write(rows: list[list[str]]) -> None:
-    """Put rows into the page's table, in place of those of the same versions."""
+def table(runs: dict[tuple[str, ...], str]) -> str:
+    """A row for each set of packages, a column for each server."""
+    tried = {key[-1] for key in runs}
+    untried = {
+        each for each in NOT_AT_HAND if not any(it.startswith(each) for it in tried)
+    }
+    servers = sorted(tried | untried, key=numbers)
+    rows = sorted({key[:-1] for key in runs}, key=lambda row: [*map(numbers, row)])
+    lines = [
+        [*HEADER, *(f"{SERVER}{each}" for each in servers)],
+        ["---"] * (len(HEADER) + len(servers)),
+        *([*row, *(runs.get((*row, it), NOT_RUN) for it in servers)] for row in rows),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def parsed(shown: str) -> dict[tuple[str, ...], str]:
+    """The runs that a table shows."""
+    header, _, *rows = [
+        line.strip("| ").split(" | ") for line in shown.strip().splitlines()
+    ]
+    servers = [each.removeprefix(SERVER) for each in header[len(HEADER) :]]
+    return {
+        (*row[: len(HEADER)], server): verdict
+        for row in rows
+        for server, verdict in zip(servers, row[len(HEADER) :], strict=True)
+        if verdict != NOT_RUN
+    }
+
+
+def write(runs: list[list[str]]) -> None:
+    """Put runs into the page's table, in place of those of the same versions."""
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
-    table, after = rest.split(END)
-    old = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
-    kept = {tuple(row[:-1]): row for row in old} | {
-        tuple(row[:-1]): row for row in rows
-    }
-    lines = [
-        HEADER,
-        ["---"] * len(HEADER),
-        *(kept[key] for key in sorted(kept, key=numbers)),
-    ]
-    shown = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    PAGE.write_text(f"{before}{BEGIN}{shown}{END}{after}")
+    shown, after = rest.split(END)
+    known = parsed(shown) | {tuple(run[:-1]): run[-1] for run in runs}
+    PAGE.write_text(f"{before}{BEGIN}{table(known)}{END}{after}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -202,14 +226,14 @@ def main() -> int:
     if arguments.list:
         print(*(each.name for each in wanted), sep="\n")
         return 0
-    rows = []
+    runs = []
     for each in wanted:
-        row = each.run()
-        rows.append(row)
-        print(f"{each.name}: {row[-1]}", flush=True)
+        run = each.run()
+        runs.append(run)
+        print(f"{each.name}: {run[-1]}", flush=True)
         if not arguments.no_write:
-            write(rows)
-    return 0 if all("*" not in row[-1] for row in rows) else 1
+            write(runs)
+    return 0 if all("*" not in run[-1] for run in runs) else 1
 
 
 if __name__ == "__main__":

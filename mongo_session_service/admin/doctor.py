@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from mongo_session_service import errors
 from mongo_session_service.backend import backend_of
 from mongo_session_service.codec import replies
-from mongo_session_service.driver import server, snapshots
+from mongo_session_service.driver import products, server, snapshots
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
@@ -96,10 +96,11 @@ class Examined(NamedTuple):
         return f"among {among}{counted(self.total, noun)}"
 
 
-def judge_server(hello: Document, release: str) -> Finding:
+def judge_server(hello: Document, build: Document) -> Finding:
     """Whether the server can be used; ``ConfigurationError`` if it cannot."""
+    products.check_product(hello, build)
     server.check_server(hello, transactions=False)
-    return Finding("server", Status.OK, f"MongoDB {release}")
+    return Finding("server", Status.OK, f"MongoDB {build['version']}")
 
 
 def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
@@ -315,8 +316,7 @@ async def _result(name: str, look: _Look, connection: Connection) -> Finding:
 
 async def _server(connection: Connection) -> Finding:
     hello = await server.greeted(connection.client)
-    info = await connection.client.admin.command("buildInfo")
-    return judge_server(hello, info["version"])
+    return judge_server(hello, await connection.client.admin.command("buildInfo"))
 
 
 async def _members(connection: Connection) -> Finding:

@@ -13,7 +13,7 @@ from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 from pymongo.write_concern import WriteConcern
 
-from mongo_session_service.driver import server
+from mongo_session_service.driver import products, server
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import UNAUTHORIZED, refusal_of
@@ -66,7 +66,7 @@ async def set_up(connection: Connection, *, builds: bool = True) -> Layout:
     logged and the service works without it.
 
     Raises:
-        ConfigurationError: the server is too old, or has no transactions.
+        ConfigurationError: the server is not MongoDB, too old, or without transactions.
         SchemaVersionError: the data was written by a newer release.
     """
     attempts = _Attempts(connection)
@@ -74,6 +74,7 @@ async def set_up(connection: Connection, *, builds: bool = True) -> Layout:
         # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
         # cancelled can wait for ever.
         hello = await server.greeted(connection.client)
+        await products.refuse_others(connection.client, hello)
         server.check_server(hello, transactions=connection.has_transactions)
     is_recorded, found = await asyncio.gather(
         check_version(connection), _find(attempts)

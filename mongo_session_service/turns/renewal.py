@@ -145,8 +145,10 @@ def _renew(sessions: Any, held: list[Held]) -> None:
 
 def _renew_together(sessions: Any, held: list[Held], limit: float) -> None:
     started = time.monotonic()
+    ids = [each.key.id for each in held]
     where = {
-        "_id": {"$in": [each.key.id for each in held]},
+        # By equality, a mongos knows the shard.
+        "_id": ids[0] if len(ids) == 1 else {"$in": ids},
         "turn.holder.token": {"$in": [each.token for each in held]},
     }
     with pymongo.timeout(limit):

@@ -84,7 +84,7 @@ async def _as_through_mongos(
             yield MongoSessionService(client=client, database=database, **arguments)
     sent = (it for each in log.sent for it in routing.accesses(*each))
     to_all = [each for each in sent if routing.broadcast_to_one(each)]
-    assert not to_all, to_all
+    assert not to_all, sorted({(each.shape, each.names_one_user) for each in to_all})
 
 
 @contextlib.asynccontextmanager

@@ -39,7 +39,8 @@ class Access(NamedTuple):
     def shape(self) -> str:
         """The command, and by what it finds documents."""
         held = [name for name in SHARD_KEY if name in equalities(self.filter)]
-        by = held or [name for name in self.filter if name != "_id"] or ["nothing"]
+        others = ["$or"] if "$or" in self.filter else list(self.filter)
+        by = held or [name for name in others if name != "_id"] or ["nothing"]
         return f"{self.command} {self.collection} by {', '.join(by)}"
 
 
@@ -53,13 +54,23 @@ BROADCASTS = {
     "delete events by $or": "sessions of several users are removed together",
     "find sessions by expire_time": "what has expired is pruned",
     "aggregate sessions by expire_time": "what would be pruned is counted",
+    "find sessions by $or": "what is idle or old is pruned, in any app",
+    "aggregate events by $or": "what is idle is pruned, unless it has late events",
+    "count sessions by nothing": "setup asks whether the collection is large",
+    "count events by nothing": "setup asks whether the collection is large",
+    "update sessions by turn.holder.token": "all turns of a process are renewed",
 }
 """Commands that concern many users, and for what they are sent."""
+
+_OF_SEVERAL_SESSIONS = {"update sessions by turn.holder.token"}
+"""Of these, those for which it is chance if all are of one user."""
 
 
 def broadcast_to_one(access: Access) -> bool:
     """Whether every shard is asked for what one user has, or for an unknown reason."""
     if access.is_targeted:
+        return False
+    if access.shape in _OF_SEVERAL_SESSIONS:
         return False
     return access.names_one_user or access.shape not in BROADCASTS
 

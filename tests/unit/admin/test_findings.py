@@ -46,7 +46,7 @@ def held(*features: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("finding", "status", "says"),
     [
-        (judge_server({"maxWireVersion": 17}, "6.0.5"), OK, "6.0.5"),
+        (judge_server({"maxWireVersion": 17}, {"version": "6.0.5"}), OK, "6.0.5"),
         (judge_members(SET, []), OK, "3 members"),
         (judge_members({**SET, "hosts": ["a:1"]}, []), OK, "no other takes over"),
         (judge_members(SET, ["c:1"]), WARNING, "unreachable: c:1"),
@@ -121,7 +121,7 @@ def test_a_finding_is_told_with_its_remedy(
 def test_a_server_that_is_too_old_is_none() -> None:
     """A server that the service would refuse is refused here as well."""
     with pytest.raises(ConfigurationError, match="MongoDB 5.0"):
-        judge_server({"maxWireVersion": 9}, "4.4.0")
+        judge_server({"maxWireVersion": 9}, {"version": "4.4.0"})
 
 
 def test_data_of_a_newer_release_is_refused_as_the_service_does() -> None:

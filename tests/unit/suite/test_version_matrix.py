@@ -24,26 +24,40 @@ def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     page = tmp_path / "compatibility.md"
-    page.write_text(f"# Page\n\n{module.BEGIN}| a |\n| - |\n{module.END}\n\nAfter.\n")
+    shown = f"{module.BEGIN}{module.table({})}{module.END}"
+    page.write_text(f"# Page\n\n{shown}\n\nAfter.\n")
     monkeypatch.setattr(module, "PAGE", page)
     return module
 
 
-def test_a_row_replaces_that_of_the_same_versions(matrix: ModuleType) -> None:
-    """Other rows stay, in the order of their versions, and so does the text around."""
-    old = ["3.11.7", "2.9.0", "4.17.0", "5.0.32", "**1 of 2 failed**"]
-    other = ["3.11.7", "2.13.0", "4.17.0", "5.0.32", "7 passed"]
-    matrix.write([old, other])
+def test_a_run_replaces_that_of_the_same_versions(matrix: ModuleType) -> None:
+    """Other runs stay, in the order of their versions, and so does the text around."""
+    lowest = ["3.11.7", "2.9.0", "4.17.0", "3.7.1", "0.0.36"]
+    newest = ["3.11.7", "2.13.0", "4.20.0", "3.7.1", "0.0.36"]
+    matrix.write([[*newest, "6.0.5", "7 passed"], [*lowest, "5.0.32", "**failed**"]])
 
-    matrix.write([[*old[:-1], "2 passed"]])
+    matrix.write([[*lowest, "5.0.32", "2 passed"]])
 
     shown = matrix.PAGE.read_text()
     assert shown.startswith("# Page\n\n")
     assert shown.endswith("\n\nAfter.\n")
-    assert shown.count("\n| 3.11.7 | 2.9.0 | 4.17.0 | 5.0.32 | 2 passed |\n") == 1
-    assert shown.count("| 3.11.7 | ") == 2
-    assert shown.index("2.9.0") < shown.index("2.13.0")
-    assert "failed" not in shown
+    header, _, *rows = [line for line in shown.splitlines() if line.startswith("|")]
+    assert header.endswith(
+        "| MongoDB 5.0.32 | MongoDB 6.0.5 | MongoDB 7.0 | MongoDB 8.0 |"
+    )
+    assert rows == [
+        f"| {' | '.join(lowest)} | 2 passed | not run | not run | not run |",
+        f"| {' | '.join(newest)} | not run | 7 passed | not run | not run |",
+    ]
+
+
+def test_a_server_that_was_run_is_not_shown_as_missing(matrix: ModuleType) -> None:
+    """Its own version takes the column's place."""
+    versions = ["3.11.7", "2.9.0", "4.17.0", "3.7.1", "0.0.36", "7.0.12"]
+
+    matrix.write([[*versions, "7 passed"]])
+
+    assert "| MongoDB 7.0.12 | MongoDB 8.0 |\n" in matrix.PAGE.read_text()
 
 
 @pytest.mark.parametrize(
