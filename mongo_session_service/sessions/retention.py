@@ -161,17 +161,18 @@ class _Unwanted:
     async def _lifeless(
         self, connection: Connection, found: Sequence[Document]
     ) -> list[Document]:
-        """Those of some sessions that have no event since they were last updated."""
+        """Those of some sessions none of whose events is of a later time."""
         if self.idle_since is None:
             return list(found)
         later = {"event.timestamp": {"$gt": self.idle_since}}
         logs = [queries.all_events(SessionKey(**each["_id"])) for each in found]
+        wanted = [queries.routed(connection, {**log, **later}) for log in logs]
         key = {name: f"$_id.{name}" for name in SessionKey._fields}
         stages: list[Document] = [
-            {"$match": {"$or": [{**log, **later} for log in logs]}},
+            {"$match": queries.any_of(wanted)},
             {"$group": {"_id": key}},
         ]
-        alive = await connection.aggregate(connection.events, stages) if found else []
+        alive = await connection.aggregate(connection.events, stages)
         keys = {SessionKey(**each["_id"]) for each in alive}
         return [each for each in found if SessionKey(**each["_id"]) not in keys]
 
@@ -179,4 +180,5 @@ class _Unwanted:
         """What removes sessions as they were found, and what long ones leave."""
         as_found = [{"_id": it["_id"], "revision": it["revision"]} for it in found]
         left = [placeholders.buried_at(SessionKey(**each["_id"])) for each in found]
-        return [{"$or": as_found, **self.wanted}, {"$or": left}]
+        wanted = {**queries.any_of(as_found), **self.wanted}
+        return [wanted, queries.any_of(left)]

@@ -28,10 +28,9 @@ NOTHING = {"app_name": None, "idle_for": None, "created_before": None}
         ("app_name", 1),
     ],
 )
-def test_what_makes_no_sense_is_refused(argument: str, value: object) -> None:
+async def test_what_makes_no_sense_is_refused(argument: str, value: object) -> None:
     """Zero, negative, no number, the future, and other types are invalid."""
-    clock = Clock.set()
-    clock.now = NOW
+    Clock.set().now = NOW
 
     with pytest.raises(InvalidInputError, match=argument):
         new_pruning(**NOTHING | {argument: value}, is_dry_run=False)
@@ -46,9 +45,8 @@ def test_what_makes_no_sense_is_refused(argument: str, value: object) -> None:
         ("created_before", "2026-01-31T12:00:00Z"),
     ],
 )
-def test_what_makes_sense_is_accepted(argument: str, value: object) -> None:
+async def test_what_makes_sense_is_accepted(argument: str, value: object) -> None:
     """Any time that is over, and any length of time up to a hundred years."""
-    clock = Clock.set()
-    clock.now = NOW
+    Clock.set().now = NOW
 
     assert new_pruning(**NOTHING | {argument: value}, is_dry_run=True)
