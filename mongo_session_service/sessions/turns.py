@@ -20,6 +20,7 @@ import os
 import socket
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -185,7 +186,9 @@ async def renew_waiters(
 async def first_waiters(
     connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, int]:
-    """The ticket of the first waiter of each session, of those that still are there."""
+    """The ticket of each session's first waiter, of those that are still there."""
+    if not keys:
+        return {}
     wanted = {"$or": [_waiters(key) for key in keys], **_alive(connection)}
     found = await connection.leases.find(wanted, {"_id": 1}).to_list(None)
     first: dict[SessionKey, int] = {}
@@ -194,6 +197,19 @@ async def first_waiters(
         key = SessionKey(app_name, user_id, session_id)
         first[key] = min(first.get(key, ticket), ticket)
     return first
+
+
+async def unheld(
+    connection: Connection, keys: AbstractSet[SessionKey]
+) -> set[SessionKey]:
+    """Those of some sessions whose turn nobody has, or which are not stored."""
+    where = {
+        "_id": {"$in": [key.id for key in keys]},
+        "turn.holder": {"$ne": None},
+        **_since_lease(connection, "$gte", queries.TURN_RENEWED),
+    }
+    held = await connection.sessions.find(where, {"_id": 1}).to_list(None)
+    return {*keys} - {SessionKey(**each["_id"]) for each in held}
 
 
 async def forget_dead_waiters(connection: Connection) -> None:

@@ -17,16 +17,26 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retry import is_passing
 from mongo_session_service.errors import MongoSessionServiceError
 from mongo_session_service.feed.calls import Calls
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import turns
 
 LOOK_EVERY: Final = 1.0
-"""Seconds between looks at who is first in line, and between renewals."""
+"""Seconds between looks at who is first in line."""
 
 POLL_EVERY: Final = 0.1
-"""The same between looks where there is no feed."""
+"""The same where there is no feed."""
+
+_RENEW_EVERY: Final = 2.0  # seconds
+
+
+class Called(asyncio.Event):
+    """Is set when a waiter may take its turn, or has to give up."""
+
+    error: Exception | None = None
+    """Why it has to."""
 
 
 class Queue:
@@ -36,13 +46,12 @@ class Queue:
         """Nobody waits yet; ``listen`` gives a subscription to the feed."""
         self._connection = connection
         self._listen = listen
-        self._called: dict[tuple[SessionKey, int], asyncio.Event] = {}
+        self._lines: dict[SessionKey, dict[int, Called]] = {}
+        """Who waits, by session and ticket."""
         self._serving: asyncio.Task[None] | None = None
         self._calls: Calls | None = None
         self._arrivals: WeakValueDictionary[SessionKey, asyncio.Lock]
         self._arrivals = WeakValueDictionary()
-        self.is_closed = False
-        """Whether the service was closed, so that nobody waits any longer."""
 
     def arrival(self, key: SessionKey) -> asyncio.Lock:
         """What each caller holds until it has a turn or a ticket.
@@ -52,31 +61,45 @@ class Queue:
         """
         return self._arrivals.setdefault(key, asyncio.Lock())
 
+    def has_line(self, key: SessionKey) -> bool:
+        """Whether anybody waits for a session's turn here."""
+        return key in self._lines
+
     @contextmanager
-    def place(self, key: SessionKey, ticket: int) -> Iterator[asyncio.Event]:
-        """A place in the queue; the event is set when the turn may be taken."""
-        called = self._called[key, ticket] = asyncio.Event()
+    def place(self, key: SessionKey, ticket: int) -> Iterator[Called]:
+        """A place in the queue."""
+        line = self._lines.setdefault(key, {})
+        called = line[ticket] = Called()
         if self._serving is None:
             self._serving = background(self._serve())
         try:
             yield called
         finally:
-            del self._called[key, ticket]
-            if not self._called:
+            del line[ticket]
+            if not line:
+                del self._lines[key]
+            if not self._lines:
                 self._serving = None
                 if self._calls is not None:
                     self._calls.close()
 
     def call(self, key: SessionKey, ticket: int) -> None:
         """Wake a waiter, if it is one of this event loop."""
-        if called := self._called.get((key, ticket)):
+        if called := self._lines.get(key, {}).get(ticket):
             called.set()
 
     def close(self) -> None:
-        """Wake all, who wait no longer."""
-        self.is_closed = True
-        for called in self._called.values():
+        """Let nobody wait any longer: the service was closed."""
+        self._end(MongoSessionServiceError("The service was closed meanwhile."))
+
+    def _end(self, error: Exception) -> None:
+        for called in self._all().values():
+            called.error = error
             called.set()
+
+    def _all(self) -> dict[tuple[SessionKey, int], Called]:
+        lines = self._lines.items()
+        return {(key, each): line[each] for key, line in lines for each in line}
 
     async def _serve(self) -> None:
         task = asyncio.current_task()
@@ -87,11 +110,14 @@ class Queue:
         clock = asyncio.get_running_loop().time
         try:
             while self._serving is task:
-                with suppress(PyMongoError):  # whoever takes the turn raises it
-                    if clock() >= renewed_at + LOOK_EVERY:
+                try:
+                    if clock() >= renewed_at + _RENEW_EVERY:
                         renewed_at = clock()
-                        await turns.renew_waiters(self._connection, self._called)
+                        await turns.renew_waiters(self._connection, self._all())
                     await self._wake_first()
+                except PyMongoError as error:
+                    if not is_passing(error):
+                        self._end(error)
                 looked_at = clock()
                 if calls is None:
                     await asyncio.sleep(POLL_EVERY)
@@ -121,9 +147,9 @@ class Queue:
         return True
 
     async def _wake_first(self) -> None:
-        keys = {key for key, _ in self._called}
-        first = await turns.first_waiters(self._connection, keys) if keys else {}
-        for (key, ticket), called in self._called.items():
+        keys = await turns.unheld(self._connection, self._lines.keys())
+        first = await turns.first_waiters(self._connection, keys)
+        for (key, ticket), called in self._all().items():
             # One whose own document was removed is first if nobody is before it.
-            if first.get(key, ticket) >= ticket:
+            if key in keys and first.get(key, ticket) >= ticket:
                 called.set()

@@ -23,7 +23,7 @@ from mongo_session_service.feed.calls import Calls
 from mongo_session_service.sessions.store import not_found
 from mongo_session_service.sessions.turns import Claim, first_waiters
 from mongo_session_service.telemetry import Operation
-from mongo_session_service.turns.queue import Queue
+from mongo_session_service.turns.queue import Called, Queue
 from mongo_session_service.turns.renewal import Renewer
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _NESTED: Final = (
     "The turn of session {} is held here already, so that a second one would wait for"
     " itself. Use the Session of the first."
 )
-_CLOSED: Final = "The service was closed meanwhile."
 
 
 class Turns:
@@ -173,22 +172,22 @@ class Turn:
     async def _take_in_line(self, queue: Queue) -> None:
         """Take the turn once all who came before have had theirs."""
         async with queue.arrival(self.key):
-            if await self._take(is_first=False):
+            if not queue.has_line(self.key) and await self._take(is_first=False):
                 return
             await uninterrupted(self._queue_up())
             place = queue.place(self.key, self._ticket or 0)
         with place as called:
-            await self._take_when_called(queue, called)
+            await self._take_when_called(called)
 
-    async def _take_when_called(self, queue: Queue, called: asyncio.Event) -> None:
+    async def _take_when_called(self, called: Called) -> None:
         # It may have been released before this caller was in line.
-        if await self._is_first() and "holder" not in await self._claim.look():
+        if "holder" not in await self._claim.look() and await self._is_first():
             called.set()
         while True:
             await called.wait()
             called.clear()
-            if queue.is_closed:
-                raise MongoSessionServiceError(_CLOSED)
+            if called.error is not None:
+                raise called.error
             if await self._take(is_first=True):
                 return
             await self._claim.look()  # raises if the session was deleted

@@ -13,7 +13,9 @@ from benchmark.measure import WrongError
 from mongo_session_service import MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedServerError
 
-WHAT = ("services", "feed", "lists", "reloads", "stuck", "tracing", "transfer")
+WHAT = (
+    *("services", "feed", "lists", "reloads", "stuck", "tracing", "transfer", "turns"),
+)
 
 
 def main() -> int:

@@ -1,0 +1,247 @@
+"""Turns under faults: processes that are killed, paused and cut off as they hold one.
+
+``campaign`` starts the processes, each of which is ``python -m chaos.turns`` with its
+orders as JSON. All of them take turns of the same few sessions and append several
+events in each. They rebase, so that nothing but the turn keeps them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.adk.events import Event
+from pymongo import MongoClient
+
+from mongo_session_service import (
+    LeaseLostError,
+    MongoSessionService,
+    StorageUnavailableError,
+)
+
+DATABASE = "turns"
+SESSIONS = 3
+TASKS = 4
+"""Callers in each process."""
+EVENTS = 3
+"""Of each body."""
+OUTAGE = 9.0
+"""Seconds for which a process is paused, or cut off."""
+TAKEN_OVER = 10.0
+"""Seconds after which somebody else has to have the turn."""
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a process is to do until its standard input is closed."""
+
+    name: str
+    uri: str
+    journal: str
+
+
+def key(number: int) -> dict[str, str]:
+    """What names a session."""
+    return {"app_name": "app", "user_id": "user", "session_id": str(number)}
+
+
+async def _caller(service: MongoSessionService, name: str, orders: Orders) -> None:
+    chance = random.Random(name)  # noqa: S311  no secret
+    for number in itertools.count():
+        body, outcome = f"{name}.{number}", "done"
+        try:
+            which = key(chance.randrange(SESSIONS))
+            async with service.turn(**which, wait=_PATIENCE) as session:
+                for last in (False,) * (EVENTS - 1) + (True,):
+                    await service.append_event(session, Event(author=body))
+                    await asyncio.sleep(0 if last else chance.uniform(0.02, 0.1))
+        except (LeaseLostError, StorageUnavailableError, TimeoutError) as error:
+            outcome = type(error).__name__
+        with Path(orders.journal).open("a") as journal:  # noqa: ASYNC230  it is short
+            journal.write(f"{outcome}\n")
+
+
+async def _work(orders: Orders) -> None:
+    service = MongoSessionService(orders.uri, database=DATABASE, on_conflict="rebase")
+    async with service:
+        names = [f"{orders.name}/{number}" for number in range(TASKS)]
+        callers = [
+            asyncio.create_task(_caller(service, each, orders)) for each in names
+        ]
+        await asyncio.to_thread(sys.stdin.read)
+        for each in callers:
+            each.cancel()
+        await asyncio.wait(callers)
+
+
+@dataclass
+class Outcome:
+    """What became of a campaign."""
+
+    complaints: list[str] = field(default_factory=list)
+    answers: Counter[str] = field(default_factory=Counter)
+    """How bodies ended, by the error's name; ``done`` without one."""
+    longest_gaps: list[float] = field(default_factory=list)
+    """Of each session, the longest time without an event, in seconds."""
+
+
+class Worker:
+    """A process that takes turns, behind a wire of its own."""
+
+    def __init__(self, name: str, address: tuple[str, int], folder: Path) -> None:
+        self._wire = _python("chaos.wire", address[0], str(address[1]))
+        assert self._wire.stdout is not None
+        port = int(self._wire.stdout.readline())
+        uri = f"mongodb://127.0.0.1:{port}/?directConnection=true"
+        self.journal = folder / f"{name}.journal"
+        orders = Orders(name, uri, str(self.journal))
+        self._process = _python("chaos.turns", json.dumps(asdict(orders)))
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        """End it at once."""
+        for each in (self._process, self._wire):
+            each.kill()
+            each.wait()
+
+    def pause(self) -> None:
+        """Stop the process for a while."""
+        self._stop(self._process)
+
+    def cut_off(self) -> None:
+        """Stop its wire for a while: it goes on, but for what it needs MongoDB for."""
+        self._stop(self._wire)
+
+    def _stop(self, process: subprocess.Popen[str]) -> None:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(OUTAGE)
+        process.send_signal(signal.SIGCONT)
+
+    def finish(self) -> str:
+        """Have it end by itself; what is wrong with how it does."""
+        try:
+            self._process.communicate("", timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return "a process hangs"
+        finally:
+            self.kill()
+        code = self._process.returncode
+        return f"a process has ended with {code}" if code else ""
+
+
+def _python(module: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+
+
+def campaign(admin: MongoClient[Any], folder: Path, faults: list[str]) -> Outcome:
+    """Have processes take turns while the one that holds a turn meets each fault.
+
+    Args:
+        admin: A client of the server.
+        folder: For the journals.
+        faults: Methods of :class:`Worker`, one after another.
+    """
+    outcome, sessions = Outcome(), admin[DATABASE].sessions
+    assert admin.address is not None
+    asyncio.run(
+        _prepare("mongodb://{}:{}/?directConnection=true".format(*admin.address))
+    )
+    names = itertools.count()
+    with _short_transactions(admin), ExitStack() as ending:
+
+        def start() -> Worker:
+            worker = Worker(f"p{next(names)}", admin.address, folder)
+            ending.callback(worker.kill)
+            return worker
+
+        workers = [start() for _ in range(3)]
+        for fault in faults:
+            victim = _holder(sessions, workers)
+            getattr(victim, fault)()
+            if fault == "kill":
+                workers.remove(victim)
+                workers.append(start())
+                time.sleep(OUTAGE)
+        time.sleep(1.0)
+        outcome.complaints += filter(None, [each.finish() for each in workers])
+    for each in folder.glob("*.journal"):
+        outcome.answers.update(each.read_text().split())
+    _judge(admin, outcome)
+    return outcome
+
+
+async def _prepare(uri: str) -> None:
+    async with MongoSessionService(uri, database=DATABASE) as service:
+        for number in range(SESSIONS):
+            await service.create_session(**key(number))
+
+
+@contextmanager
+def _short_transactions(admin: MongoClient[Any]) -> Iterator[None]:
+    """Have the server soon end what a process that is killed in an append has open."""
+    name = "transactionLifetimeLimitSeconds"
+    before = admin.admin.command({"getParameter": 1, name: 1})[name]
+    admin.admin.command({"setParameter": 1, name: 3})
+    try:
+        yield
+    finally:
+        admin.admin.command({"setParameter": 1, name: before})
+
+
+def _holder(sessions: Any, workers: list[Worker]) -> Worker:
+    """A worker that has just begun a turn."""
+    pids = {each.pid: each for each in workers}
+    end = time.monotonic() + _PATIENCE
+    seen = {each["_id"]["session_id"]: each for each in sessions.find()}
+    while time.monotonic() < end:
+        time.sleep(0.005)
+        for each in sessions.find({"turn.holder": {"$exists": True}}):
+            before = seen.get(each["_id"]["session_id"], {}).get("turn", {})
+            pid = each["turn"]["holder"]["pid"]
+            if each["turn"]["epoch"] != before.get("epoch") and pid in pids:
+                return pids[pid]
+            seen[each["_id"]["session_id"]] = each
+    raise AssertionError("nobody has taken a turn")
+
+
+def _judge(admin: MongoClient[Any], outcome: Outcome) -> None:
+    """Compare what is stored with what turns promise."""
+    for number in range(SESSIONS):
+        where = {"_id.session_id": str(number)}
+        log = list(admin[DATABASE].events.find(where).sort("_id", 1))
+        bodies = [each["event"]["author"] for each in log]
+        runs = [body for body, _ in itertools.groupby(bodies)]
+        outcome.complaints += [
+            f"{body} has appended after another body, in session {number}"
+            for body, count in Counter(runs).items()
+            if count > 1
+        ]
+        times = [each["event"]["timestamp"] for each in log]
+        gap = max(after - before for before, after in itertools.pairwise(times))
+        outcome.longest_gaps.append(gap)
+        if gap > TAKEN_OVER:
+            outcome.complaints.append(f"session {number} was stuck for {gap:.1f} s")
+
+
+if __name__ == "__main__":
+    asyncio.run(_work(Orders(**json.loads(sys.argv[1]))))
