@@ -595,8 +595,9 @@ class MongoSessionService(BaseSessionService):
     ) -> SessionSummary:
         """Changes a session's details, and leaves what is not given as it is.
 
-        State, revision and last update time do not change, so no loaded ``Session``
-        becomes stale.
+        Revision and last update time do not change, so no loaded ``Session`` becomes
+        stale. Subscribers receive the change as ``updated``, unless the service runs
+        without transactions.
 
         Args:
             app_name: The app.
@@ -1159,6 +1160,7 @@ class MongoSessionService(BaseSessionService):
         app_name: str | None = None,
         start: Start = "beginning",
         on_history_lost: OnHistoryLost = "raise",
+        updates: bool = False,
     ) -> Consumer:
         """A durable consumer of all changes; it resumes where ``name`` has committed.
 
@@ -1171,6 +1173,8 @@ class MongoSessionService(BaseSessionService):
                 oplog reaches back, or its collections were dropped: ``raise``
                 ``HistoryLostError``; ``replay`` the log from its beginning; or
                 ``skip`` to now, with a warning.
+            updates: Whether it gets ``updated`` changes as well: a session's new title,
+                labels or expiry.
 
         Raises:
             InvalidInputError: an argument has another value.
@@ -1182,7 +1186,8 @@ class MongoSessionService(BaseSessionService):
         validation.check_choice(
             "on_history_lost", on_history_lost, get_args(OnHistoryLost)
         )
-        settings = Settings(name, app_name, start, on_history_lost)
+        validation.check_flag("updates", updates)
+        settings = Settings(name, app_name, start, on_history_lost, updates)
         consumer = Consumer(self._backend, settings)
         self._consumers.add(consumer)
         return consumer
