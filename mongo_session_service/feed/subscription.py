@@ -311,7 +311,7 @@ class SessionSubscription(Subscription):
             self._is_following = False
         elif change.kind == "updated":
             self._waiting.append(change)
-            self._plan_expiry_check(change.expire_time)
+            self._expiry_check_at = 0.0  # at once, if nothing else waits
         elif change.kind != "appended":
             self._waiting.append(change)
         else:
