@@ -401,11 +401,10 @@ class SessionStore:
         )
         await self._insert(self._connection.events, events, txn)
         renamed = {each.key for each in appends if each.title is not NOT_GIVEN}
-        if renamed and txn:
-            ids = {"_id": {"$in": [key.id for key in renamed]}}
-            fields = dict.fromkeys(DETAILS, 1)
-            found = self._connection.sessions.find(ids, fields, session=txn)
-            await announce(self._connection, await found.to_list(None), txn)
+        for key in renamed if txn else ():
+            at, fields = self._connection, dict.fromkeys(DETAILS, 1)
+            found = await at.sessions.find_one({"_id": key.id}, fields, session=txn)
+            await announce(at, found, txn)
         await self._update(
             self._connection.user_states, queries.user_updates(writes), txn, upsert=True
         )
@@ -467,23 +466,15 @@ class SessionStore:
                 raise RefusedError
 
 
-async def announce(
-    connection: Connection, updated: Iterable[Document], txn: Txn
-) -> None:
-    """Inform the change feed of sessions' details, in the transaction that sets them.
+async def announce(connection: Connection, session: Document, txn: Txn) -> None:
+    """Inform the change feed of a session's details, in the transaction that sets them.
 
     It looks at no updates of sessions: each append is one.
     """
-    announcements = [
-        {
-            **{name: each[name] for name in DETAILS if name in each},
-            "_id": queries.announcement_id(each["_id"], queries.UPDATED),
-        }
-        for each in updated
-    ]
-    ids = [each["_id"] for each in announcements]
-    await connection.sessions.insert_many(announcements, session=txn)
-    await connection.sessions.delete_many({"_id": {"$in": ids}}, session=txn)
+    id_ = queries.announcement_id(session["_id"], queries.UPDATED)
+    details: Document = {name: session[name] for name in DETAILS if name in session}
+    await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
+    await connection.sessions.delete_one({"_id": id_}, session=txn)
 
 
 async def amend(
@@ -510,7 +501,7 @@ async def amend(
             {"_id": key.id}, {"state": 0}, session=txn
         )
         if txn:
-            await announce(connection, [found], txn)
+            await announce(connection, found, txn)
         return found
 
     found = await uninterrupted(connection.transaction(work))
