@@ -34,8 +34,8 @@ from mongo_session_service.driver.errors import FOREIGN_LOOP, translated
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.schema.indexes import EVENT_ONCE
-from mongo_session_service.schema.setup import is_undone, set_up
+from mongo_session_service.schema.indexes import EVENT_ONCE, Index
+from mongo_session_service.schema.setup import create_index, is_undone, set_up
 from mongo_session_service.sessions.group_commit import Committer
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
@@ -161,9 +161,16 @@ class Backends:
         entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
         return entry
 
-    async def set_up(self) -> None:
-        """Create collections and indexes, and check the server, even if done before."""
-        await self._set_up((await self.here()).connection, builds=True)
+    async def set_up(self, index: Index | None) -> None:
+        """Create collections and indexes, and check the server, even if done before.
+
+        Of the indexes that are created on request only, create this one.
+        """
+        connection = (await self.here()).connection
+        await self._set_up(connection, builds=True)
+        if index is not None:
+            async with naming_privileges(connection):
+                await create_index(connection, index)
 
     async def _set_up(self, connection: Connection, *, builds: bool) -> None:
         async with naming_privileges(connection):

@@ -65,6 +65,7 @@ from mongo_session_service.model.results import (
     UserEvent,
 )
 from mongo_session_service.model.validation import check_id, lookup_id
+from mongo_session_service.schema.indexes import OPTIONAL
 from mongo_session_service.sessions import (
     deletion,
     event_log,
@@ -175,16 +176,24 @@ class MongoSessionService(BaseSessionService):
         observe(self)
 
     @traced
-    async def setup(self) -> None:
+    async def setup(self, *, index: Literal["activity"] | None = None) -> None:
         """Creates collections and indexes, and checks the server.
 
         Done on first use too; call it at start-up to fail early. Safe to repeat.
 
+        Args:
+            index: An index to create as well: ``activity`` lets ``find_sessions`` list
+                the sessions of an app by their last update. Appends take longer with
+                it, see the decisions on the write path.
+
         Raises:
+            InvalidInputError: there is no such index.
             ConfigurationError: the server is too old, or not a replica set.
             SchemaVersionError: the data was written by a newer release.
         """
-        await self._backends.set_up()
+        if index is not None:
+            validation.check_choice("index", index, tuple(OPTIONAL))
+        await self._backends.set_up(OPTIONAL[index] if index else None)
 
     @traced
     async def ping(self) -> float:
@@ -595,8 +604,9 @@ class MongoSessionService(BaseSessionService):
     ) -> SessionSummary:
         """Changes a session's details, and leaves what is not given as it is.
 
-        State, revision and last update time do not change, so no loaded ``Session``
-        becomes stale.
+        Revision and last update time do not change, so no loaded ``Session`` becomes
+        stale. Subscribers receive the change as ``updated``, unless the service runs
+        without transactions.
 
         Args:
             app_name: The app.
@@ -635,16 +645,20 @@ class MongoSessionService(BaseSessionService):
         title: str | None = None,
         labels: Mapping[str, str] | None = None,
         where: Mapping[str, Any] | None = None,
+        order_by: Literal["create_time", "update_time"] = "create_time",
         newest_first: bool = True,
         with_state: bool = True,
         limit: int = 50,
         page_token: str | None = None,
     ) -> SessionPage:
-        """Finds sessions, a page at a time, in order of creation.
+        """Finds sessions, a page at a time.
 
-        Each page is of one point in time. A session that exists from the first page to
-        the last is returned exactly once, whatever is written, created or deleted in
-        the meantime.
+        Each page is of one point in time. In order of creation, a session that exists
+        from the first page to the last is returned exactly once, whatever is written,
+        created or deleted in the meantime. In order of their last update, so is each
+        that nothing is appended to in the meantime. One that moves may be returned
+        again, each time as it is then; or, if it moves to the beginning of the order
+        before a page has reached it, not at all: ``watch`` tells of it.
 
         Args:
             app_name: The app.
@@ -654,15 +668,18 @@ class MongoSessionService(BaseSessionService):
             where: Only those whose own state has these values. Types must match,
                 except among numbers: 1 equals 1.0, but not True. An int beyond 64 bits
                 equals no float.
-            newest_first: Whether those created last come first.
+            order_by: ``create_time``, or ``update_time``: the time of the last event,
+                or of the creation. The latter needs a ``user_id``, or the index that
+                ``setup(index="activity")`` creates.
+            newest_first: Whether those created or updated last come first.
             with_state: Whether their state is loaded, as ``list_sessions`` does.
             limit: How many a page has at most, up to 1,000.
             page_token: The ``next_page_token`` of the page before. Only ``limit``
                 and ``with_state`` may differ from that page's arguments.
 
         Raises:
-            InvalidInputError: an argument is invalid, or the token is not
-                one of this search.
+            InvalidInputError: an argument is invalid, the token is not
+                one of this search, or the order needs an index that does not exist.
         """
         search.check_limit(limit)
         validation.check_flag("with_state", with_state)
@@ -672,6 +689,7 @@ class MongoSessionService(BaseSessionService):
             title,
             labels,
             where,
+            order_by=order_by,
             newest_first=newest_first,
             hooks=self._hooks,
         )
@@ -679,6 +697,7 @@ class MongoSessionService(BaseSessionService):
         after = None if page_token is None else search.place_in(page_token, wanted)
         async with self._backend() as backend:
             at = backend.connection
+            await search.check_order(at, wanted)
             page = await search.load_page(
                 at, wanted, after, limit, now, with_state=with_state
             )
@@ -1159,6 +1178,7 @@ class MongoSessionService(BaseSessionService):
         app_name: str | None = None,
         start: Start = "beginning",
         on_history_lost: OnHistoryLost = "raise",
+        updates: bool = False,
     ) -> Consumer:
         """A durable consumer of all changes; it resumes where ``name`` has committed.
 
@@ -1171,6 +1191,8 @@ class MongoSessionService(BaseSessionService):
                 oplog reaches back, or its collections were dropped: ``raise``
                 ``HistoryLostError``; ``replay`` the log from its beginning; or
                 ``skip`` to now, with a warning.
+            updates: Whether it gets ``updated`` changes as well: a session's new title,
+                labels or expiry.
 
         Raises:
             InvalidInputError: an argument has another value.
@@ -1182,7 +1204,8 @@ class MongoSessionService(BaseSessionService):
         validation.check_choice(
             "on_history_lost", on_history_lost, get_args(OnHistoryLost)
         )
-        settings = Settings(name, app_name, start, on_history_lost)
+        validation.check_flag("updates", updates)
+        settings = Settings(name, app_name, start, on_history_lost, updates)
         consumer = Consumer(self._backend, settings)
         self._consumers.add(consumer)
         return consumer

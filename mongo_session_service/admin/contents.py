@@ -22,7 +22,8 @@ from mongo_session_service.errors import StorageError
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import Erased, SessionSummary
-from mongo_session_service.schema.setup import missing_indexes
+from mongo_session_service.schema.indexes import OPTIONAL
+from mongo_session_service.schema.setup import has_index, missing_indexes
 from mongo_session_service.schema.version import recorded_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import event_log, placeholders, queries, search
@@ -254,6 +255,8 @@ class Layout:
     collections: frozenset[str]
     missing_indexes: frozenset[str]
     """By collection and name: ``sessions.by_user``."""
+    optional_indexes: frozenset[str]
+    """Those created on request that exist, in the same form."""
     schema_version: int | None
 
 
@@ -263,7 +266,11 @@ async def layout(service: MongoSessionService) -> Layout:
         at = backend.connection
         there = await at.database.list_collection_names()
         missing = await missing_indexes(at)
+        optional = [each for each in OPTIONAL.values() if await has_index(at, each)]
         version = await recorded_version(at)
-    names = {f"{at.prefix}{each.collection}.{each.name}" for each in missing}
+    lacking, added = (
+        frozenset(f"{at.prefix}{each.collection}.{each.name}" for each in indexes)
+        for indexes in (missing, optional)
+    )
     ours = {each for each in there if each.startswith(at.prefix)}
-    return Layout(frozenset(ours), frozenset(names), version)
+    return Layout(frozenset(ours), lacking, added, version)

@@ -22,7 +22,7 @@ class Change(BaseModel):
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64")  # as ADK's events
 
-    kind: Literal["snapshot", "created", "appended", "state", "deleted"]
+    kind: Literal["snapshot", "created", "appended", "state", "updated", "deleted"]
     app_name: str
     user_id: str | None = None
     """None for a change of an app's state."""
@@ -31,7 +31,7 @@ class Change(BaseModel):
     revision: int | None = None
     """The session's revision after this change; together with the session's key it
     identifies an ``appended`` change, unless the session is deleted and recreated. None
-    for what belongs to no session, and for ``deleted``."""
+    for what belongs to no session, and for ``updated`` and ``deleted``."""
     event: Event | None = None
     """The event that was appended; None if it cannot be decoded."""
     state_delta: dict[str, Any] = {}
@@ -39,9 +39,16 @@ class Change(BaseModel):
     the app or user, or as the initial state of a session ``created``."""
     state: dict[str, Any] | None = None
     """The whole merged state, in a ``snapshot``."""
+    title: str | None = None
+    """The session's title from now on, in an ``updated``; None for none."""
+    labels: dict[str, str] | None = None
+    """All its labels from now on, in an ``updated``."""
+    expire_time: float | None = None
+    """When it expires, unless an append renews it, in an ``updated``; None for never.
+    """
     time: float
     """Seconds since 1970: an event's timestamp, a session's creation or last update,
-    and for ``state`` and ``deleted`` when MongoDB committed it."""
+    and for ``state``, ``updated`` and ``deleted`` when MongoDB committed it."""
 
     @property
     def session_key(self) -> SessionKey | None:

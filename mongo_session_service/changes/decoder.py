@@ -1,9 +1,9 @@
 """Change decoder: change stream documents to typed changes.
 
 A change stream reports single documents. Of an append only the event's insert matters,
-since it holds the delta as well; of a session its insert, its delete, and the
-replacement of the document that reserved its place during an import; of app and user
-state every write.
+since it holds the delta as well; of a session its insert, its delete, the announcement
+of new details, and the replacement of the document that reserved its place during an
+import; of app and user state every write.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any, Final, NamedTuple
 import bson
 from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
+from pydantic import ValidationError
 
 from mongo_session_service.changes.change import Change
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError, quoted
+from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries, turns
 
@@ -91,6 +93,31 @@ class Created:
 
 
 @dataclass(frozen=True, slots=True)
+class Updated:
+    """A session's title, labels or expiry were changed."""
+
+    key: SessionKey
+    details: Details
+    """All of them, as they are stored."""
+    time: float
+
+    def change(self) -> Change:
+        """The change that subscribers receive."""
+        try:
+            return Change(
+                kind="updated",
+                **self.key.id,
+                title=self.details.title or None,
+                labels=dict(self.details.labels),
+                expire_time=self.details.expire_time,
+                time=self.time,
+            )
+        except ValidationError:  # it may quote what is stored
+            where = f"The details of session {quoted(self.key.session_id)}"
+            raise bson_values.UnreadableError(where) from None
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
     """A session was deleted."""
 
@@ -143,7 +170,7 @@ class OversizedChange:
         raise StorageError(message)
 
 
-ChangeRecord = Appended | Created | Deleted | StateSet
+ChangeRecord = Appended | Created | Updated | Deleted | StateSet
 """What subscribers and consumers receive, before it is made a :class:`Change`.
 
 Making one raises ``StorageError`` if this release of ADK, or the application's hook,
@@ -192,20 +219,8 @@ class Removed:
     key: SessionKey
 
 
-@dataclass(frozen=True, slots=True)
-class Expires:
-    """A session's expiry time was changed or removed."""
-
-    key: SessionKey
-
-
-ChangeEvent = ChangeRecord | Called | Dropped | Removed | Expires
+ChangeEvent = ChangeRecord | Called | Dropped | Removed
 """Everything that a document of the change stream can mean."""
-
-_ANNOUNCEMENTS: Final[dict[str, type[Removed | Expires]]] = {
-    queries.REMOVED: Removed,
-    queries.EXPIRES: Expires,
-}
 
 
 def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
@@ -301,15 +316,15 @@ def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | No
 
 
 def _of_session(id_: Any, change: Document, hooks: Hooks) -> ChangeEvent | None:
-    kind = change["operationType"]
-    for what, announcement in _ANNOUNCEMENTS.items():
-        announced = session_key(id_, (*SessionKey._fields, what))
-        if announced is not None:
-            return announcement(announced) if kind == "insert" else None
+    kind, document = change["operationType"], change.get("fullDocument") or {}
+    if kind == "insert":
+        if key := session_key(id_, (*SessionKey._fields, queries.REMOVED)):
+            return Removed(key)
+        if key := session_key(id_, (*SessionKey._fields, queries.UPDATED)):
+            return Updated(key, Details.of(document), committed_at(change))
     key = session_key(id_, SessionKey._fields)
     if key is None or kind == "delete":
         return key and Deleted(key, committed_at(change))
-    document = change.get("fullDocument") or {}
     is_ours = all(isinstance(document.get(name), of) for name, of in _OURS.items())
     return Created(key, document, hooks) if is_ours else None
 

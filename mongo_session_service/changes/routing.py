@@ -116,20 +116,14 @@ class Router(Generic[_Subscriber]):
             isinstance(item, decoder.Deleted) and item.key in self._removed
         )
 
-    def deliveries(
-        self, item: ChangeEvent
-    ) -> Iterator[tuple[_Subscriber, Change | None]]:
+    def deliveries(self, item: ChangeEvent) -> Iterator[tuple[_Subscriber, Change]]:
         """The subscribers and their changes: one object where they are the same.
-
-        None for a session whose expiry time has changed: its subscribers check it.
 
         Raises:
             StorageError: the change cannot be read.
         """
         recipients = self.recipients(item)
-        if isinstance(item, decoder.Expires):
-            yield from ((each, None) for each in recipients)
-        elif isinstance(item, StateSet):
+        if isinstance(item, StateSet):
             yield from self._of_state(item)
         elif recipients and isinstance(item, decoder.ChangeRecord):
             change = item.change()
@@ -227,11 +221,14 @@ def _topics_of(item: ChangeEvent) -> list[Hashable]:
         case StateSet(app_name, user_id):
             of_user = ("state of user", app_name, user_id)
             return ["everything", ("states of users", app_name), of_user]
-        case decoder.Expires(key):
-            return [("session", *key)]
         case decoder.Called():
             return [("session", *CALLS)]
-        case Appended(key) | decoder.Created(key) | decoder.Deleted(key):
+        case (
+            Appended(key)
+            | decoder.Created(key)
+            | decoder.Updated(key)
+            | decoder.Deleted(key)
+        ):
             # A session that is created has no subscribers of its own yet.
             own = [] if isinstance(item, decoder.Created) else [("session", *key)]
             return ["everything", ("app", key.app_name), ("user", *key[:2]), *own]

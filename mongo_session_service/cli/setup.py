@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from mongo_session_service.cli import options, terminal
+from mongo_session_service.schema.indexes import OPTIONAL
 
 
 @click.command()
 @options.uri_argument
+@click.option(
+    "--index",
+    type=click.Choice(sorted(OPTIONAL)),
+    help="Create this index as well: activity lists sessions by their last update.",
+)
 @options.as_json
 @options.connected
-async def setup(place: options.Place, *, as_json: bool) -> bool:
+async def setup(
+    place: options.Place, index: Literal["activity"] | None, *, as_json: bool
+) -> bool:
     """Creates the collections and indexes that are missing.
 
     A service does so on its first use. This command does it beforehand, for example as
     a user who may, or while nobody waits. What exists is left as it is. An index that
     cannot be created is named on stderr; the exit code is then 3.
 
+    An --index is one that appends have to write as well, so it is created on request.
+
     \b
     Example:
       mongo-session-service setup
+      mongo-session-service setup --index activity
     """  # noqa: D301  \b is click's sign
     async with place.service() as service:
         from mongo_session_service.admin import contents
 
         before = await contents.layout(service)
-        await service.setup()
+        await service.setup(index=index)
         after = await contents.layout(service)
         where = await place.where(service)
     created = sorted(after.collections - before.collections)
-    indexes = sorted(before.missing_indexes - after.missing_indexes)
+    made = before.missing_indexes - after.missing_indexes
+    indexes = sorted(made | after.optional_indexes - before.optional_indexes)
     if as_json:
         terminal.Screen().write_json(
             {

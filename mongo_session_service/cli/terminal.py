@@ -28,6 +28,7 @@ _KINDS: Final = {
     "snapshot": "bold",
     "created": "green",
     "state": "yellow",
+    "updated": "yellow",
     "deleted": "red",
 }
 _INDENT: Final = " " * 14

@@ -38,6 +38,8 @@ class Settings:
     app_name: str | None
     start: Start
     on_history_lost: OnHistoryLost
+    updates: bool = False
+    """Whether it gets sessions' new details as well."""
 
 
 async def begin_now(connection: Connection, settings: Settings) -> None:
@@ -115,7 +117,12 @@ class Coordinator:
         self._read_from(position)
 
     def _read_from(self, position: Position) -> None:
-        self._fetcher = Fetcher(self.connection, self._settings.app_name, position)
+        self._fetcher = Fetcher(
+            self.connection,
+            self._settings.app_name,
+            position,
+            updates=self._settings.updates,
+        )
         self._uncommitted = None
         self._is_replaying = position.is_replaying
 

@@ -14,7 +14,13 @@ from google.adk.platform import time as platform_time
 from mongo_session_service._public import public
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import Appended, Created, Deleted, StateSet
+from mongo_session_service.changes.decoder import (
+    Appended,
+    Created,
+    Deleted,
+    StateSet,
+    Updated,
+)
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.consumers import handler as handlers
@@ -22,6 +28,7 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import StorageError
+from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
 
 _LONGEST_MESSAGE: Final = 2000  # characters
@@ -176,16 +183,22 @@ def _id(consumer: str, item: Item) -> Document:
             return {**id_, **key.id, "time": document["create_time"]}
         case Deleted(key, at):
             return {**id_, **key.id, "time": at}
+        case Updated(key, details, at):
+            return {**id_, **key.id, "time": at, "digest": _digest(details.fields())}
         case StateSet(app_name, user_id, delta, at):
-            # Many may be set within one millisecond, the precision of the time.
-            digest = hashlib.sha256(bson.encode(encode_fields(delta))).hexdigest()
             of = {"app_name": app_name, "user_id": user_id}
-            return {**id_, **of, "time": at, "digest": digest}
+            return {**id_, **of, "time": at, "digest": _digest(encode_fields(delta))}
+
+
+def _digest(content: Document) -> str:
+    """What tells changes of one millisecond, the precision of their time, apart."""
+    return hashlib.sha256(bson.encode(content)).hexdigest()
 
 
 _KINDS: Final[dict[type, str]] = {
     Appended: "appended",
     Created: "created",
+    Updated: "updated",
     Deleted: "deleted",
     StateSet: "state",
 }
@@ -196,6 +209,8 @@ def _encode(item: Item) -> Document | None:
         return None
     if isinstance(item, StateSet):
         return {"delta": encode_fields(item.delta)}
+    if isinstance(item, Updated):
+        return {"details": item.details.fields()}
     return {} if isinstance(item, Deleted) else {"document": item.document}
 
 
@@ -209,6 +224,8 @@ def _decode(stored: Document, hooks: Hooks) -> Item:
     key = SessionKey(id_["app_name"], id_["user_id"], id_["session_id"])
     if id_["kind"] == "deleted":
         return Deleted(key, id_["time"])
+    if id_["kind"] == "updated":
+        return Updated(key, Details.of(item["details"]), id_["time"])
     if id_["kind"] == "created":
         return Created(key, item["document"], hooks)
     return Appended(key, item["document"], hooks)

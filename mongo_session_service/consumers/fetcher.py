@@ -53,9 +53,15 @@ class Fetcher:
     """Fetches a consumer's changes after a position."""
 
     def __init__(
-        self, connection: Connection, app_name: str | None, at: Position
+        self,
+        connection: Connection,
+        app_name: str | None,
+        at: Position,
+        *,
+        updates: bool,
     ) -> None:
         self._connection = connection
+        self._updates = updates
         self._names = decoder.Names.of(connection)
         self._app_name = app_name
         self.position = at
@@ -111,9 +117,11 @@ class Fetcher:
         if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
             return None
         self._router.note(item, decoder.transaction_of(change))
-        if isinstance(item, decoder.Removed | decoder.Expires | decoder.Called):
+        if isinstance(item, decoder.Removed | decoder.Called):
             return None
         if self._router.is_suppressed(item):
+            return None
+        if isinstance(item, decoder.Updated) and not self._updates:
             return None
         if isinstance(item, StateSet):
             part = next(self._router.parts(item), None)

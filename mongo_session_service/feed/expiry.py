@@ -21,7 +21,7 @@ from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Appended, Created, Deleted, Expires
+from mongo_session_service.changes.decoder import Appended, Created, Deleted, Updated
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import Document, SessionKey
@@ -73,16 +73,18 @@ class ExpiryScanner:
         if isinstance(item, Deleted):
             self._found.pop(item.key, None)
             return self._delivered.pop(item.key, False)
-        if isinstance(item, Appended | Created | Expires):
+        if isinstance(item, Appended | Created | Updated):
             # It has not expired by its writer's clock, or it is a new session.
             was_found = self._found.pop(item.key, None) is not None
             was_delivered = self._delivered.pop(item.key, False)
-            if was_found or isinstance(item, Expires):
+            if was_found:
                 self._changed.add(item.key)
             if was_delivered or self._changed:
                 self._next = 0.0
         if isinstance(item, Created):
             self._expect(item.document.get("expire_time"))
+        elif isinstance(item, Updated):
+            self._expect(item.details.expire_time)
         return False
 
     def _expect(self, expire_time: object) -> None:

@@ -28,7 +28,7 @@ class Notification:
 
     at: Timestamp
     change: Change | None
-    """None if the watched session's expiry time has changed."""
+    """None if changes were missed."""
     size: int = 0
     """Bytes that it takes up, about."""
     call: Called | None = None

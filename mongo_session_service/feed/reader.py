@@ -223,13 +223,13 @@ class Reader:
 
     def _deliveries(
         self, item: decoder.ChangeEvent
-    ) -> list[tuple[Subscription, Change | None]]:
+    ) -> list[tuple[Subscription, Change]]:
         try:
             return list(self._router.deliveries(item))
         except errors.StorageError as error:
             change = unreadable.without_content(item, error)
-            recipients = self._router.recipients(item) if change else []
-            return [(each, change) for each in recipients]
+            recipients = self._router.recipients(item)
+            return [(each, change) for each in recipients if change]
 
     async def _deliver_expired(self, before: Timestamp | None) -> None:
         """Deliver expired sessions to all but the subscriptions to a single session."""

@@ -15,7 +15,7 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import Appended
+from mongo_session_service.changes.decoder import Appended, Updated
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
@@ -30,8 +30,9 @@ from mongo_session_service.errors import (
     StorageError,
 )
 from mongo_session_service.feed import unreadable
-from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Inbox, Notification
+from mongo_session_service.feed.inbox import CAPACITY, Inbox, Notification
 from mongo_session_service.model import scopes
+from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import deletion, event_log, queries
@@ -116,6 +117,9 @@ async def load_view(
         is_complete = page.is_last
         if is_complete:
             missed += _shared_state(key, found.documents, hooks, update_time)
+            details = Details.of(session)
+            if details.title is not None or details.labels:
+                missed.append(Updated(key, details, update_time).change())
     expire_time = session.get("expire_time")
     return View(found.at, Marker.of(session), expire_time, missed, is_complete)
 
@@ -303,9 +307,10 @@ class SessionSubscription(Subscription):
                 await self._check_expiry()
             return
         change = notification.change
-        if notification is RESYNC:
+        if change is None:
             self._is_following = False
-        elif change is None:
+        elif change.kind == "updated":
+            self._waiting.append(change)
             self._expiry_check_at = 0.0  # at once, if nothing else waits
         elif change.kind != "appended":
             self._waiting.append(change)

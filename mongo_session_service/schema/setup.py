@@ -120,6 +120,23 @@ async def _described(connection: Connection, collection: str) -> dict[str, Any]:
     return described
 
 
+async def create_index(connection: Connection, index: Index) -> None:
+    """Create an index that is not part of every setup.
+
+    Raises:
+        OperationFailure: it cannot be created.
+    """
+    collection = getattr(connection, index.collection)
+    await collection.create_index(index.directed, **index.options)
+
+
+async def has_index(connection: Connection, index: Index) -> bool:
+    """Whether an index exists as it is defined."""
+    return index.is_like(
+        await getattr(connection, index.collection).index_information()
+    )
+
+
 async def create_layout(connection: Connection) -> None:
     """Create what is missing; what exists is never dropped, nor built again.
 

@@ -33,8 +33,8 @@ TURN_EPOCH: Final = "turn.epoch"
 TURN_RENEWED: Final = "turn.renewed_at"
 """The field that says when its turn was taken or renewed, by the server's clock."""
 
-EXPIRES: Final = "expires"
-"""What it has that says: the session expires at another time than it did."""
+UPDATED: Final = "updated"
+"""What it has that says: the session has these details from now on."""
 
 
 INVOCATION: Final = "event.invocation_id"

@@ -147,7 +147,7 @@ class _Unwanted:
         if len(page) < _PAGE:
             self._app, self._walked, self._after = None, app, None
         else:
-            self._after = Place.of(page[-1])
+            self._after = search.place_of(page[-1])
         sessions = events = 0
         for first in range(0, len(page), _TOGETHER):
             found = await self._lifeless(connection, page[first : first + _TOGETHER])

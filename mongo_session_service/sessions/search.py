@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import bson
 from bson.errors import BSONError
@@ -24,7 +24,9 @@ from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import check_labels, check_title, label_list
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import SessionSummary
-from mongo_session_service.model.validation import check_flag, check_id
+from mongo_session_service.model.validation import check_choice, check_flag, check_id
+from mongo_session_service.schema.indexes import BY_ACTIVITY
+from mongo_session_service.schema.setup import has_index
 from mongo_session_service.sessions import queries
 
 MAX_DEPTH: Final = 10
@@ -47,18 +49,16 @@ _REFUSED: Final = (
 )
 
 
+ORDERS: Final = ("create_time", "update_time")
+"""What sessions can be ordered by."""
+
+
 class Place(NamedTuple):
     """A session's place in the order."""
 
-    create_time: float
+    time: float
     user_id: str
     session_id: str
-
-    @classmethod
-    def of(cls, document: Document) -> Self:
-        """The place of a stored session."""
-        id_ = document["_id"]
-        return cls(document["create_time"], id_["user_id"], id_["session_id"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,26 @@ class Search:
 
     filter: Document
     newest_first: bool
+    order_by: str = "create_time"
+    is_of_user: bool = False
+    """Whether it is for the sessions of one user."""
 
     @property
     def bytes(self) -> bytes:
         """An encoding that is equal for equal searches only."""
-        return bson.encode({"filter": self.filter, "newest_first": self.newest_first})
+        order = {"order_by": self.order_by, "newest_first": self.newest_first}
+        return bson.encode({"filter": self.filter, **order})
+
+    def place_of(self, document: Document) -> Place:
+        """The place of a stored session."""
+        id_ = document["_id"]
+        return Place(document[self.order_by], id_["user_id"], id_["session_id"])
 
     @property
     def order(self) -> dict[str, int]:
         """The sort order of pages."""
         direction = -1 if self.newest_first else 1
-        names = ("create_time", "_id.user_id", "_id.session_id")
+        names = (self.order_by, "_id.user_id", "_id.session_id")
         return dict.fromkeys(names, direction)
 
     def stages(
@@ -97,14 +106,14 @@ class Search:
         if after is None:
             return []
         beyond = "$lt" if self.newest_first else "$gt"
-        created, user_id, session_id = after
+        time, user_id, session_id = after
         of_user = {"_id.user_id": user_id, "_id.session_id": {beyond: session_id}}
         # The first bounds the index scan, the second orders sessions of the same time.
         return [
-            {"create_time": {f"{beyond}e": created}},
+            {self.order_by: {f"{beyond}e": time}},
             {
                 "$or": [
-                    {"create_time": {beyond: created}},
+                    {self.order_by: {beyond: time}},
                     {"_id.user_id": {beyond: user_id}},
                     of_user,
                 ]
@@ -121,6 +130,7 @@ def new_search(
     *,
     newest_first: object,
     hooks: Hooks,
+    order_by: object = "create_time",
 ) -> Search:
     """The search with these arguments; None for those that do not restrict it.
 
@@ -128,6 +138,7 @@ def new_search(
         InvalidInputError: an argument is invalid.
     """
     is_newest_first = check_flag("newest_first", newest_first)
+    check_choice("order_by", order_by, ORDERS)
     wanted: Document = {"_id.app_name": check_id("app_name", app_name)}
     owner = Owner(wanted["_id.app_name"])
     if user_id is not None:
@@ -141,7 +152,25 @@ def new_search(
         conditions += [{"labels": {"$eq": each}} for each in wanted_labels]
     if where is not None:
         conditions += state_conditions(where, owner, hooks)
-    return Search({"$and": [wanted, *conditions]}, is_newest_first)
+    is_of_user = user_id is not None
+    order = str(order_by)
+    return Search({"$and": [wanted, *conditions]}, is_newest_first, order, is_of_user)
+
+
+async def check_order(connection: Connection, search: Search) -> None:
+    """Require the index that a search needs, if it is not part of every setup.
+
+    Raises:
+        InvalidInputError: it does not exist.
+    """
+    if search.order_by == "create_time" or search.is_of_user:
+        return
+    if not await persistently(lambda: has_index(connection, BY_ACTIVITY)):
+        raise InvalidInputError(
+            "order_by='update_time' needs a user_id, or an index that does not exist:"
+            " call setup(index='activity'), or run `mongo-session-service setup --index"
+            " activity`. Appends take longer with it."
+        )
 
 
 def check_limit(limit: object) -> int:
@@ -323,7 +352,8 @@ async def load_page(
         decoded = decode_sessions([*shown, *shared], now, connection.hooks)
         states = {each.key: each.state for each in await in_slices(decoded)}
     summaries = [summary(each, states.get(SessionKey(**each["_id"]))) for each in shown]
-    return Page(summaries, Place.of(shown[-1]) if len(documents) > limit else None)
+    is_last = len(documents) <= limit
+    return Page(summaries, None if is_last else search.place_of(shown[-1]))
 
 
 async def _load(

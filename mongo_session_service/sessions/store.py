@@ -23,6 +23,7 @@ from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import LeaseLostError, quoted
+from mongo_session_service.model.metadata import DETAILS, NOT_GIVEN
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -399,6 +400,11 @@ class SessionStore:
             if isinstance(write, Append)
         )
         await self._insert(self._connection.events, events, txn)
+        renamed = {each.key for each in appends if each.title is not NOT_GIVEN}
+        for key in renamed if txn else ():
+            at, fields = self._connection, dict.fromkeys(DETAILS, 1)
+            found = await at.sessions.find_one({"_id": key.id}, fields, session=txn)
+            await announce(at, found, txn)
         await self._update(
             self._connection.user_states, queries.user_updates(writes), txn, upsert=True
         )
@@ -460,6 +466,17 @@ class SessionStore:
                 raise RefusedError
 
 
+async def announce(connection: Connection, session: Document, txn: Txn) -> None:
+    """Inform the change feed of a session's details, in the transaction that sets them.
+
+    It looks at no updates of sessions: each append is one.
+    """
+    id_ = queries.announcement_id(session["_id"], queries.UPDATED)
+    details: Document = {name: session[name] for name in DETAILS if name in session}
+    await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
+    await connection.sessions.delete_one({"_id": id_}, session=txn)
+
+
 async def amend(
     connection: Connection,
     key: SessionKey,
@@ -480,14 +497,11 @@ async def amend(
         updated = await connection.sessions.update_one(where, change, session=txn)
         if not updated.matched_count:
             return None
-        if txn and "expire_time" in fields:
-            # The change feed looks at no updates of sessions: each append is one.
-            announcement = {"_id": queries.announcement_id(key.id, queries.EXPIRES)}
-            await connection.sessions.insert_one(announcement, session=txn)
-            await connection.sessions.delete_one(announcement, session=txn)
-        found: Document | None = await connection.sessions.find_one(
+        found: Document = await connection.sessions.find_one(
             {"_id": key.id}, {"state": 0}, session=txn
         )
+        if txn:
+            await announce(connection, found, txn)
         return found
 
     found = await uninterrupted(connection.transaction(work))

@@ -50,6 +50,8 @@ async def test_what_happens_is_seen_as_it_happens(
     await expect(page.locator("#spoken")).to_contain_text("agent: Sun!")
     await page.locator("#state summary").click()
     await expect(page.locator("#state .kids")).to_have_text("sun: 1.0")
+    await service.update_session(**KEY, title="Weather")
+    await expect(page.locator("#state")).to_contain_text('displayName: "Weather"')
 
 
 async def test_a_cut_connection_loses_and_repeats_nothing(

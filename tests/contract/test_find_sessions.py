@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from google.adk.events import Event, EventActions
+from google.adk.platform import time as platform_time
 from support.fake_clock import Clock
 
 from mongo_session_service import InvalidInputError, MongoSessionService
@@ -92,6 +93,60 @@ async def test_an_item_is_what_a_list_shows(ours: MongoSessionService) -> None:
     listed = await ours.list_sessions(**ADA)
     assert [each.state for each in listed.sessions] == [item.state]
     assert stateless == item.model_copy(update={"state": None})
+
+
+async def touch(service: MongoSessionService, user_id: str, session_id: str) -> None:
+    """Append to a session, whose last update is now."""
+    session = await service.get_session(**APP, user_id=user_id, session_id=session_id)
+    assert session is not None
+    event = Event(author="x", timestamp=platform_time.get_time())
+    await service.append_event(session, event)
+
+
+async def test_pages_are_in_the_order_of_updates(ours: MongoSessionService) -> None:
+    """A user's pages are ordered by the last event, an app's too with its index."""
+    clock = await fill(ours)
+    for number in (5, 2, 6):
+        clock.now += 1
+        await touch(ours, "ada", f"s{number}")
+    of_ada = [f"s{number}" for number in (0, 1, 3, 4, 7, 5, 2, 6)]
+    by: dict[str, Any] = {"order_by": "update_time"}
+
+    for limit in (1, 3, 50):
+        assert await find(ours, **ADA, **by, limit=limit) == of_ada[::-1]
+        oldest = await find(ours, **ADA, **by, limit=limit, newest_first=False)
+        assert oldest == of_ada
+    of_team = await find(ours, **ADA, **by, labels={"team": "red"})
+    assert of_team == ["s6", "s2", "s4", "s0"]
+
+    with pytest.raises(InvalidInputError, match="needs a user_id, or an index"):
+        await ours.find_sessions(**APP, **by)
+    await ours.setup(index="activity")
+    everyone = [*of_ada[:5], "b0", "b1", *of_ada[5:]]
+    assert await find(ours, **APP, **by, limit=3) == everyone[::-1]
+    assert await find(ours, **APP, **by, limit=3, newest_first=False) == everyone
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_what_stands_still_is_found_once(
+    ours: MongoSessionService, *, newest_first: bool
+) -> None:
+    """While sessions are appended to, pages have each other session exactly once."""
+    clock = await fill(ours)
+    search: dict[str, Any] = {"order_by": "update_time", "newest_first": newest_first}
+    found: list[str] = []
+    token = None
+    for moved in ("s1", "s6", "s1", "s5", "s6"):
+        page = await ours.find_sessions(**ADA, **search, limit=2, page_token=token)
+        found += [each.id for each in page.sessions]
+        token = page.next_page_token
+        if token is None:
+            break
+        clock.now += 1
+        await touch(ours, "ada", moved)
+
+    still = [each for each in found if each not in {"s1", "s5", "s6"}]
+    assert sorted(still) == ["s0", "s2", "s3", "s4", "s7"]
 
 
 async def test_titles_and_labels_find_sessions(ours: MongoSessionService) -> None:
@@ -284,6 +339,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"where": ""}, "where must be a dict"),
     ({"labels": 0}, "labels must be a dict"),
     ({"newest_first": "no"}, "newest_first must be True or False"),
+    ({"order_by": "title"}, "order_by must be one of"),
     ({"where": {1: 1}}, "keys of where must be strings"),
     ({"where": {"user:name": "Ada"}}, "their own state only"),
     ({"where": {"k": b"\xff"}}, "value of where key 'k' cannot be searched for"),

@@ -17,8 +17,10 @@ from mongo_session_service.changes.decoder import (
     Names,
     Removed,
     StateSet,
+    Updated,
 )
 from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import SessionKey
 
 NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states", "p_leases")
@@ -71,6 +73,23 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
         (
             change("delete", "sessions", documentKey={"_id": KEY.id}),
             Deleted(KEY, TIME),
+        ),
+        (
+            change(
+                "insert",
+                "sessions",
+                documentKey={"_id": {**KEY.id, "updated": True}},
+                fullDocument={"title": "T", "ttl": 5.0, "expire_time": 7.0},
+            ),
+            Updated(KEY, Details("T", {}, 5.0, 7.0), TIME),
+        ),
+        (
+            change(
+                "delete",
+                "sessions",
+                documentKey={"_id": {**KEY.id, "updated": True}},
+            ),
+            None,
         ),
         (
             change(
