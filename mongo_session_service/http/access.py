@@ -22,7 +22,7 @@ AuthorizeUser: TypeAlias = Callable[[Request, str, str], Any]
 """Whether a request may read all sessions of a user, by the app and the user."""
 
 AuthorizeWrite: TypeAlias = Callable[[Request, SessionKey, str], Any]
-"""Whether a request may do an action to a session, such as ``"fork"``."""
+"""Whether a request may ``"fork"``, ``"update"`` or ``"delete"`` a session."""
 
 EVERYTHING: Final = Scope()
 

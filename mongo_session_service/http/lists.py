@@ -1,15 +1,16 @@
-"""Lists over HTTP: pages of sessions, and the apps that have some."""
+"""Lists over HTTP: pages of sessions and of events, and the apps that have some."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.adk.platform import time
 from starlette.requests import Request
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.changes.routing import Scope
+from mongo_session_service.codec import public_view
 from mongo_session_service.http import parameters
 from mongo_session_service.http.access import Access
 from mongo_session_service.model.records import SessionKey
@@ -18,10 +19,8 @@ from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import directory
 
-SESSIONS: Final = "sessions"
-
 _MOST: Final = 200
-"""Sessions on a page."""
+"""Sessions, or events, on a page."""
 
 _COUNTED: Final = 100
 """Sessions of an app that are counted, at most."""
@@ -72,6 +71,45 @@ async def apps(
             app = {"app_name": name, "sessions": len(found), "latest": row(found[0])}
             shown.append(app | {"has_more": page.next_page_token is not None})
     return shown
+
+
+class EventsAsked(NamedTuple):
+    """The page of a session's events that a request asks for."""
+
+    after_revision: int
+    before_revision: int | None
+    newest_first: bool
+    limit: int
+
+    @classmethod
+    def of(cls, request: Request) -> EventsAsked:
+        """The page that a request asks for.
+
+        Raises:
+            InvalidInputError: a parameter is invalid.
+        """
+        return cls(
+            parameters.revision_of(request, "after_revision") or 0,
+            parameters.revision_of(request, "before_revision"),
+            parameters.flag_of(request, "newest_first"),
+            parameters.limit_of(request, _MOST),
+        )
+
+    async def load(self, service: MongoSessionService, key: SessionKey) -> str:
+        """The page as JSON.
+
+        Raises:
+            SessionNotFoundError: the session is not stored.
+        """
+        wanted = self._replace(limit=self.limit + 1)._asdict()
+        found = [each async for each in service.iter_events(**key.id, **wanted)]
+        # One by one: the public view knows events by their names.
+        shown = ",".join(
+            public_view.json_text({"revision": revision, "event": event})
+            for revision, event in found[: self.limit]
+        )
+        has_more = str(len(found) > self.limit).lower()
+        return f'{{"events":[{shown}],"has_more":{has_more}}}'
 
 
 def row(session: SessionSummary) -> dict[str, Any]:

@@ -13,6 +13,31 @@ def number(text: str) -> int | None:
     return int(text) if is_number else None
 
 
+def revision_of(request: Request, name: str) -> int | None:
+    """The revision that a parameter gives; None if it is left out.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    text = request.query_params.get(name)
+    revision = None if text is None else number(text)
+    if text is not None and revision is None:
+        raise InvalidInputError(f"{name} must be a number of appends.")
+    return revision
+
+
+def flag_of(request: Request, name: str) -> bool:
+    """Whether a parameter is ``true``.
+
+    Raises:
+        InvalidInputError: it is neither that nor ``false``, nor left out.
+    """
+    text = request.query_params.get(name, "false")
+    if text not in {"true", "false"}:
+        raise InvalidInputError(f"{name} must be 'true' or 'false'.")
+    return text == "true"
+
+
 def limit_of(request: Request, largest: int, default: int = 50) -> int:
     """How many a page may have at most, by the parameter ``limit``.
 

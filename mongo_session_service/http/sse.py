@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
@@ -120,11 +120,19 @@ def changes_route(
     ``name=value`` (repeatable) and ``session_id``, each to be met exactly, ``limit`` up
     to 200 (50 unless given) and ``page_token``.
 
+    With ``list=events`` and a session the answer is a page of its events as JSON:
+    ``events``, each with its ``revision`` and ``event``, and ``has_more``. It takes
+    ``limit`` up to 200 (50 unless given), ``after_revision``, ``before_revision`` and
+    ``newest_first=true``. The next page follows the last revision.
+
     With ``authorize_write`` the route also answers ``POST``, and streams say so in
     ``Allow``. The body is JSON: ``action``, ``app_name``, ``user_id``, ``session_id``,
-    and what the action needs. The action ``"fork"`` takes ``at_revision`` and answers
-    201 with the names of the new session. An ``Origin`` of another host is refused, and
-    so is none: then no other site can have a browser write here.
+    and what the action needs. ``"fork"`` takes ``at_revision`` and answers 201 with the
+    names of the new session; ``"update"`` takes ``title`` and ``labels``, each null for
+    none, leaves what is not given as it is, and answers with the session as in a list;
+    ``"delete"`` answers with the session's names, also if it is not stored. An
+    ``Origin`` of another host is refused, and so is none: then no other site can have a
+    browser write here.
 
     A stream ends after ``deleted``, and after ``trouble`` with a ``reason``, after
     which a client should reconnect. Errors are JSON with a ``detail``: 400 for invalid
@@ -292,16 +300,38 @@ def _key(request: Request) -> SessionKey:
 async def _list(
     service: MongoSessionService, access: Access, request: Request
 ) -> Response:
-    """A page of sessions."""
-    if request.query_params["list"] != lists.SESSIONS:
-        raise InvalidInputError(f"list must be {lists.SESSIONS!r}, or left out.")
+    """A page of sessions, or of a session's events."""
+    match request.query_params["list"]:
+        case "sessions":
+            return await _list_sessions(service, access, request)
+        case "events":
+            return await _list_events(service, access, request)
+        case _:
+            raise InvalidInputError("list must be 'sessions' or 'events', or left out.")
+
+
+async def _list_sessions(
+    service: MongoSessionService, access: Access, request: Request
+) -> Response:
     if not access.has_lists:
         return answers.refusal(403, _REFUSED_MANY)
     scope = access.scope_of(request)
     if not await access.may_read_all(request, scope):
         return answers.refusal(403, _REFUSED_MANY)
     async with asyncio.timeout(OPENING_PATIENCE):
-        return _json(**await lists.sessions(service, access, request, scope))
+        return _json(await lists.sessions(service, access, request, scope))
+
+
+async def _list_events(
+    service: MongoSessionService, access: Access, request: Request
+) -> Response:
+    key = _key(request)
+    asked = lists.EventsAsked.of(request)
+    if not await access.may_read(request, key):
+        return answers.refusal(403, _REFUSED)
+    async with asyncio.timeout(OPENING_PATIENCE):
+        text = await asked.load(service, key)
+    return Response(text, 200, answers.NO_STORE, "application/json")
 
 
 async def _list_of_page(
@@ -318,13 +348,13 @@ async def _list_of_page(
             listed = await lists.sessions(service, access, request, scope)
         where = {"name": service.database_name, "server": await server_of(service)}
     within = {"app_name": access.within.app_name, "user_id": access.within.user_id}
-    return _json(database=where, within=within, **listed)
+    return _json({"database": where, "within": within, **listed})
 
 
-def _json(**fields: object) -> Response:
+def _json(fields: Mapping[str, object], status: int = 200) -> Response:
     """The public view of what is found."""
     text = public_view.json_text(fields)
-    return Response(text, 200, answers.NO_STORE, "application/json")
+    return Response(text, status, answers.NO_STORE, "application/json")
 
 
 async def _stream(
@@ -449,7 +479,8 @@ async def _write(
     write = await writes.Write.of(request)
     if not await access.may_write(request, write.key, write.action):
         return answers.refusal(403, _REFUSED_WRITE)
-    return JSONResponse(await write.perform(service), 201, answers.NO_STORE)
+    status, found = await write.perform(service)
+    return _json(found, status)
 
 
 class _Stream(EventSourceResponse):

@@ -9,10 +9,16 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from mongo_session_service.errors import InvalidInputError
+from mongo_session_service.http import lists
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.service import MongoSessionService
 
 FORK: Final = "fork"
+UPDATE: Final = "update"
+DELETE: Final = "delete"
+
+_ARGUMENTS: Final = {FORK: ("at_revision",), UPDATE: ("title", "labels"), DELETE: ()}
+"""The actions, and what each takes beside the session."""
 
 _MAX_BYTES: Final = 65_536
 
@@ -30,7 +36,7 @@ class Write(NamedTuple):
 
     key: SessionKey
     action: str
-    at_revision: int | None
+    arguments: dict[str, Any]
 
     @classmethod
     async def of(cls, request: Request) -> Write:
@@ -48,15 +54,28 @@ class Write(NamedTuple):
         if kind.lower() != "application/json":
             raise RefusedError(415, "Send JSON, as application/json.")
         fields = await _fields(request)
-        if fields.get("action") != FORK:
-            raise InvalidInputError(f"action must be {FORK!r}.")
-        names = [fields.get(name) for name in SessionKey._fields]
-        return cls(session_key(*names), FORK, fields.get("at_revision"))  # type: ignore[arg-type]
+        action = fields.pop("action", None)
+        if not isinstance(action, str) or action not in _ARGUMENTS:
+            names = ", ".join(map(repr, _ARGUMENTS))
+            raise InvalidInputError(f"action must be one of {names}.")
+        key = session_key(*(fields.pop(name, None) for name in SessionKey._fields))
+        if unknown := fields.keys() - {*_ARGUMENTS[action]}:
+            message = f"{action!r} does not take {', '.join(sorted(unknown))}."
+            raise InvalidInputError(message)
+        return cls(key, action, fields)
 
-    async def perform(self, service: MongoSessionService) -> dict[str, str]:
-        """Make the change; returns the names of the session that it created."""
-        forked = await service.fork_session(**self.key.id, at_revision=self.at_revision)
-        return self.key._replace(session_id=forked.id)._asdict()
+    async def perform(self, service: MongoSessionService) -> tuple[int, dict[str, Any]]:
+        """Make the change; returns the status, and the session as it is then."""
+        match self.action:
+            case "fork":
+                forked = await service.fork_session(**self.key.id, **self.arguments)
+                return 201, self.key._replace(session_id=forked.id)._asdict()
+            case "update":
+                updated = await service.update_session(**self.key.id, **self.arguments)
+                return 200, lists.row(updated)
+            case _:
+                await service.delete_session(**self.key.id)
+                return 200, self.key._asdict()
 
 
 async def _fields(request: Request) -> dict[str, Any]:

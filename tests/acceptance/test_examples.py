@@ -80,7 +80,7 @@ PRINTED = {
     ),
     "export_jsonl.py": (EXPORTED, EXPORTED),
 }
-ENDLESS = {"watch.py", "consumer_worker.py", "fastapi_chat.py"}
+ENDLESS = {"watch.py", "consumer_worker.py", "fastapi_chat.py", "sidebar.py"}
 
 
 @pytest.fixture
@@ -250,6 +250,74 @@ async def test_the_chat_page_shows_turns_in_every_window(page: Page) -> None:
         await page.get_by_role("button", name="Send").click()
         await expect(page.get_by_role("alert")).to_contain_text("404")
         await expect(page.get_by_label("Message")).to_have_value("Too late")
+
+
+@pytest.mark.usefixtures("uri")
+async def test_the_sidebar_is_kept_up_to_date_in_every_window(page: Page) -> None:
+    """What one window creates, renames or deletes; pages on scroll; search by title."""
+    sidebar = load("sidebar")
+    mine = {"app_name": "sidebar", "user_id": "ada"}
+    async with sidebar.lifespan(sidebar.app), serving(sidebar.app) as url:
+        for n in range(120):
+            await sidebar.service.create_session(**mine, title=f"Nr {n}")
+        await sidebar.service.create_session(app_name="sidebar", user_id="eve")
+        other = await page.context.new_page()
+        for window in (page, other):
+            await window.goto(url)
+            await expect(rows(window).first).to_contain_text("Nr 119")
+        await page.evaluate("document.querySelector('nav').scrollTo(0, 1e6)")
+        await expect(rows(page)).to_have_count(100)
+        await page.evaluate("document.querySelector('nav').scrollTo(0, 1e6)")
+        await expect(rows(page)).to_have_count(120)
+
+        await page.get_by_label("New session").fill("<b>Trip</b>")
+        await page.get_by_label("New session").press("Enter")
+        for window in (page, other):
+            await expect(rows(window).first).to_contain_text("<b>Trip</b> (0)")
+        page.once("dialog", lambda asked: asked.accept("Trip to Turin"))
+        await rows(page).first.get_by_role("button", name="Rename").click()
+        await expect(rows(page).first).to_contain_text("Trip to Turin (0)")
+        await other.get_by_label("Find by title").fill("Trip to Turin")
+        await other.get_by_label("Find by title").press("Enter")
+        await expect(rows(other)).to_have_count(1)
+        page.once("dialog", lambda asked: asked.accept())
+        await rows(page).first.get_by_role("button", name="Delete").click()
+        await expect(rows(page)).to_have_count(120)
+        await expect(rows(other)).to_have_count(0)
+
+
+def rows(window: Page) -> Locator:
+    """The sessions that a window lists."""
+    return window.locator("#sessions li")
+
+
+@pytest.mark.usefixtures("uri")
+async def test_the_sidebar_shows_nobody_elses_sessions() -> None:
+    """Each user lists, reads and deletes their own alone, and forks none."""
+    sidebar = load("sidebar")
+    key = {"app_name": "sidebar", "user_id": "ada", "session_id": "s"}
+    async with (
+        sidebar.lifespan(sidebar.app),
+        serving(sidebar.app) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
+        await sidebar.service.create_session(**key)
+        eve = {"Cookie": "user=eve", "Origin": url}
+        listed = await http.get("/changes", params={**key, "list": "sessions"})
+        asked = {**key, "list": "sessions"}
+        refused = [
+            await http.get("/changes", params=asked, headers=eve),
+            await http.get("/changes", params=key, headers=eve),
+            *[
+                await http.post(
+                    "/changes", json={**key, "action": action}, headers=headers
+                )
+                for action, headers in (("delete", eve), ("fork", {"Origin": url}))
+            ],
+        ]
+
+    assert [each["session_id"] for each in listed.json()["sessions"]] == ["s"]
+    assert [each.status_code for each in refused] == [403] * 4
 
 
 @pytest.mark.usefixtures("uri")

@@ -120,7 +120,12 @@ class ListPage {
         this.wanted.delete(next);
         const [app_name, user_id, session_id] = JSON.parse(next);
         const { sessions } = await this.load({ app_name, user_id, session_id });
-        for (const session of sessions) this.rows.lift(session);
+        for (const session of sessions) {
+          for (const rows of this.groups) rows.get(next)?.draw(session);
+          const row = this.rows.get(next);
+          if (row) row.draw(session); // renamed: that is no activity
+          else this.rows.lift(session);
+        }
         this.say();
       }
     } catch (error) {

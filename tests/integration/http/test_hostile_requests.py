@@ -32,8 +32,14 @@ numbers = st.integers().map(lambda number: str(number).encode()) | st.sampled_fr
     [b"0", b"1", b"2", b"+1", b"-0", b"1e3", b"0x1", b"1_0", b" 1", b"9" * 18]
     + [b"9" * 19, b"9" * 5000, "²".encode(), b"\xd9\xa1", b"NaN", b"Infinity"]
 )
-values = raw | numbers | st.sampled_from([b"all", b"own", b"victim", b"user", b"app"])
-names = st.sampled_from([*OWN, b"after_revision", b"history", b"where", b"limit", b""])
+values = (
+    raw
+    | numbers
+    | st.sampled_from(
+        [b"all", b"own", b"victim", b"user", b"app", b"sessions", b"events"]
+    )
+)
+names = st.sampled_from([*OWN, b"after_revision", b"history", b"list", b"limit", b""])
 queries = st.builds(
     lambda changed, repeated: [*(OWN | changed).items(), *repeated],
     st.dictionaries(names, values, max_size=3),

@@ -94,10 +94,51 @@ async def test_sessions_are_found_by_what_is_exactly_theirs(
     assert await listed(url, session_id="Trip") == []
 
 
+async def test_a_sessions_events_come_in_pages(
+    service: MongoSessionService, url: str
+) -> None:
+    """From either end, after or before a revision, each with its revision."""
+    session = await create(service, "s")
+    for n in range(5):
+        await service.append_event(session, new_event(n=n))
+
+    async def revisions(**query: Any) -> tuple[list[int], bool]:
+        response = await asked(url, **SESSION, list="events", **query)
+        page = response.json()
+        for each in page["events"]:
+            assert each["event"]["actions"]["stateDelta"] == {"n": each["revision"] - 1}
+        return [each["revision"] for each in page["events"]], page["has_more"]
+
+    assert await revisions() == ([1, 2, 3, 4, 5], False)
+    assert await revisions(limit=2) == ([1, 2], True)
+    assert await revisions(limit=3, after_revision=2) == ([3, 4, 5], False)
+    assert await revisions(limit=2, newest_first="true") == ([5, 4], True)
+    assert await revisions(newest_first="true", before_revision=2) == ([1], False)
+
+
+async def test_a_sessions_events_need_permission_and_a_session(
+    service: MongoSessionService,
+) -> None:
+    """As its stream does: 403 before anything is read, and 404."""
+    await create(service, "s")
+    route = changes_route(service, authorize=lambda _, key: key.session_id != "s")
+    async with serving(Starlette(routes=[route])) as url:
+        asking = {**OWN, "list": "events"}
+        refused = await asked(f"{url}/changes", **asking, session_id="s")
+        unknown = await asked(f"{url}/changes", **asking, session_id="none")
+
+    assert (refused.status_code, unknown.status_code) == (403, 404)
+
+
 @pytest.mark.parametrize(
     "query",
     [
         {"list": "all"},
+        {"list": "events"},
+        {**SESSION, "list": "events", "limit": "0"},
+        {**SESSION, "list": "events", "after_revision": "x"},
+        {**SESSION, "list": "events", "before_revision": "-1"},
+        {**SESSION, "list": "events", "newest_first": "yes"},
         {"list": "sessions", "limit": "0"},
         {"list": "sessions", "limit": "201"},
         {"list": "sessions", "limit": "-1"},

@@ -83,6 +83,17 @@ class World:
             response = await http.get(f"{url}{path}")
         return f"{response.headers}{response.text}"
 
+    async def written(self, **body: str) -> str:
+        """The live app's answer to a request to write to the session."""
+        app = live_app(
+            self.service, authorize=lambda *_: True, authorize_write=lambda *_: True
+        )
+        async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
+            response = await http.post(
+                f"{url}/changes", json={**WHERE, **body}, headers={"Origin": url}
+            )
+        return f"{response.headers}{response.text}"
+
 
 Outlet = Callable[[World], Awaitable[str]]
 OUTLETS: dict[str, tuple[str, Outlet]] = {}
@@ -125,13 +136,22 @@ async def state_at_an_event(world: World) -> str:
 
 @outlet(shows='"session_id"')
 async def fork(world: World) -> str:
-    app = live_app(
-        world.service, authorize=lambda *_: True, authorize_write=lambda *_: True
-    )
-    async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
-        body = {**WHERE, "action": "fork"}
-        response = await http.post(f"{url}/changes", json=body, headers={"Origin": url})
-    return f"{response.headers}{response.text}"
+    return await world.written(action="fork")
+
+
+@outlet(shows='"title":"T"')
+async def update(world: World) -> str:
+    return await world.written(action="update", title="T")
+
+
+@outlet(shows='"session_id":"s"')
+async def delete(world: World) -> str:
+    return await world.written(action="delete")
+
+
+@outlet(shows="adk_request_credential")
+async def list_of_events(world: World) -> str:
+    return await world.answered(f"/changes?list=events&{urlencode(WHERE)}")
 
 
 @outlet(shows="<title>")

@@ -76,6 +76,61 @@ async def test_a_session_is_forked_where_it_is_asked_for(
 
 
 @pytest.mark.usefixtures("session")
+async def test_a_session_is_renamed_and_labelled(
+    service: MongoSessionService, url: str
+) -> None:
+    """What is not given stays; null takes it away; the answer is as in a list."""
+    update = {**SESSION, "action": "update"}
+
+    named = await post(url, {**update, "title": "Trip", "labels": {"env": "prod"}})
+    again = await post(url, {**update, "title": "Trip 2"})
+    without = await post(url, {**update, "title": None, "labels": None})
+
+    assert named.status_code == again.status_code == without.status_code == 200
+    assert again.json()["title"] == "Trip 2"
+    assert again.json()["labels"] == {"env": "prod"}
+    assert (without.json()["title"], without.json()["labels"]) == (None, {})
+    page = await service.find_sessions(app_name="app", user_id="user")
+    assert page.sessions[0].title is None
+    assert named.json()["revision"] == page.sessions[0].revision == 2
+    assert named.json().keys() >= {*SESSION, "last_update_time"}
+
+
+@pytest.mark.usefixtures("session")
+async def test_a_session_is_deleted(service: MongoSessionService, url: str) -> None:
+    """It is gone, and a second request does no harm."""
+    delete = {**SESSION, "action": "delete"}
+
+    responses = [await post(url, delete) for _ in range(2)]
+
+    assert [each.status_code for each in responses] == [200, 200]
+    assert responses[0].json() == SESSION
+    assert await ids(service) == []
+
+
+@pytest.mark.usefixtures("session")
+async def test_each_action_has_its_permission(service: MongoSessionService) -> None:
+    """Who may rename may not delete, nor fork."""
+    route = changes_route(
+        service,
+        authorize=lambda *_: True,
+        authorize_write=lambda _, __, action: action == "update",
+    )
+    async with serving(Starlette(routes=[route])) as url:
+        statuses = {
+            action: (await post(f"{url}/changes", {**SESSION, **body})).status_code
+            for action, body in {
+                "update": {"action": "update", "title": "T"},
+                "delete": {"action": "delete"},
+                "fork": {"action": "fork"},
+            }.items()
+        }
+
+    assert statuses == {"update": 200, "delete": 403, "fork": 403}
+    assert await ids(service) == ["s"]
+
+
+@pytest.mark.usefixtures("session")
 async def test_nothing_can_be_written_unless_an_app_asks_for_it(
     service: MongoSessionService,
 ) -> None:
@@ -153,6 +208,14 @@ async def test_no_other_site_can_have_a_browser_write(
         ({**FORK, "user_id": 7}, 400),
         ({**FORK, "at_revision": 3}, 400),
         ({**FORK, "at_revision": "1"}, 400),
+        ({**FORK, "title": "T"}, 400),
+        ({**SESSION, "action": "update"}, 400),
+        ({**SESSION, "action": "update", "tilte": "T"}, 400),
+        ({**SESSION, "action": "update", "title": 7}, 400),
+        ({**SESSION, "action": "update", "labels": "a=b"}, 400),
+        ({**SESSION, "action": "update", "title": "T", "session_id": "no"}, 404),
+        ({**SESSION, "action": "delete", "title": "T"}, 400),
+        ({**SESSION, "action": ["delete"]}, 400),
         ({**FORK, "session_id": "none"}, 404),
         ({**FORK, "more": "x" * 70_000}, 413),
     ],
