@@ -93,8 +93,11 @@ class Access:
         is_user = scope.app_name is not None and scope.user_id is not None
         return is_user and await _answer(self.authorize_user, request, *scope[:2])
 
-    async def lists(self, _: Request, __: SessionKey) -> bool:
-        """Whether a session of a scope that may be read is among what is shown."""
+    async def lists(self, _: Request, __: SessionKey | None) -> bool:
+        """Whether a session of a scope that may be read is among what is shown.
+
+        None stands for the state that sessions share.
+        """
         return True
 
 
@@ -126,9 +129,9 @@ class LocalAccess(Access):
         pairs = zip(self.within, scope, strict=True)
         return all(own is None or own == asked for own, asked in pairs)
 
-    async def lists(self, request: Request, key: SessionKey) -> bool:
-        """Whether ``authorize`` permits it."""
-        return await self.may_read(request, key)
+    async def lists(self, request: Request, key: SessionKey | None) -> bool:
+        """Whether ``authorize`` permits it, which cannot be asked of shared state."""
+        return key is not None and await self.may_read(request, key)
 
 
 async def _answer(function: Any, request: Request, *what: object) -> bool:

@@ -390,8 +390,7 @@ async def _stream_all(
         return answers.refusal(403, _REFUSED_MANY)
 
     async def frame(change: Change) -> str | None:
-        key = change.session_key
-        if key is not None and not await access.lists(request, key):
+        if not await access.lists(request, change.session_key):
             return None
         return _frame_of_many(change, with_content=content is None)
 

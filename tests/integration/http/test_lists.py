@@ -315,7 +315,7 @@ async def test_a_tools_stream_has_what_authorize_permits(
     nothing = dict.fromkeys(["app_name", "user_id", "session_id"])
     async with serving(app) as url, Client(f"{url}/changes", **nothing) as client:
         assert (await client.line()).startswith(":")
-        await create(service, "s", user_id="hidden", app_name="x")
+        await create(service, "s", user_id="hidden", state={"user:k": "hidden"})
         await create(service, "s", app_name="y")
         told = await client.next()
 
