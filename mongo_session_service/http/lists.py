@@ -113,9 +113,9 @@ class EventsAsked(NamedTuple):
 
 
 def row(session: SessionSummary) -> dict[str, Any]:
-    """What a list says of a session, named as in the route's own parameters."""
-    named = session.model_dump(exclude={"id", "state"})
-    return {**_key(session)._asdict(), **named}
+    """What a list says of a session: its key, and all else but its state."""
+    rest = session.model_dump(exclude={"state", "id", "app_name", "user_id"})
+    return {"key": _key(session)._asdict(), **rest}
 
 
 def _key(session: SessionSummary) -> SessionKey:

@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
@@ -115,10 +115,15 @@ def changes_route(
     ``session_id`` the stream has what happens to them from now on, without ``id``; with
     ``content=none`` as well, changes come without events and state. With
     ``list=sessions`` the answer is a page of them as JSON, those created last first:
-    ``sessions``, each with what a ``SessionSummary`` has but its state, and
-    ``next_page_token``, null on the last page. It takes ``title``, ``label`` as
-    ``name=value`` (repeatable) and ``session_id``, each to be met exactly, ``limit`` up
-    to 200 (50 unless given) and ``page_token``.
+    ``sessions``, each with its ``key`` and what else a ``SessionSummary`` has but its
+    state, and ``next_page_token``, null on the last page. It takes ``title``, ``label``
+    as ``name=value`` (repeatable) and ``session_id``, each to be met exactly, ``limit``
+    up to 200 (50 unless given) and ``page_token``.
+
+    With ``list=events`` and a session the answer is a page of its events as JSON:
+    ``events``, each with its ``revision`` and ``event``, and ``has_more``. It takes
+    ``limit`` up to 200 (50 unless given), ``after_revision``, ``before_revision`` and
+    ``newest_first=true``. The next page follows the last revision.
 
     With ``list=events`` and a session the answer is a page of its events as JSON:
     ``events``, each with its ``revision`` and ``event``, and ``has_more``. It takes
@@ -337,15 +342,21 @@ async def _list_events(
 async def _list_of_page(
     service: MongoSessionService, access: LocalAccess, request: Request
 ) -> Response:
-    """What the page of a tool lists: the apps, or a page of one's sessions."""
+    """What the page of a tool lists: the apps, or a page of the sessions of one.
+
+    Of a single app it has both.
+    """
+    listed: dict[str, Any] = {}
     scope = access.scope_of(request)
     if not await access.may_read_all(request, scope):
         return answers.refusal(403, _REFUSED_MANY)
     async with asyncio.timeout(OPENING_PATIENCE):
         if scope.app_name is None:
-            listed = {"apps": await lists.apps(service, access, request)}
-        else:
-            listed = await lists.sessions(service, access, request, scope)
+            listed["apps"] = await lists.apps(service, access, request)
+            if len(listed["apps"]) == 1:
+                scope = Scope(listed["apps"][0]["app_name"])
+        if scope.app_name is not None:
+            listed |= await lists.sessions(service, access, request, scope)
         where = {"name": service.database_name, "server": await server_of(service)}
     within = {"app_name": access.within.app_name, "user_id": access.within.user_id}
     return _json({"database": where, "within": within, **listed})

@@ -316,7 +316,7 @@ async def test_the_sidebar_shows_nobody_elses_sessions() -> None:
             ],
         ]
 
-    assert [each["session_id"] for each in listed.json()["sessions"]] == ["s"]
+    assert [each["key"] for each in listed.json()["sessions"]] == [key]
     assert [each.status_code for each in refused] == [403] * 4
 
 

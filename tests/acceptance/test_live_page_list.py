@@ -40,7 +40,6 @@ async def own_app(service: MongoSessionService) -> AsyncIterator[str]:
         yield f"{url}/live"
 
 
-@pytest.mark.core
 async def test_what_is_asked_for_is_listed_whatever_else_there_is(
     page: Page, service: MongoSessionService
 ) -> None:

@@ -99,7 +99,7 @@ class ListPage {
       return;
     }
     const { app_name, user_id, session_id, revision, time } = change;
-    const news = { app_name, user_id, session_id, revision, last_update_time: time };
+    const news = { key: { app_name, user_id, session_id }, revision, last_update_time: time };
     for (const rows of this.groups) rows.get(name)?.draw(news);
     if (this.rows.get(name)) this.rows.lift(news);
     else this.want(name);
@@ -147,11 +147,11 @@ class ListPage {
       if (appName) {
         await this.rows.begin();
       } else {
-        const { apps, within } = await this.load({});
-        const only = apps?.length === 1 ? apps[0].app_name : null;
-        this.app = apps ? only : within.app_name; // which is all that this server shows
-        this.showApps(this.app === null ? apps : null);
-        if (this.app !== null) await this.rows.begin();
+        const answer = await this.load({});
+        // It has the sessions if there are those of one app alone.
+        this.app = answer.sessions ? (answer.apps?.[0].app_name ?? answer.within.app_name) : null;
+        this.showApps(answer.sessions ? null : answer.apps);
+        if (answer.sessions) await this.rows.begin(answer);
       }
       this.say();
     } catch (error) {
@@ -170,7 +170,7 @@ class ListPage {
     this.apps = new Map(apps.map((app) => {
       const row = new Row(`?${new URLSearchParams({ app_name: app.app_name })}`);
       row.name.textContent = app.app_name;
-      row.of.textContent = `latest: ${app.latest.title ?? app.latest.session_id}`;
+      row.of.textContent = `latest: ${app.latest.title ?? app.latest.key.session_id}`;
       row.count.textContent = app.has_more ? `${app.sessions}+ sessions` : plural(app.sessions, "session");
       row.age(app.latest.last_update_time);
       return [app.app_name, row];

@@ -2,7 +2,8 @@
 
 import { make, plural } from "./elements.js";
 
-export const nameOf = (session) => JSON.stringify([session.app_name, session.user_id, session.session_id]);
+/** A session by its key, or a change by its session, as one string. */
+export const nameOf = (key) => JSON.stringify([key.app_name, key.user_id, key.session_id]);
 
 export function ago(seconds) {
   if (!(seconds >= 5)) return "now";
@@ -39,8 +40,7 @@ export class Row {
 
 class SessionRow extends Row {
   constructor(session) {
-    const { app_name, user_id, session_id } = session;
-    super(`?${new URLSearchParams({ app_name, user_id, session_id })}`);
+    super(`?${new URLSearchParams(session.key)}`);
     this.session = {};
     this.draw(session);
   }
@@ -48,9 +48,10 @@ class SessionRow extends Row {
   /** Show what is known of the session now; what is not given stays as it was. */
   draw(known) {
     const session = this.session = { ...this.session, ...known };
-    this.name.textContent = session.title ?? session.session_id;
-    this.of.textContent = session.title === null ? session.user_id : `${session.user_id} › ${session.session_id}`;
-    this.link.title = session.session_id;
+    const { user_id, session_id } = session.key;
+    this.name.textContent = session.title ?? session_id;
+    this.of.textContent = session.title === null ? user_id : `${user_id} › ${session_id}`;
+    this.link.title = session_id;
     const labels = Object.entries(session.labels).map(([name, value]) => make("span", "tag", `${name}=${value}`));
     this.labels.replaceChildren(...labels);
     this.count.textContent = plural(session.revision, "event");
@@ -71,10 +72,10 @@ export class Rows {
     return this.rows.size;
   }
 
-  /** The first page, in place of all that is shown. */
-  async begin() {
+  /** The first page, unless it is given, in place of all that is shown. */
+  async begin(first = null) {
     this.token = null;
-    const page = await this.load({});
+    const page = first ?? await this.load({});
     this.rows.clear();
     this.list.replaceChildren();
     this.take(page);
@@ -92,7 +93,7 @@ export class Rows {
 
   take(page) {
     for (const session of page.sessions) {
-      if (!this.rows.has(nameOf(session))) this.list.append(this.add(session));
+      if (!this.rows.has(nameOf(session.key))) this.list.append(this.add(session));
     }
     this.token = page.next_page_token;
     this.more.hidden = this.token === null;
@@ -112,7 +113,7 @@ export class Rows {
 
   add(session) {
     const row = new SessionRow(session);
-    this.rows.set(nameOf(session), row);
+    this.rows.set(nameOf(session.key), row);
     return row.element;
   }
 
@@ -122,8 +123,8 @@ export class Rows {
 
   /** A session that something happened to comes first. */
   lift(session) {
-    if (!this.rows.has(nameOf(session))) this.add(session);
-    const row = this.rows.get(nameOf(session));
+    if (!this.rows.has(nameOf(session.key))) this.add(session);
+    const row = this.rows.get(nameOf(session.key));
     row.draw(session);
     // A row that has the focus stays under the hands of whoever chose it.
     const isHeld = row.element.contains(document.activeElement);

@@ -119,12 +119,12 @@ async def test_the_list_has_what_may_be_read_and_says_where_it_is(
     await service.append_event(first, new_event(hidden=1))
     app = live_app(service, authorize=lambda _, key: key.session_id != "hidden")
 
-    response = await answer(app, "/sessions?app_name=app")
+    response = await answer(app, "/sessions")
 
     place, shown = response.json()["database"], response.json()["sessions"]
     assert place["name"] == database
     assert place["server"] in mongodb_uri
-    assert [each["session_id"] for each in shown] == ["second", "first"]
+    assert [each["key"]["session_id"] for each in shown] == ["second", "first"]
     assert shown[1]["revision"] == 1
     assert shown[1]["last_update_time"] == first.last_update_time
     assert response.headers["cache-control"] == "no-store"

@@ -22,6 +22,7 @@ def test_stuck():
 """
 
 
+@pytest.mark.release
 def test_a_test_that_hangs_fails(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """A coroutine fails alone; what else is stuck is ended, and shown where it is."""
     (tmp_path / "test_hanging.py").write_text(HANGING)
