@@ -59,10 +59,14 @@ BROADCASTS = {
     "count sessions by nothing": "setup asks whether the collection is large",
     "count events by nothing": "setup asks whether the collection is large",
     "update sessions by turn.holder.token": "all turns of a process are renewed",
+    "find sessions by turn.holder, $expr": "all who wait look whether holders live",
 }
 """Commands that concern many users, and for what they are sent."""
 
-_OF_SEVERAL_SESSIONS = {"update sessions by turn.holder.token"}
+_OF_SEVERAL_SESSIONS = {
+    "update sessions by turn.holder.token",
+    "find sessions by turn.holder, $expr",
+}
 """Of these, those for which it is chance if all are of one user."""
 
 

@@ -10,6 +10,8 @@ from support.one_session import IDS, read
 from mongo_session_service import MongoSessionService
 
 APPEND = ["update", "insert", "commitTransaction"]
+TAKE = RELEASE = "findAndModify"
+READ = "aggregate"
 
 
 async def test_an_uncontended_turn_costs_two_updates(
@@ -19,21 +21,19 @@ async def test_an_uncontended_turn_costs_two_updates(
     sent = CommandsSent()
     async with AsyncMongoClient(mongodb_uri, event_listeners=[sent]) as client:
         service = MongoSessionService(client=client, database=database)
+        await service.setup()
         session = await service.create_session(**IDS)
-        await service.append_event(session, Event(author="before"))
-        sent.names.clear()
+        sent.clear()
         await service.append_event(session, Event(author="outside"))
-        assert sent.names == APPEND
+        outside = sent.names
 
-        sent.names.clear()
+        sent.clear()
         async with service.turn(**IDS) as session:
             await service.append_event(session, Event(author="inside"))
-        assert sent.names == [
-            *("findAndModify", "aggregate"),
-            *APPEND,
-            "findAndModify",
-        ]
+        inside = sent.names
         await service.close()
+    assert outside == APPEND
+    assert inside == [TAKE, READ, *APPEND, RELEASE]
     stored = admin[database].sessions.find_one({})
     assert stored is not None
     assert stored["turn"] == {"epoch": 1}
