@@ -15,7 +15,7 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.consumers import coordinator, dead_letters
 from mongo_session_service.consumers.coordinator import Coordinator, Settings
 from mongo_session_service.consumers.dead_letters import DeadLetter
-from mongo_session_service.consumers.handler import Handler
+from mongo_session_service.consumers.handler import Handler, check_handler
 from mongo_session_service.consumers.processor import Processor
 from mongo_session_service.driver.cancellation import Step, running_loop, uninterrupted
 from mongo_session_service.driver.errors import translated
@@ -25,11 +25,7 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
 )
-from mongo_session_service.model.validation import (
-    check_callable,
-    check_count,
-    check_flag,
-)
+from mongo_session_service.model.validation import check_count, check_flag
 
 _handling: ContextVar[Consumer | None] = ContextVar("_handling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
@@ -178,12 +174,13 @@ class Consumer:
                 once. It is called again if the transaction has to be retried.
 
         Raises:
-            InvalidInputError: ``handler`` is not a function, ``max_attempts`` no number
-                from 1 on, or ``transactional`` neither True nor False.
+            InvalidInputError: ``handler`` is not a function of these arguments,
+                ``max_attempts`` no number from 1 on, or ``transactional`` neither True
+                nor False.
             MongoSessionServiceError: it is running already.
         """
-        check_callable("handler", handler)
         check_flag("transactional", transactional)
+        check_handler(handler, transactional=transactional)
         check_count("max_attempts", max_attempts)
         self._check_free()
         self._is_running = True
@@ -229,11 +226,11 @@ class Consumer:
             transactional: As for :meth:`run`, together with the letter's removal.
 
         Raises:
-            InvalidInputError: ``handler`` is not a function, or ``transactional`` is
-                neither True nor False.
+            InvalidInputError: ``handler`` is not a function of these arguments, or
+                ``transactional`` is neither True nor False.
         """
-        check_callable("handler", handler)
         check_flag("transactional", transactional)
+        check_handler(handler, transactional=transactional)
         async with self._opener() as opened:
             return await dead_letters.replay(
                 opened.connection, self.name, handler, transactional=transactional

@@ -14,7 +14,8 @@ from mongo_session_service.changes.decoder import ChangeRecord, OversizedChange
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.errors import MongoSessionServiceError
+from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
+from mongo_session_service.model.validation import check_callable
 
 Handler = Callable[..., Awaitable[object] | object]
 """Receives a change, and in a transaction the driver's session for its writes."""
@@ -26,6 +27,27 @@ Work = Callable[[Txn], Awaitable[None]]
 _NO_SUCH_TRANSACTION: Final = 251
 _MOST_ABORTED: Final = 3
 """Aborted transactions after which the handler counts as the cause."""
+
+
+def check_handler(handler: object, *, transactional: bool) -> None:
+    """Require a function that takes a change, and in a transaction its session.
+
+    Raises:
+        InvalidInputError: it is none, or takes other arguments.
+    """
+    check_callable("handler", handler)
+    arguments = (None, None) if transactional else (None,)
+    try:
+        inspect.signature(handler).bind(*arguments)  # type: ignore[arg-type]
+    except ValueError:  # it does not tell what it takes
+        return
+    except TypeError:
+        takes = "handler(change, txn)" if transactional else "handler(change)"
+        raise InvalidInputError(
+            f"With transactional={transactional} the handler is called as {takes}, but"
+            " this one takes other arguments. A handler whose writes are not MongoDB's"
+            " to commit, such as that of remember(), cannot be transactional."
+        ) from None
 
 
 class HandlerFailedError(Exception):

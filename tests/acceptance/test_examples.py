@@ -70,6 +70,10 @@ PRINTED = {
         ["billing event 3", "All 3 events are billed."],
         ["billing event 6", "All 6 events are billed."],
     ),
+    "memory.py": (
+        ["Sessions: 1. Remembered: ['I live in Lisbon.']."],
+        ["Sessions: 2. Remembered: ['I live in Lisbon.', 'I live in Lisbon.']."],
+    ),
     "encryption.py": (
         ["The app reads: {'visits': 1, 'diagnosis': 'influenza'}", SEALED],
         ["The app reads: {'visits': 2, 'diagnosis': 'influenza'}", SEALED],

@@ -343,3 +343,14 @@ def test_only_memory_services_are_accepted() -> None:
     wrong: Any = "memory"
     with pytest.raises(InvalidInputError, match="BaseMemoryService, not str"):
         remember(wrong)
+
+
+async def test_a_feeder_is_in_no_transaction(service: MongoSessionService) -> None:
+    """What it writes is not MongoDB's to commit, so it is refused before it begins."""
+    consumer = service.consumer("memory")
+    feeder = remember(InMemoryMemoryService())
+
+    with pytest.raises(InvalidInputError, match=r"handler\(change, txn\)"):
+        await consumer.run(feeder, transactional=True)
+    with pytest.raises(InvalidInputError, match="cannot be transactional"):
+        await consumer.replay_dead_letters(feeder, transactional=True)
