@@ -37,6 +37,7 @@ from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
 from mongo_session_service.schema.setup import create_index, is_undone, set_up
 from mongo_session_service.sessions.group_commit import Committer
+from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
 
@@ -100,11 +101,16 @@ class Backends:
     """The backends of one service: one per event loop, opened on first use."""
 
     def __init__(
-        self, uri: str | None, client: Any, settings: ConnectionSettings
+        self,
+        uri: str | None,
+        client: Any,
+        settings: ConnectionSettings,
+        read_cache_bytes: int,
     ) -> None:
         self._uri = uri
         self._client = client
         self._settings = settings
+        self._read_cache_bytes = read_cache_bytes
         self._is_set_up = False
         self._missing: frozenset[str] = frozenset()
         self._reset()
@@ -117,6 +123,8 @@ class Backends:
         self._lock = threading.Lock()
         self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
         self._latest = Latest()
+        limit = self._read_cache_bytes
+        self._read_cache = ReadCache(limit) if limit else None
 
     def __getstate__(self) -> dict[str, Any]:
         if self._uri is None:
@@ -125,7 +133,10 @@ class Backends:
                 " URI instead."
             )
             raise ConfigurationError(message)
-        kept = ("_uri", "_client", "_settings", "_is_set_up", "_missing")
+        kept = (
+            *("_uri", "_client", "_settings", "_read_cache_bytes"),
+            *("_is_set_up", "_missing"),
+        )
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -212,7 +223,7 @@ class Backends:
                 hooks=self._settings.hooks,
                 latest=self._latest,
             )
-            store = SessionStore(connection)
+            store = SessionStore(connection, self._read_cache)
             committer = Committer(
                 connection, store, together=self._settings.transactions
             )
@@ -220,6 +231,13 @@ class Backends:
             entry = Backend(connection, store, committer, rebaser, keeper)
             self._entries[loop] = entry
             return entry
+
+    def forget(
+        self, app_name: str, user_id: str | None = None, session_id: str | None = None
+    ) -> None:
+        """Drop what was read of a session, or of all of a user or an app."""
+        if self._read_cache is not None:
+            self._read_cache.drop(app_name, user_id, session_id)
 
     async def close_here(self) -> None:
         """Close the running loop's client, if this service has opened one for it.
@@ -238,6 +256,8 @@ class Backends:
         Appends that are under way are finished before: a transaction that loses its
         client would stay open on the server for a minute.
         """
+        if self._read_cache is not None:
+            self._read_cache.clear()
         with self._lock:
             entries = self._entries.copy()
             if self._uri is not None:  # a borrowed client stays bound to its loop

@@ -121,6 +121,7 @@ class MongoSessionService(BaseSessionService):
         before_store: Hook | None = None,
         after_load: Hook | None = None,
         default_ttl: float | timedelta | str | None = None,
+        read_cache_bytes: int = 64_000_000,
         **adk_kwargs: Any,
     ) -> None:
         """Connects to nothing yet.
@@ -145,6 +146,9 @@ class MongoSessionService(BaseSessionService):
             default_ttl: The ``ttl`` of sessions that are created without ``ttl`` and
                 ``expire_time``: seconds, a ``timedelta``, or text such as ``"7200s"``.
                 Forks, imports and stored sessions keep their own.
+            read_cache_bytes: How much memory may hold the events of sessions that were
+                read before, so that reading one again builds only what is new. What
+                nobody reads for five minutes is dropped. 0 for none.
             **adk_kwargs: ``agents_dir``, which ADK's service registry passes along, is
                 ignored. Any other is refused, since it may be misspelt.
 
@@ -168,7 +172,8 @@ class MongoSessionService(BaseSessionService):
         self.database_name = settings.database
         """The name of the database that it uses."""
         self._hooks = settings.hooks
-        self._backends = Backends(uri, client, settings)
+        limit = _check_bytes("read_cache_bytes", read_cache_bytes)
+        self._backends = Backends(uri, client, settings, limit)
         closer = None if uri is None else self._backends.close_here
         self._feed = Feed(self._backend, closer)
         self._turns = Turns(self._backends, self._feed, self.database_name)
@@ -584,7 +589,10 @@ class MongoSessionService(BaseSessionService):
         if key is None:
             return
         async with self._backend() as backend:
-            await deletion.remove_session(backend.connection, key, time.get_time())
+            try:
+                await deletion.remove_session(backend.connection, key, time.get_time())
+            finally:
+                self._backends.forget(*key)
 
     @override
     async def flush(self) -> None:
@@ -1050,7 +1058,10 @@ class MongoSessionService(BaseSessionService):
         """Remove an app, or one user of it: logs, user states, imports and progress."""
         async with self._backend() as backend:
             at = backend.connection
-            logs = await deletion.erase_logs(at, app_name, user_id)
+            try:
+                logs = await deletion.erase_logs(at, app_name, user_id)
+            finally:
+                self._backends.forget(app_name, user_id)
             with in_parts():
                 users = await at.user_states.delete_many(queries.routed(at, states))
                 await at.imports.delete_many(notes)
@@ -1247,6 +1258,12 @@ def _check_default_ttl(default_ttl: object) -> float | None:
         return metadata.check_ttl(default_ttl)
     except InvalidInputError as error:
         raise ConfigurationError(f"default_{error}") from None
+
+
+def _check_bytes(name: str, count: object) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise ConfigurationError(f"{name} must be a number of bytes from 0.")
+    return count
 
 
 def _given_or_new(session_id: str | None) -> str:

@@ -11,14 +11,14 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import bson
 from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
-from mongo_session_service.codec import bson_values, events, limits
+from mongo_session_service.codec import bson_values, event_blocks, events, limits
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
@@ -231,26 +231,56 @@ def _encode_event(
     return document, delta
 
 
-def decode_event(stored: dict[str, Any], hooks: Hooks) -> Event:
+def decode_event(stored: Document, hooks: Hooks) -> Event:
     """The event a document of the events collection holds."""
+    return _built(_event_fields(stored, hooks), stored["_id"])
+
+
+class EventBlock(NamedTuple):
+    """Events, and the block from which they can be built again, if they can."""
+
+    events: list[Event]
+    block: bytes | None
+
+
+def decode_block(stored: Iterable[Document], hooks: Hooks) -> EventBlock:
+    """The events that documents of the events collection hold."""
+    fields = [(_event_fields(each, hooks), each["_id"]) for each in stored]
+    # Before they are built, for a caller may change what an event is built of.
+    block = event_blocks.dump([each for each, _ in fields])
+    return EventBlock([_built(*each) for each in fields], block)
+
+
+def _event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
+    """An event's fields as they were before they were stored."""
     id_ = stored["_id"]
     if "hooked" in stored and hooks.after_load is None:
         where = _WHERE.format(**id_)
         message = f"{where} was changed by before_store: give the service after_load."
         raise StorageError(message)
     try:
-        fields = stored["event"]
+        fields: dict[str, Any] = stored["event"]
         if "wrapped" in stored:
             fields = bson_values.decode_value(fields)
         if hooks.after_load is not None:
             fields = hooks.loaded_event(fields, Owner(id_["app_name"], id_["user_id"]))
-        return events.build_event(fields)
     except Exception as error:
         if type(error) is StorageError:  # the hook's
             raise
-        where = _WHERE.format(**id_)
-        message = f"{where} is not one that this release of ADK can read."
-        raise StorageError(message) from None
+        raise _unreadable(id_) from None
+    return fields
+
+
+def _built(fields: dict[str, Any], id_: Document) -> Event:
+    try:
+        return events.build_event(fields)
+    except Exception:  # noqa: BLE001  ADK's enumerations stumble over other types
+        raise _unreadable(id_) from None
+
+
+def _unreadable(id_: Document) -> StorageError:
+    where = _WHERE.format(**id_)
+    return StorageError(f"{where} is not one that this release of ADK can read.")
 
 
 def decode_log(

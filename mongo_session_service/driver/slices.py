@@ -33,9 +33,10 @@ async def in_slices(results: Iterable[Result]) -> list[Result]:
 
 def _fill(made: list[Result], rest: Iterator[Result]) -> bool:
     """Compute results for the time of a slice; whether these were the last."""
-    end = time.thread_time() + _SLICE
+    end, earliest = time.thread_time() + _SLICE, time.perf_counter() + _SLICE
     for each in rest:
         made.append(each)
-        if time.thread_time() > end:
+        # Asked for first, since it takes a seventh of the time.
+        if time.perf_counter() > earliest and time.thread_time() > end:
             return False
     return True

@@ -14,9 +14,8 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 
 from mongo_session_service import telemetry
-from mongo_session_service.codec import documents, replies
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import background, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
@@ -35,6 +34,8 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.read_cache import ReadCache
+from mongo_session_service.sessions.reading import SessionReader
 
 _WRITE_CONFLICT: Final = 112
 
@@ -196,8 +197,9 @@ def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
 class SessionStore:
     """Sessions as a connection's database keeps them."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, cache: ReadCache | None = None) -> None:
         self._connection = connection
+        self._reader = SessionReader(connection, cache)
         self._next_keys: set[SessionKey] = set()
         self._next_read: asyncio.Task[list[Document]] | None = None
 
@@ -208,18 +210,7 @@ class SessionStore:
         after_revision: int = 0,
     ) -> StoredSession | None:
         """A session with the events asked for, all from one point in time."""
-        found = await self._read(
-            # By its _id alone, which the server needs no plan for: a tenth faster.
-            queries.Wanted("sessions", {"_id": key.id}),
-            *queries.shared_state(key.app_name, key.user_id),
-            *queries.events(key, config, after_revision),
-            anywhere=True,
-        )
-        now, hooks = platform_time.get_time(), self._connection.hooks
-        heads: list[Document] = []
-        events = await in_slices(documents.decode_log(found, hooks, heads))
-        events.reverse()
-        return next(documents.decode_sessions(heads, now, hooks, events), None)
+        return await self._reader.load(key, config, after_revision)
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
@@ -257,19 +248,7 @@ class SessionStore:
         self, *wanted: queries.Wanted, anywhere: bool = False
     ) -> list[Document]:
         """Documents of several collections, in one round trip and from one snapshot."""
-        return await in_slices(await self._read(*wanted, anywhere=anywhere))
-
-    async def _read(
-        self, *wanted: queries.Wanted, anywhere: bool = False
-    ) -> Iterable[Document]:
-        """The same, decoded as they are asked for."""
-        at = self._connection
-        if not at.has_transactions:
-            return await queries.read_each(at, *wanted)
-        collection = getattr(at, wanted[0].collection)
-        stages = queries.union(at, *wanted)
-        found = await snapshots.read(at, collection, stages, anywhere=anywhere)
-        return replies.decoded(found)
+        return await in_slices(await self._reader.read(*wanted, anywhere=anywhere))
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""

@@ -26,9 +26,11 @@ from benchmark.contestants import Contestant, Ours, Place
 from benchmark.measure import WrongError
 from benchmark.rivals import AdkMongo
 from benchmark.workload import make_events
+from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 USER = "user"
+_CACHE = 64_000_000
 _TICK = 0.001
 _FULL = 2
 
@@ -123,10 +125,18 @@ async def compare(ours: Ours, theirs: AdkMongo, events: int, rounds: int) -> Non
     for each in (ours, theirs):
         await seed(each, events)
     make_events.cache_clear()
-    figures = {name: Reads() for name in ("adk mongo", "ours")}
+    figures = {name: Reads() for name in ("adk mongo", "no cache", "first", "again")}
     for _ in range(rounds):
         await read(theirs.service, events, figures["adk mongo"])
-        await read(ours.service, events, figures["ours"])
+        for names in (["no cache"], ["first", "again"]):
+            service = MongoSessionService(
+                client=ours.client,
+                database=ours.database.name,
+                read_cache_bytes=_CACHE * (len(names) - 1),
+            )
+            await service.setup()
+            for name in names:
+                await read(service, events, figures[name])
     print(f"get_session of {events:,} events: medians, and times ADK's")
     for name, reads in figures.items():
         print(f"  {name:12} {reads.beside(figures['adk mongo'])}", flush=True)

@@ -11,6 +11,7 @@ from pymongo import MongoClient
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.codec import event_blocks
 from mongo_session_service.driver import slices
 from mongo_session_service.model.records import SessionKey
 
@@ -46,6 +47,7 @@ async def test_other_tasks_run_during_a_read(
 ) -> None:
     """Each slice of its decoding is followed by a turn of the others."""
     monkeypatch.setattr(slices, "_SLICE", -1.0)
+    monkeypatch.setattr(event_blocks, "SIZE", 1)
     turns = 0
 
     async def others() -> None:

@@ -1,0 +1,132 @@
+"""Read cache: the events of sessions that were read before, within a limit of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from time import monotonic
+from typing import Final
+
+from mongo_session_service.model.records import SessionKey
+
+IDLE: Final = 300.0
+"""Seconds after which a log that nobody has read is dropped."""
+
+_BESIDE: Final = 1000
+"""Bytes that a log takes beside its blocks and its last event."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLog:
+    """A session's events, from the first that is stored, as far as they were read."""
+
+    create_time: float
+    """Of the session: another of the same id has other events."""
+    first: int
+    """The revision of the first."""
+    last: bytes
+    """The last as it is stored."""
+    revision: int
+    """Of the last."""
+    blocks: tuple[bytes, ...]
+    """Them all, as :mod:`event_blocks` makes them."""
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes."""
+        return sum(map(len, self.blocks)) + len(self.last) + _BESIDE
+
+
+class ReadCache:
+    """The logs that a service has read last, in all its threads and event loops."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = Lock()
+        self._logs: OrderedDict[SessionKey, tuple[CachedLog, float]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.size = 0
+        """The bytes that they take."""
+        self.drops = 0
+        """How often something was dropped because it is gone."""
+
+    def get(self, key: SessionKey) -> CachedLog | None:
+        """The log of a session; the last to be dropped from now on."""
+        with self._lock:
+            found = self._logs.pop(key, None)
+            if found is None:
+                return None
+            self._logs[key] = found[0], monotonic()
+            return found[0]
+
+    def put(self, key: SessionKey, log: CachedLog, drops: int) -> None:
+        """Keep a log, unless something was dropped since there were ``drops``.
+
+        It may have been of this session, and dropped while its log was being read.
+        """
+        with self._lock:
+            if drops != self.drops or log.size > self._limit:
+                return
+            self._remove(key)
+            self._logs[key] = log, monotonic()
+            self.size += log.size
+            while self.size > self._limit:
+                self._remove(next(iter(self._logs)))
+        self._wake()
+
+    def drop(
+        self, app_name: str, user_id: str | None = None, session_id: str | None = None
+    ) -> None:
+        """Forget a session, or all of a user or an app."""
+        wanted = (app_name, user_id, session_id)
+        with self._lock:
+            self.drops += 1
+            for key in [*self._logs]:
+                pairs = zip(key, wanted, strict=True)
+                if all(wish is None or part == wish for part, wish in pairs):
+                    self._remove(key)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self.drops += 1
+            self._logs.clear()
+            self.size = 0
+
+    def drop_idle(self) -> None:
+        """Forget what nobody has read for :data:`IDLE` seconds; look again later."""
+        with self._lock:
+            self._timer = None
+            while self._logs:
+                key, (_, used) = next(iter(self._logs.items()))
+                if used > monotonic() - IDLE:
+                    break
+                self._remove(key)
+        self._wake()
+
+    def _remove(self, key: SessionKey) -> None:
+        log, _ = self._logs.pop(key, (None, 0.0))
+        if log is not None:
+            self.size -= log.size
+
+    def _wake(self) -> None:
+        """Look for what is idle in time, in a loop that is still running then."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            is_awake = self._timer is not None and not (
+                self._loop is None or self._loop.is_closed()
+            )
+            if self._logs and not is_awake:
+                cache = weakref.ref(self)
+                self._loop = loop
+                self._timer = loop.call_later(IDLE, _drop_idle, cache)
+
+
+def _drop_idle(cache: weakref.ref[ReadCache]) -> None:
+    found = cache()
+    if found is not None:
+        found.drop_idle()

@@ -1,0 +1,168 @@
+"""Session reads: a session and its events, as of one time, in one round trip.
+
+A service remembers the events that it has built. A later read brings the last of these
+again, and with it only what follows: the log is never changed, only continued. That the
+last event is the same, and that the log begins where it did, shows that it is this log
+and not another one, of a session that was deleted and imported again, or restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice, takewhile
+from typing import Any, Final, NamedTuple
+
+from bson.raw_bson import RawBSONDocument
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+from google.adk.sessions.base_session_service import GetSessionConfig
+
+from mongo_session_service.codec import documents, event_blocks, replies
+from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.snapshots import Encoded
+from mongo_session_service.model.records import Document, SessionKey, StoredSession
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.queries import Wanted
+from mongo_session_service.sessions.read_cache import CachedLog, ReadCache
+
+_BEFORE: Final = 4
+"""Documents before the events: a session, what it shares with others, a beginning."""
+
+
+class _Found(NamedTuple):
+    """What was read of a session and its log."""
+
+    heads: list[Document]
+    """The session, and the state that it shares."""
+    first: Document | None
+    """The first document of the log that was read."""
+    log: list[Encoded]
+    """The events that were read, the latest first."""
+
+
+class SessionReader:
+    """Reads sessions through a connection."""
+
+    def __init__(self, connection: Connection, cache: ReadCache | None) -> None:
+        self._at = connection
+        self._cache = cache if connection.has_transactions else None
+
+    async def read(self, *wanted: Wanted, anywhere: bool = False) -> Iterable[Document]:
+        """Documents of several collections, in one round trip and from one snapshot.
+
+        They are decoded as they are asked for.
+        """
+        if not self._at.has_transactions:
+            return await queries.read_each(self._at, *wanted)
+        return replies.decoded(await self._read(*wanted, anywhere=anywhere))
+
+    async def _read(self, *wanted: Wanted, anywhere: bool) -> list[Encoded]:
+        collection = getattr(self._at, wanted[0].collection)
+        stages = queries.union(self._at, *wanted)
+        return await snapshots.read(self._at, collection, stages, anywhere=anywhere)
+
+    async def load(
+        self,
+        key: SessionKey,
+        config: GetSessionConfig | None = None,
+        after_revision: int = 0,
+    ) -> StoredSession | None:
+        """A session with the events asked for; None if it is not stored."""
+        is_whole = not after_revision and config in (None, GetSessionConfig())
+        if self._cache is not None and is_whole:
+            return await self._load_whole(key, self._cache)
+        events = queries.events(key, config, after_revision)
+        found = await self.read(*_head(key), *events, anywhere=True)
+        heads: list[Document] = []
+        log = documents.decode_log(found, self._at.hooks, heads)
+        newest_first = await in_slices(log)
+        session = self._session(heads)
+        return session and session._replace(events=newest_first[::-1])
+
+    async def _load_whole(
+        self, key: SessionKey, cache: ReadCache
+    ) -> StoredSession | None:
+        """A session with all its events; those that are not known yet are built."""
+        drops, known = cache.drops, cache.get(key)
+        found = await self._find(key, known)
+        session = self._session(found.heads)
+        if known and session and not _continues(found, session, known):
+            cache.drop(*key)
+            drops, known = cache.drops, None
+            found = await self._find(key, known)
+            session = self._session(found.heads)
+        if session is None:
+            cache.drop(*key)
+            return None
+        fresh = found.log[::-1][1 if known else 0 :]
+        blocks, built = await self._build(fresh)
+        events = await in_slices(event_blocks.load(known.blocks if known else ()))
+        if blocks:
+            last = bytes(fresh[len(blocks) * event_blocks.SIZE - 1])
+            log = CachedLog(
+                create_time=session.marker.create_time,
+                first=known.first if known else _revision(fresh[0]),
+                last=last,
+                revision=_revision(last),
+                blocks=(*(known.blocks if known else ()), *blocks),
+            )
+            cache.put(key, log, drops)
+        return session._replace(events=[*events, *built])
+
+    async def _build(self, log: list[Encoded]) -> tuple[list[bytes], list[Event]]:
+        """The events of a log, and the blocks of the first ones of them."""
+        rest = replies.decoded(log)
+        pages = iter(lambda: [*islice(rest, event_blocks.SIZE)], [])
+        made = await in_slices(
+            documents.decode_block(page, self._at.hooks) for page in pages
+        )
+        whole = (each.block for each in made if len(each.events) == event_blocks.SIZE)
+        blocks = [block for block in takewhile(lambda block: block, whole) if block]
+        return blocks, [*chain.from_iterable(each.events for each in made)]
+
+    async def _find(self, key: SessionKey, known: CachedLog | None) -> _Found:
+        """A session and its log, from the last event on that is known."""
+        if known is None:
+            log = [Wanted("events", queries.events_after(key, 0), order=-1)]
+        else:
+            every, since = (
+                queries.events_after(key, after) for after in (0, known.revision - 1)
+            )
+            beginning = Wanted("events", every, order=1, limit=1, fields=("_id",))
+            log = [beginning, Wanted("events", since, order=-1)]
+        found = await self._read(*_head(key), *log, anywhere=True)
+        heads: list[Document] = []
+        for each in replies.decoded(found[:_BEFORE]):
+            if "revision" in each["_id"]:
+                events = found[len(heads) + (known is not None) :]
+                return _Found(heads, each, events)
+            heads.append(each)
+        return _Found(heads, None, [])
+
+    def _session(self, heads: list[Document]) -> StoredSession | None:
+        now, hooks = platform_time.get_time(), self._at.hooks
+        return next(documents.decode_sessions(heads, now, hooks), None)
+
+
+def _head(key: SessionKey) -> list[Wanted]:
+    # By its _id alone, which the server needs no plan for: a tenth faster.
+    session = Wanted("sessions", {"_id": key.id})
+    return [session, *queries.shared_state(key.app_name, key.user_id)]
+
+
+def _continues(found: _Found, session: StoredSession, known: CachedLog) -> bool:
+    """Whether what was found follows a known log."""
+    return (
+        found.first is not None
+        and found.first["_id"]["revision"] == known.first
+        and session.marker.create_time == known.create_time
+        and found.log[-1:] == [known.last]
+    )
+
+
+def _revision(event: Encoded) -> int:
+    id_: Any = RawBSONDocument(event)["_id"]
+    revision: int = id_["revision"]
+    return revision
