@@ -11,25 +11,35 @@ from starlette.requests import Request
 from mongo_session_service.backend import backend_of
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import public_view
+from mongo_session_service.driver.retry import persistently
 from mongo_session_service.http import parameters
 from mongo_session_service.http.access import Access
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id, lookup_id
+from mongo_session_service.schema.indexes import BY_ACTIVITY
+from mongo_session_service.schema.setup import has_index
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import directory
 
 _MOST: Final = 200
 """Sessions, or events, on a page."""
 
+_SEARCHED: Final = {"title", "label", "session_id"}
+
 _COUNTED: Final = 100
 """Sessions of an app that are counted, at most."""
 
 
 async def sessions(
-    service: MongoSessionService, access: Access, request: Request, scope: Scope
+    service: MongoSessionService,
+    access: Access,
+    request: Request,
+    scope: Scope,
+    *,
+    order_by: Any,
 ) -> dict[str, Any]:
-    """A page of an app's or a user's sessions, those created last first.
+    """A page of an app's or a user's sessions, the latest first.
 
     Raises:
         InvalidInputError: a parameter is invalid.
@@ -44,6 +54,7 @@ async def sessions(
             user_id=scope.user_id,
             title=query.get("title"),
             labels=parameters.labels_of(request) or None,
+            order_by=order_by,
             with_state=False,
             limit=parameters.limit_of(request, _MOST),
             page_token=query.get("page_token"),
@@ -51,6 +62,22 @@ async def sessions(
         found, token = page.sessions, page.next_page_token
     shown = [each for each in found if await access.lists(request, _key(each))]
     return {"sessions": [row(each) for each in shown], "next_page_token": token}
+
+
+async def order_of(service: MongoSessionService, request: Request, scope: Scope) -> str:
+    """The order of a list of a tool: of activity, where an index has it.
+
+    A search takes the index of what it looks for.
+    """
+    is_search = scope.user_id is not None or bool(
+        _SEARCHED & request.query_params.keys()
+    )
+    async with backend_of(service).call() as opened:
+        at = opened.connection
+        is_indexed = not is_search and await persistently(
+            lambda: has_index(at, BY_ACTIVITY)
+        )
+    return "update_time" if is_indexed else "create_time"
 
 
 async def apps(

@@ -117,8 +117,9 @@ def changes_route(
     ``list=sessions`` the answer is a page of them as JSON, those created last first:
     ``sessions``, each with its ``key`` and what else a ``SessionSummary`` has but its
     state, and ``next_page_token``, null on the last page. It takes ``title``, ``label``
-    as ``name=value`` (repeatable) and ``session_id``, each to be met exactly, ``limit``
-    up to 200 (50 unless given) and ``page_token``.
+    as ``name=value`` (repeatable) and ``session_id``, each to be met exactly,
+    ``order_by``, as ``find_sessions`` does, ``limit`` up to 200 (50 unless given) and
+    ``page_token``.
 
     With ``list=events`` and a session the answer is a page of its events as JSON:
     ``events``, each with its ``revision`` and ``event``, and ``has_more``. It takes
@@ -324,7 +325,9 @@ async def _list_sessions(
     if not await access.may_read_all(request, scope):
         return answers.refusal(403, _REFUSED_MANY)
     async with asyncio.timeout(OPENING_PATIENCE):
-        return _json(await lists.sessions(service, access, request, scope))
+        order = request.query_params.get("order_by", "create_time")
+        found = await lists.sessions(service, access, request, scope, order_by=order)
+        return _json(found)
 
 
 async def _list_events(
@@ -356,7 +359,11 @@ async def _list_of_page(
             if len(listed["apps"]) == 1:
                 scope = Scope(listed["apps"][0]["app_name"])
         if scope.app_name is not None:
-            listed |= await lists.sessions(service, access, request, scope)
+            order = await lists.order_of(service, request, scope)
+            found = await lists.sessions(
+                service, access, request, scope, order_by=order
+            )
+            listed |= {"order_by": order, **found}
         where = {"name": service.database_name, "server": await server_of(service)}
     within = {"app_name": access.within.app_name, "user_id": access.within.user_id}
     return _json({"database": where, "within": within, **listed})

@@ -94,6 +94,8 @@ async def test_what_happens_moves_rows(
     await expect(page.get_by_text("Nr 58", exact=True)).to_have_count(0)
 
     await expect(names.nth(2)).to_have_text("Nr 59")
+    await service.update_session(**OWN, session_id="s59", title="Renamed")
+    await expect(names.nth(2)).to_have_text("Renamed")
 
 
 async def test_an_idle_list_asks_for_nothing(

@@ -44,14 +44,16 @@ class ListPage {
     });
   }
 
+  /** What is listed; a tool's server knows in which order it can be. */
   get scope() {
-    return { ...named, app_name: this.app };
+    return { ...named, app_name: this.app, ...(isTool ? {} : { order_by: "update_time" }) };
   }
 
   /** A page of sessions; what it says of the database is shown. */
-  async load(parameters) {
+  async load(parameters, isSearch = false) {
     const answer = await ask(parameters);
     this.within = answer.within ?? named;
+    if (!isSearch) this.isByActivity = (answer.order_by ?? parameters.order_by) === "update_time";
     if (answer.database) this.place = ` in database ${answer.database.name} on ${answer.database.server}`;
     return answer;
   }
@@ -119,7 +121,7 @@ class ListPage {
         const [next] = this.wanted;
         this.wanted.delete(next);
         const [app_name, user_id, session_id] = JSON.parse(next);
-        const { sessions } = await this.load({ app_name, user_id, session_id });
+        const { sessions } = await this.load({ app_name, user_id, session_id }, true);
         for (const session of sessions) {
           for (const rows of this.groups) rows.get(next)?.draw(session);
           const row = this.rows.get(next);
@@ -198,7 +200,8 @@ class ListPage {
     } else if (this.apps) {
       $("picker-text").textContent = `These have sessions${place}. Choose one.`;
     } else {
-      $("picker-text").textContent = `These are${place || " live"}. Those created last come first; whatever is written to moves to the top.`;
+      const order = this.isByActivity ? "Those written to last come first." : "Those created last come first; whatever is written to moves to the top.";
+      $("picker-text").textContent = `These are${place || " live"}. ${order}`;
     }
     $("home").hidden = !(isTool && appName && !this.within.app_name);
   }
@@ -214,14 +217,31 @@ class ListPage {
       return;
     }
     const kinds = Object.keys(KINDS).filter((kind) => (kind !== "label" || words.indexOf("=") > 0) && !(kind === "user_id" && userId));
-    const groups = await Promise.all(kinds.map((kind) => this.group(kind, words)));
-    if (turn !== this.searched) return; // something else has been searched for since
-    const found = groups.filter(({ rows }) => rows.size);
+    const groups = [];
+    this.found(kinds, groups);
+    await Promise.all(kinds.map(async (kind, place) => {
+      const group = await this.group(kind, words);
+      if (turn !== this.searched) return; // something else has been searched for since
+      groups[place] = group;
+      this.found(kinds, groups);
+    }));
+  }
+
+  /** Show what has been found so far. */
+  found(kinds, groups) {
+    const all = groups.filter(Boolean);
+    const found = all.filter(({ rows }) => rows.size);
     this.groups = found.map(({ rows }) => rows);
-    $("groups").replaceChildren(...found.map(({ element }) => element));
+    const elements = found.map(({ element }) => element);
+    const { children } = $("groups");
+    for (const old of [...children]) if (!elements.includes(old)) old.remove();
+    elements.forEach((element, place) => { // what is there stays, with the focus it may have
+      if (children[place] !== element) $("groups").insertBefore(element, children[place] ?? null);
+    });
     const said = found.map(({ kind, rows }) => `${plural(rows.size, "session").replace(" ", rows.token ? "+ " : " ")} by ${KINDS[kind]}`);
-    const failed = groups.find(({ error }) => error)?.error;
+    const failed = all.find(({ error }) => error)?.error;
     if (failed) $("found").textContent = failed.message;
+    else if (all.length < kinds.length) $("found").textContent = "Searching.";
     else if (said.length) $("found").textContent = `Found ${said.join(", ")}.`;
     else $("found").textContent = `No session has exactly this as its ${kinds.map((kind) => KINDS[kind]).join(", ").replace(/, ([^,]*)$/, " or $1")}. A label is found as name=value.`;
   }
@@ -231,7 +251,7 @@ class ListPage {
     const list = make("ul", "sessions");
     const more = make("button", "", "Show more");
     const heading = make("h2", "", `By ${KINDS[kind]}`);
-    const rows = new Rows(list, more, (page) => this.load({ ...this.scope, [kind]: words, ...page }));
+    const rows = new Rows(list, more, (page) => this.load({ ...this.scope, [kind]: words, ...page }, true));
     const group = { kind, rows, element: make("div", "group", heading, list, more) };
     list.setAttribute("aria-label", `Sessions by ${KINDS[kind]}`);
     try {

@@ -140,6 +140,7 @@ SENSELESS = [
     {**SESSION, "list": "events", "after_revision": "x"},
     {**SESSION, "list": "events", "before_revision": "-1"},
     {**SESSION, "list": "events", "newest_first": "yes"},
+    {"list": "sessions", "order_by": "title"},
     {"list": "sessions", "limit": "0"},
     {"list": "sessions", "limit": "201"},
     {"list": "sessions", "limit": "-1"},
@@ -159,6 +160,26 @@ async def test_a_list_that_makes_no_sense_is_refused(url: str) -> None:
 
         assert response.status_code == 400, query
         assert response.json()["detail"]
+
+
+async def test_a_list_may_be_in_the_order_of_activity(
+    service: MongoSessionService, url: str
+) -> None:
+    """A user's always; a tool's of an app where the index for it exists."""
+    first = await create(service, "first")
+    await create(service, "second")
+    await service.append_event(first, new_event(n=1))
+    app = live_app(service, authorize=lambda *_: True)
+
+    assert await listed(url) == ["second", "first"]
+    assert await listed(url, order_by="update_time") == ["first", "second"]
+    async with serving(app) as tool:
+        before = (await asked(f"{tool}/sessions")).json()
+        await service.setup(index="activity")
+        after = (await asked(f"{tool}/sessions")).json()
+
+    assert (before["order_by"], ids(before)) == ("create_time", ["second", "first"])
+    assert (after["order_by"], ids(after)) == ("update_time", ["first", "second"])
 
 
 @pytest.mark.parametrize("more", [{}, {"list": "sessions"}], ids=str)
