@@ -85,6 +85,11 @@ class Stream:
         """The resume token of this position; None before the first reply."""
         return None if isinstance(self._start, Timestamp) else self._start
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next change is here already, as far as the driver shows it."""
+        return bool(getattr(self._cursor, "_data", ()))
+
     async def next(self) -> Document | None:
         """The next change, or None if there was none for about a second.
 

@@ -86,7 +86,7 @@ class Consumer:
     async def close(self) -> None:
         """Release the name at once; reading again acquires it again.
 
-        ``run()`` ends, and releases it, once the current change is handled and
+        ``run()`` ends, and releases it, once the current change is handled and it has
         committed, or its handler has failed once more.
         """
         if self._coordinator is not None:
@@ -162,6 +162,10 @@ class Consumer:
         self, handler: Handler, *, max_attempts: int = 5, transactional: bool = False
     ) -> None:
         """Handle and commit every change, until it is cancelled or closed.
+
+        Changes that were read together are committed together: after a tenth of a
+        second of handling, before it waits for more, and when it is cancelled or
+        closed. A crash repeats what was handled since; the order stays the same.
 
         Args:
             handler: Called with each change, and awaited if it is a coroutine function.

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Self
 
+from pymongo.errors import PyMongoError
+
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.fetcher import Delivery, Fetcher
 from mongo_session_service.consumers.handler import Work, in_transaction
-from mongo_session_service.consumers.lease import Lease, add_checkpoint
+from mongo_session_service.consumers.lease import LEASE, Lease, add_checkpoint
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import Step, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import PAUSE_AFTER_LOSS, persistently
-from mongo_session_service.errors import HistoryLostError
+from mongo_session_service.errors import HistoryLostError, MongoSessionServiceError
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +69,14 @@ class Coordinator:
         self._log = log
         self._settings = settings
         self._fetcher: Fetcher | None = None
+        self._ready: deque[Delivery] = deque()
+        """What was read and is not delivered."""
         self._uncommitted: Position | None = None
+        self._handled: Position | None = None
+        """After what run() has handled and not saved."""
         self._lost: HistoryLostError | None = None
         """Why the next read replays or skips."""
-        self._reading = Step[Delivery | None]()
+        self._reading = Step[list[Delivery]]()
         self._over = asyncio.Event()
         self._is_replaying = False
         """Whether the checkpoint is in a replay."""
@@ -123,8 +130,12 @@ class Coordinator:
             position,
             updates=self._settings.updates,
         )
-        self._uncommitted = None
+        self._forget_delivered()
         self._is_replaying = position.is_replaying
+
+    def _forget_delivered(self) -> None:
+        self._ready.clear()
+        self._uncommitted = self._handled = None
 
     async def _recover(self, error: HistoryLostError) -> None:
         """Raise, replay or skip, as ``on_history_lost`` says."""
@@ -147,28 +158,35 @@ class Coordinator:
             HistoryLostError: the change stream cannot be resumed.
         """
         while not self.is_over and self._fetcher is not None:
-            step = partial(self._next, self._fetcher)
-            delivery = await self._reading.result(step)
-            if delivery is not None and not self.is_over and self._lost is None:
-                self._lease.check()
-                self._uncommitted = delivery.position
+            if (delivery := self.take()) is not None:
                 return delivery
+            step = partial(self._read, self._fetcher)
+            self._ready.extend(await self._reading.result(step) or ())
         raise StopAsyncIteration
 
-    async def _next(self, fetcher: Fetcher) -> Delivery | None:
+    def take(self) -> Delivery | None:
+        """The next change, if it was read already."""
+        if not self._ready or self.is_over or self._lost is not None:
+            return None
+        self._lease.check()
+        delivery = self._ready.popleft()
+        self._uncommitted = delivery.position
+        return delivery
+
+    async def _read(self, fetcher: Fetcher) -> list[Delivery]:
         self._lease.check()
         try:
             if self._lost is not None:
                 raise self._lost
-            delivery = await fetcher.next()
-            if delivery is None and self._uncommitted is None:
+            deliveries = await fetcher.next()
+            if not deliveries and self._uncommitted is None:
                 self._lease.check()
                 await self._save_silence(fetcher)
-            return delivery
+            return deliveries
         except HistoryLostError as error:
             await self._recover(error)
             self._lost = None
-            return None
+            return []
 
     async def _save_silence(self, fetcher: Fetcher) -> None:
         """Save that a replay has ended, or how far an idle stream has come."""
@@ -183,17 +201,29 @@ class Coordinator:
         if self._uncommitted is not None:
             await self.save(self._uncommitted)
 
+    def note_handled(self, position: Position) -> None:
+        """Remember a position to be saved by :meth:`settle`."""
+        if self._lost is None:
+            self._handled = position
+
+    async def settle(self) -> None:
+        """Save what is handled."""
+        if self._handled is not None:
+            await self.save(self._handled)
+
     async def save(self, position: Position) -> None:
         """Save a position: everything up to it is handled."""
         with self._losing():
             await self._save(position)
 
     async def _save(self, position: Position) -> None:
+        self._handled = None  # an earlier position must not be saved after this one
         await self._lease.save(position, self._log)
         self._note_saved(position)
 
     async def save_with(self, work: Work, position: Position) -> None:
         """Do work and save a position, in one transaction."""
+        self._handled = None
         with self._losing():
             saving = await self._lease.saving(position, self._log)
             await in_transaction(self.connection, work, saving)
@@ -207,7 +237,8 @@ class Coordinator:
         except HistoryLostError as error:
             if self._settings.on_history_lost == "raise":
                 raise
-            self._lost, self._uncommitted = error, None
+            self._lost = error
+            self._forget_delivered()
 
     def _note_saved(self, position: Position) -> None:
         self.saved_at = time.monotonic()
@@ -237,8 +268,11 @@ class Coordinator:
         self._over.set()
 
     async def close(self) -> None:
-        """Release the lease, so that another reader takes over at once."""
+        """Save what is handled, and release the lease: another reader takes over."""
         self.stop()
+        with suppress(PyMongoError, MongoSessionServiceError, TimeoutError):
+            async with asyncio.timeout(LEASE):
+                await self.settle()
         await self._lease.release()
         await self._reading.end()
         await self._close_fetcher()

@@ -67,6 +67,8 @@ class Fetcher:
         self.position = at
         """After everything delivered, and what was skipped since."""
         self._page: deque[Document] = deque()
+        self._failure: Exception | None = None
+        """What the next read raises, after the deliveries before it."""
         self._stream: Stream | None = None
         self._passed = at.passed
         """The mark up to which changes were delivered before, and are skipped."""
@@ -75,15 +77,40 @@ class Fetcher:
         self._router: Router[_Recipient] = Router()
         self._router.attach(_Recipient(Scope(app_name)))
 
-    async def next(self) -> Delivery | None:
-        """The next delivery, or None if there was none for about a second.
+    async def next(self) -> list[Delivery]:
+        """The next deliveries, none if there were none for about a second.
 
-        If this is cancelled, the next call resumes where it was.
+        They are from one reply of MongoDB: at most some hundreds, of 16 MB.
 
         Raises:
             HistoryLostError: the change stream cannot be resumed.
             StorageUnavailableError: MongoDB has been unreachable for a minute.
         """
+        found: list[Delivery] = []
+        while not found or (self._has_more and len(found) < _PAGE):
+            try:
+                delivery = await self._next()
+            except Exception as error:
+                if not found:
+                    raise
+                self._failure = error
+                break
+            if delivery is not None:
+                found.append(delivery)
+            elif not self._has_more:
+                break
+        return found
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether the next change was read already."""
+        return bool(self._page or (self._stream and self._stream.has_more))
+
+    async def _next(self) -> Delivery | None:
+        """The next delivery, or None if what was read next is not delivered."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         if self.position.is_replaying:
             return await self._replayed()
         if self._stream is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE: Final = 0.1  # seconds
 _LONGEST_PAUSE: Final = 30.0  # seconds
+_BATCH: Final = 0.1
+"""Seconds of handlers' work between two commits; one takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,23 @@ class Processor:
     async def process(
         self, coordinator: Coordinator, name: str, delivery: Delivery
     ) -> None:
-        """Handle and commit a change, or keep it as a dead letter.
+        """Handle and commit a change, and all that were read together with it.
+
+        What a crash repeats is bounded: by what one reply of MongoDB holds, and by
+        ``_BATCH`` seconds of the handler's work.
+        """
+        following: Delivery | None = delivery
+        while following is not None:
+            await self._process(coordinator, name, following)
+            if time.monotonic() - coordinator.saved_at >= _BATCH:
+                await coordinator.settle()
+            following = coordinator.take()
+        await coordinator.settle()
+
+    async def _process(
+        self, coordinator: Coordinator, name: str, delivery: Delivery
+    ) -> None:
+        """Handle a change, or keep it as a dead letter.
 
         If the coordinator ends between two attempts, the next reader gets the change.
         """
@@ -41,10 +60,11 @@ class Processor:
                     await coordinator.save_with(work, delivery.position)
                 else:
                     await work(None)
-                    await coordinator.save(delivery.position)
+                    coordinator.note_handled(delivery.position)
                 return
             except handlers.HandlerFailedError as failed:
                 error = failed.error
+            await coordinator.settle()  # a pause holds up no one else's commit
             is_last = attempt + 1 == self.max_attempts
             if not is_last and await coordinator.ends_within(_pause(attempt)):
                 return

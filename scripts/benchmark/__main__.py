@@ -14,7 +14,8 @@ from mongo_session_service import MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedServerError
 
 WHAT = (
-    *("services", "feed", "lists", "reloads", "stuck", "tracing", "transfer", "turns"),
+    *("services", "consumers", "feed", "lists", "reloads", "stuck", "tracing"),
+    *("transfer", "turns"),
 )
 
 

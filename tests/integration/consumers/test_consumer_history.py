@@ -155,6 +155,7 @@ async def test_a_dropped_checkpoint_is_replayed_or_skipped(
         revisions.append(change.revision)
         if revisions == [1, 2]:
             await drop(admin, database, "checkpoints")
+            await consumer.commit()
             is_dropped.set()
         if revisions == expected:
             await consumer.close()

@@ -1,0 +1,150 @@
+"""What a run commits together, and when it commits at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from support.consumers import PATIENCE, append, create, take, told
+from support.subscriptions import until
+
+from mongo_session_service import Change, MongoSessionService
+from mongo_session_service.consumers import processor
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch is committed since it took long."""
+    monkeypatch.setattr(processor, "_BATCH", 60.0)
+
+
+async def committed(admin: MongoClient, database: str) -> Any:
+    """The revision up to which consumer "c" has committed the log; None if none."""
+    found = await asyncio.to_thread(admin[database].checkpoints.find_one, {"_id": "c"})
+    replayed = found and found["position"] and found["position"]["replayed"]
+    return replayed and replayed["revision"]
+
+
+async def test_what_is_read_together_is_committed_together(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Nothing is committed between two changes of one page, and all of it after it."""
+    await append(service, await create(service), 20)
+    consumer, seen = service.consumer("c"), []
+
+    async def handler(change: Change) -> None:
+        seen.append((change.revision, await committed(admin, database)))
+        if change.revision == 20:
+            await consumer.close()
+
+    async with asyncio.timeout(PATIENCE):
+        await consumer.run(handler)
+
+    assert seen == [(revision, None) for revision in range(1, 21)]
+    assert await committed(admin, database) == 20
+
+
+async def test_long_work_is_committed_on_the_way(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once a batch has taken its time, each further change is committed after it."""
+    monkeypatch.setattr(processor, "_BATCH", 0.0)
+    await append(service, await create(service), 3)
+    consumer, seen = service.consumer("c"), []
+
+    async def handler(change: Change) -> None:
+        seen.append((change.revision, await committed(admin, database)))
+        if change.revision == 3:
+            await consumer.close()
+
+    async with asyncio.timeout(PATIENCE):
+        await consumer.run(handler)
+
+    assert seen == [(1, None), (2, 1), (3, 2)]
+
+
+async def test_an_idle_run_has_committed(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Before it waits for more, it commits what it has handled."""
+    await append(service, await create(service), 3)
+    consumer = service.consumer("c")
+    running = asyncio.create_task(consumer.run(lambda _: None))
+
+    after = {"_id": "c", "position.replayed": None, "position.is_replaying": False}
+    await until(lambda: admin[database].checkpoints.count_documents(after))
+    await consumer.close()
+    await running
+
+    assert not running.cancelled()
+
+
+async def test_a_cancelled_run_commits_what_it_has_handled(
+    service: MongoSessionService,
+) -> None:
+    """Only the change at hand is delivered again."""
+    await append(service, await create(service), 3)
+    reached = asyncio.Event()
+
+    async def handler(change: Change) -> None:
+        if change.revision == 3:
+            reached.set()
+            await asyncio.Event().wait()
+
+    running = asyncio.create_task(service.consumer("c").run(handler))
+    async with asyncio.timeout(PATIENCE):
+        await reached.wait()
+        running.cancel()
+        await asyncio.wait([running])
+
+    async with service.consumer("c") as other:
+        assert told(await take(other, 1)) == [("s", 3)]
+
+
+async def test_a_failure_holds_up_no_commit_of_others(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was handled before is committed before the pause."""
+    monkeypatch.setattr(processor, "_FIRST_PAUSE", 0.0)
+    await append(service, await create(service), 2)
+    consumer, seen = service.consumer("c"), []
+
+    async def handler(change: Change) -> None:
+        if change.revision == 2:
+            seen.append(await committed(admin, database))
+            if len(seen) == 2:
+                await consumer.close()
+            raise ValueError
+
+    async with asyncio.timeout(PATIENCE):
+        await consumer.run(handler, max_attempts=2)
+
+    assert seen == [None, 1]
+
+
+async def test_a_commit_in_a_handler_takes_effect_at_once(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """It covers the change at hand, too, and nothing earlier is saved after it."""
+    await append(service, await create(service), 3)
+    consumer, seen = service.consumer("c"), []
+
+    async def handler(change: Change) -> None:
+        if change.revision == 2:
+            await consumer.commit()
+        seen.append(await committed(admin, database))
+        if change.revision == 3:
+            await consumer.close()
+
+    async with asyncio.timeout(PATIENCE):
+        await consumer.run(handler)
+
+    assert seen == [None, 2, 2]
