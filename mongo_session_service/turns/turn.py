@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 _held: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
 """The turns in whose bodies the running code is."""
 
+_FAREWELL: Final = 5.0
+"""Seconds to release a turn, which expires by itself soon after."""
+
 _NESTED: Final = (
     "The turn of session {} is held here already, so that a second one would wait for"
     " itself. Use the Session of the first."
@@ -136,7 +139,8 @@ class Turn:
         """
         if self._limit:
             try:
-                async with asyncio.timeout(self._left) as timer:
+                limit = None if self._limit == math.inf else self._left
+                async with asyncio.timeout(limit) as timer:
                     await self._take_in_line(self.turns.queue(backend))
             except TimeoutError:
                 if not timer.expired():
@@ -226,13 +230,17 @@ class Turn:
         self.is_over = True
         self.turns.renewer.discard(self)
         try:
-            await uninterrupted(self._let_go())
-        except (MongoSessionServiceError, SessionNotFoundError) as error:
+            with suppress(SessionNotFoundError):  # it was deleted, and its turn with it
+                await uninterrupted(self._let_go())
+        except (MongoSessionServiceError, TimeoutError) as error:
             logger.warning("A turn was not released, and expires by itself. %s", error)
 
     async def _let_go(self) -> None:
-        # Perhaps with another client: the body may have closed the service.
-        async with self.turns.backends.call(sets_up=False) as backend:
+        async with (
+            asyncio.timeout(_FAREWELL),
+            # Perhaps with another client: the body may have closed the service.
+            self.turns.backends.call(sets_up=False) as backend,
+        ):
             self._claim = replace(self._claim, connection=backend.connection)
             has_waited = self._ticket is not None
             turn = await self._claim.release()

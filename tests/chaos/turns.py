@@ -116,7 +116,8 @@ class Worker:
         """End it at once."""
         for each in (self._process, self._wire):
             each.kill()
-            each.wait()
+            with each:  # closes its pipes, and waits for its end
+                pass
 
     def pause(self) -> None:
         """Stop the process for a while."""

@@ -67,7 +67,13 @@ def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] |
 
 
 @pytest.mark.usefixtures("brief_leases")
-@pytest.mark.parametrize("client_of", [AsyncMongoClient, AsyncIOMotorClient])
+@pytest.mark.parametrize(
+    "client_of",
+    [
+        AsyncMongoClient,
+        pytest.param(AsyncIOMotorClient, marks=pytest.mark.release),
+    ],
+)
 async def test_a_body_may_block_its_event_loop(
     mongodb_uri: str, database: str, client_of: Callable[[str], Any]
 ) -> None:
@@ -85,6 +91,7 @@ async def test_a_body_may_block_its_event_loop(
         await closing
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("brief_leases")
 async def test_a_turn_of_a_synchronous_runner(
     service: MongoSessionService, mongodb_uri: str, database: str
@@ -117,6 +124,7 @@ async def test_a_rebased_append_needs_its_turn_as_well(
 ) -> None:
     """Under ``rebase`` what others have appended is no obstacle, but a lost turn is."""
     monkeypatch.setattr(renewal, "RENEWAL", math.inf)
+    monkeypatch.setattr(turns, "LEASE", 0.1)
     await service.create_session(**IDS)
     async with second.turn(**IDS) as session:
         outside = await read(service)
