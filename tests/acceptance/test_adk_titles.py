@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Response, expect
 from support.adk_tools import APP, adk, sessions_of, with_database, write_agents
 
 from mongo_session_service import MongoSessionService
 
 SESSION = {"app_name": APP, "user_id": "user", "session_id": "s1"}
+
+
+def _is_rename(response: Response) -> bool:
+    return response.request.method == "PATCH" and response.ok
 
 
 @pytest.mark.release
@@ -39,7 +43,8 @@ async def test_a_rename_is_seen_on_the_other_side(
         await page.get_by_label("Edit", exact=True).click()
         name = page.locator("app-inline-edit input")
         await name.fill("Renamed there")
-        await name.press("Enter")
+        async with page.expect_response(_is_rename):
+            await name.press("Enter")
         await expect(label).to_have_text("Renamed there")
         stored = server.api.get(f"{sessions_of('user')}/s1").json()
         found = await service.find_sessions(app_name=APP, title="Renamed there")
