@@ -14,7 +14,7 @@ from mongo_session_service import MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedServerError
 
 WHAT = (
-    *("services", "consumers", "feed", "lists", "reloads", "stuck", "tracing"),
+    *("services", "consumers", "disk", "feed", "lists", "reloads", "stuck", "tracing"),
     *("transfer", "turns"),
 )
 
