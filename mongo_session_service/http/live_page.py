@@ -34,17 +34,18 @@ _HEADERS: Final = {
 def live_page_route(
     path: str = "/live", *, changes: str = "/changes", sessions: str | None = None
 ) -> Route:
-    """A route to a page that shows one session live: its events, and its state.
+    """A route to a page that shows one session live, or the list of a user's sessions.
 
-    The page takes the session from the same query parameters as ``changes_route``, and
-    asks for it without them. It contains no data: it reads what it shows from
-    ``changes``, whose ``authorize`` decides. With the query parameter ``file`` the
-    route answers with a script or style sheet of the page.
+    The page takes the session from the same query parameters as ``changes_route``.
+    Without ``session_id`` it lists the sessions of the user, if ``authorize_user`` of
+    that route permits it; else it says what its address needs. It contains no data: it
+    reads what it shows from ``changes``, whose functions decide. With the query
+    parameter ``file`` the route answers with a script or style sheet of the page.
 
     Args:
         path: Where the page is.
         changes: The path of the ``changes_route`` of the same app or router.
-        sessions: The path of a list of sessions, if there is one.
+        sessions: The path of lists of all apps, which ``live_app`` has.
     """
     page, parts = _read_page()
     here = f"./{posixpath.basename(path)}"
