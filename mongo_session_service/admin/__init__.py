@@ -1,4 +1,4 @@
-"""Administration of a deployment: doctor, migrations, and the privileges to grant."""
+"""Administration of a deployment: doctor, migrations, privileges, and new keys."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from mongo_session_service.admin.grants import FEATURES, role_for, script
 if TYPE_CHECKING:
     from mongo_session_service.admin.doctor import Finding, Status, examine
     from mongo_session_service.admin.migrator import Migrator
+    from mongo_session_service.admin.resealing import Resealed, reseal
 
 __all__ = [
     "FEATURES",
     "Finding",
     "Migrator",
+    "Resealed",
     "Status",
     "examine",
+    "reseal",
     "role_for",
     "script",
 ]
+
+_HOMES = {"Migrator": "migrator", "Resealed": "resealing", "reseal": "resealing"}
 
 
 def __getattr__(name: str) -> object:
     """Import what needs a service on first use: roles need no ADK, which is slow."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "migrator" if name == "Migrator" else "doctor"
+    home = _HOMES.get(name, "doctor")
     return getattr(import_module(f"{__name__}.{home}"), name)

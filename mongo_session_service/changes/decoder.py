@@ -219,6 +219,10 @@ class Removed:
     key: SessionKey
 
 
+RESEALED: Final = "resealed"
+"""The field of an app's or a user's state that counts how often it was re-sealed, by
+which a re-seal is told from a write: no value has changed."""
+
 ChangeEvent = ChangeRecord | Called | Dropped | Removed
 """Everything that a document of the change stream can mean."""
 
@@ -233,7 +237,11 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
     writes: list[Document] = [
         {"ns.coll": names.events, "operationType": "insert"},
         {"ns.coll": names.sessions, "operationType": {"$in": list(_OF_SESSIONS)}},
-        {"ns.coll": states, "operationType": {"$in": list(_WRITES)}},
+        {
+            "ns.coll": states,
+            "operationType": {"$in": list(_WRITES)},
+            f"updateDescription.updatedFields.{RESEALED}": {"$exists": False},
+        },
     ]
     if app_name is not None:
         of_app: Document = {"documentKey._id.app_name": app_name}

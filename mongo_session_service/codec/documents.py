@@ -80,6 +80,11 @@ def event_document(append: Append, revision: int, *, encoded: bool = False) -> D
     return {"_id": append.key.event_id(revision), "event": event, **present}
 
 
+def is_wrapped(encoded: bytes) -> bool:
+    """Whether a ``%json`` is in an event's BSON."""
+    return _WRAPPER_FIELD in encoded
+
+
 _NUMBER: Final = (int, float)
 
 
@@ -200,7 +205,7 @@ def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
         key=key,
         timestamp=document["timestamp"],
         event=document,
-        is_wrapped=_WRAPPER_FIELD in encoded,
+        is_wrapped=is_wrapped(encoded),
         is_hooked=hooks.has_both,
         delta=_encode_scopes(delta),
         encoded=encoded,

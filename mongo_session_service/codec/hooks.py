@@ -49,6 +49,9 @@ Hook = Callable[[Any, Subject], Any]
 """Makes JSON of JSON; of an event, an object of an object. A plain function, and pure:
 it may be called at any time, in any thread, and as often as needed."""
 
+Judge = Callable[[Any, Subject], bool]
+"""Says of what ``before_store`` has returned whether it would be stored so today."""
+
 
 class Owner(NamedTuple):
     """Whose state it is, and what its keys begin with as ADK shows them."""
@@ -177,9 +180,9 @@ class Hooks:
         """
         if self.before_store is None:
             return fields
-        content, delta = _apart(fields)
+        content, delta = apart(fields)
         storing = _Change(self.before_store, "before_store", InvalidInputError)
-        stored = _together(fields, storing.content(content, owner), delta)
+        stored = together(fields, storing.content(content, owner), delta)
         if self.after_load is None and not is_event(stored):
             message = (
                 "Without after_load, before_store must return an event that ADK can"
@@ -192,13 +195,23 @@ class Hooks:
         """The inverse of :meth:`event_to_store`, its delta included."""
         if self.after_load is None:
             return fields
-        content, delta = _apart(fields)
+        content, delta = apart(fields)
         loading = _Change(self.after_load, "after_load", StorageError)
         loaded = loading.content(content, owner)
-        return _together(fields, loaded, loading.state(delta, owner))
+        return together(fields, loaded, loading.state(delta, owner))
 
 
 NO_HOOKS: Final = Hooks()
+
+
+def is_current(judge: Judge, stored: Any, subject: Subject) -> bool:
+    """What an application's function says of a value as it is stored.
+
+    Raises:
+        InvalidInputError: it failed.
+    """
+    judging = _Change(judge, "is_current", InvalidInputError)
+    return judging.value(stored, subject) is True
 
 
 def _named(subject: Subject) -> str:
@@ -206,7 +219,7 @@ def _named(subject: Subject) -> str:
     return "an event" if key is None else f"state key {quoted(key)}"
 
 
-def _apart(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def apart(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """An event's content, and the state it sets."""
     content = {name: it for name, it in fields.items() if name not in _IN_CLEAR}
     actions = {**content.pop("actions", {})}
@@ -216,10 +229,10 @@ def _apart(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return content, delta
 
 
-def _together(
+def together(
     fields: dict[str, Any], content: dict[str, Any], delta: dict[str, Any]
 ) -> dict[str, Any]:
-    """The inverse of :func:`_apart`."""
+    """The inverse of :func:`apart`."""
     actions = {**content.get("actions", {}), "state_delta": delta}
     if not delta:
         del actions["state_delta"]

@@ -22,7 +22,8 @@ from mongo_session_service.changes.decoder import (
     Updated,
 )
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
-from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
@@ -71,7 +72,7 @@ class DeadLetter:
         with suppress(StorageError):
             if not self.change.is_withheld:
                 return self.error
-        return self.error.partition(":")[0]
+        return _kind(self.error)
 
     @property
     def id(self) -> Document:
@@ -100,7 +101,7 @@ def _text(error: Exception) -> str:
 async def store(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
     """Store a dead letter; it replaces an earlier one of the same change."""
     # An error's text may quote content that the application's hook encrypts.
-    kind = letter.error.partition(":")[0]
+    kind = _kind(letter.error)
     item = _encode(letter.item)
     fits = item is None or len(bson.encode(item)) <= _LARGEST
     document = {
@@ -193,6 +194,33 @@ def _id(consumer: str, item: Item) -> Document:
 def _digest(content: Document) -> str:
     """What tells changes of one millisecond, the precision of their time, apart."""
     return hashlib.sha256(bson.encode(content)).hexdigest()
+
+
+def resealed(stored: Document, resealer: Resealer) -> Document | None:
+    """A stored letter as it is to be; None if all of it is current.
+
+    The ``_id`` of a letter about state follows from the state as it is stored. The text
+    of the error goes, as if the letter were stored now.
+    """
+    id_, item = stored["_id"], stored["item"] or {}
+    owner = Owner(id_["app_name"], id_["user_id"])
+    (name, before), *_ = item.items() or [("", {})]
+    if name == "delta":
+        changes = resealer.state(before, owner)
+    elif id_["kind"] == _KINDS[Appended]:
+        changes = resealer.event(before) if before else {}
+    else:
+        changes = resealer.states(before, owner)
+    if not changes:
+        return None
+    after = {key: it for key, it in {**before, **changes}.items() if it is not None}
+    letter = {**stored, "item": {name: after}, "error": _kind(stored["error"])}
+    return letter | {"_id": _id(id_["consumer"], _decode(letter, resealer.hooks))}
+
+
+def _kind(error: str) -> str:
+    """A stored error without its text, which may quote content."""
+    return error.partition(":")[0]
 
 
 _KINDS: Final[dict[type, str]] = {

@@ -184,7 +184,7 @@ class Fetcher:
             if await self._read_after(queries.events_beside):
                 return True
             self.position = self.position.after_session().reading_later(now)
-        return await self._read_after(partial(queries.events_of, self._app_name))
+        return await self._read_after(partial(queries.of_app, self._app_name))
 
     async def _read_after(self, wanted: Callable[[Document | None], Document]) -> bool:
         page = await persistently(lambda: self._read_page(wanted))

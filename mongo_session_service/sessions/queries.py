@@ -100,8 +100,8 @@ def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
     return {"_id": {"$gt": key.event_id(after), "$lte": key.event_id(revision)}}
 
 
-def events_of(app_name: str | None, after: Document | None) -> Document:
-    """Every event of an app, or of all, that follows another in the log's order."""
+def of_app(app_name: str | None, after: Document | None) -> Document:
+    """What is stored of an app, or of all, in the order of ``_id`` after one."""
     if app_name is None:
         return {"_id": {"$gt": after or {}}}
     bounds = _between({"app_name": app_name}, "user_id")

@@ -1,0 +1,115 @@
+"""Re-sealing: stored content as the application's present hooks store it.
+
+What is old is loaded, stored again, and loaded once more before anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import bson
+
+from mongo_session_service.codec import bson_values, documents, hooks, limits
+from mongo_session_service.codec.hooks import Hooks, Judge, Owner, Subject
+from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.model.records import Document
+
+_STATES: Final = ("state", documents.INITIAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Resealer:
+    """Finds what is old in a document, and makes it what it is to be.
+
+    A method returns the fields that change, none if all is current; of a field to be
+    removed the value is None. It raises ``StorageError`` if ``after_load`` fails,
+    ``InvalidInputError`` if another function does, and ``ConfigurationError`` if what
+    they make is not current or does not come back.
+    """
+
+    hooks: Hooks
+    judge: Judge
+
+    def states(self, document: Document, owner: Owner) -> Document:
+        """Of a session, or of what sessions share: its state, the initial one too."""
+        changes: Document = {}
+        for name in _STATES:
+            fields = document.get(name)
+            if isinstance(fields, dict) and (renewed := self.state(fields, owner)):
+                changes[name] = {**fields, **renewed}
+        return changes
+
+    def state(self, fields: Document, owner: Owner) -> Document:
+        """Those fields of a state that are old, as they are to be."""
+        renewed = self._values(bson_values.decode_fields(fields), owner)
+        return bson_values.encode_fields(renewed)
+
+    def event(self, document: Document) -> Document:
+        """Of an event: its content, and what it has set in state."""
+        owner = Owner(document["_id"]["app_name"], document["_id"]["user_id"])
+        subject = Subject(*owner[:2], None)
+        fields = document["event"]
+        if "wrapped" in document:
+            fields = bson_values.decode_value(fields)
+        content, delta = hooks.apart(fields)
+        is_old = not hooks.is_current(self.judge, content, subject)
+        renewed = self._values(delta, owner)
+        if not (is_old or renewed):
+            return {}
+        if is_old:
+            content = self._content(hooks.together(fields, content, {}), owner)
+            self._check_current(content, subject)
+        fields = hooks.together(fields, content, {**delta, **renewed})
+        event = bson_values.encode_value(fields)
+        encoded = bson.encode(event)
+        limits.check_event_size(fields["id"], delta, len(encoded))
+        is_wrapped = documents.is_wrapped(encoded) or None
+        return {"event": event, "wrapped": is_wrapped, "hooked": True}
+
+    def _values(self, state: dict[str, Any], owner: Owner) -> dict[str, Any]:
+        old = {
+            key: value
+            for key, value in state.items()
+            # None marks a removed key, and is never sealed.
+            if value is not None
+            and not hooks.is_current(self.judge, value, owner.subject(key))
+        }
+        loaded = self.hooks.loaded_state(old, owner)
+        renewed = self.hooks.state_to_store(loaded, owner)
+        for key, value in renewed.items():
+            self._check_current(value, owner.subject(key))
+        _check_same(loaded, self.hooks.loaded_state(renewed, owner))
+        return renewed
+
+    def _content(self, fields: dict[str, Any], owner: Owner) -> dict[str, Any]:
+        loaded = self.hooks.loaded_event(fields, owner)
+        renewed = self.hooks.event_to_store(loaded, owner)
+        _check_same(loaded, self.hooks.loaded_event(renewed, owner))
+        return hooks.apart(renewed)[0]
+
+    def _check_current(self, stored: Any, subject: Subject) -> None:
+        if stored is None or not hooks.is_current(self.judge, stored, subject):
+            message = (
+                "is_current does not accept what before_store returns: the service"
+                " needs a before_store that uses the new key"
+            )
+            raise ConfigurationError(message)
+
+
+def _check_same(loaded: dict[str, Any], again: dict[str, Any]) -> None:
+    if not _is_same(loaded, again):
+        message = "after_load does not return what before_store was given"
+        raise ConfigurationError(message)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same type for type, in any order of keys."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            _is_same(each, other[key]) for key, each in one.items()
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    is_equal = one == other or (one != one and other != other)  # noqa: PLR0124  NaN
+    return type(one) is type(other) and bool(is_equal)
