@@ -18,7 +18,7 @@ from bson.raw_bson import RawBSONDocument
 from typing_extensions import override
 
 from mongo_session_service.backend import backend_of
-from mongo_session_service.changes.decoder import RESEALED, session_key
+from mongo_session_service.changes.decoder import RESEALED, appended, session_key
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import Judge, Owner
 from mongo_session_service.codec.resealer import Resealer
@@ -270,12 +270,11 @@ class _Events(_Walk):
 
     @override
     def renewed(self, document: Document) -> Document | None:
-        key = session_key(document["_id"], (*SessionKey._fields, "revision"))
-        if key is None:
-            return None
-        if isinstance(document.get("event"), dict):
+        id_ = document["_id"]
+        if appended(id_, document, self.resealer.hooks) is not None:
             return self.resealer.event(document)
-        return self.resealer.states(document, Owner.of_session(key))
+        key = session_key(id_, (*SessionKey._fields, "revision"))
+        return key and self.resealer.states(document, Owner.of_session(key))
 
     @override
     def counts(self, ids: list[Any]) -> Counter[str]:

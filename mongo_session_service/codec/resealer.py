@@ -23,7 +23,8 @@ class Resealer:
     """Finds what is old in a document, and makes it what it is to be.
 
     A method returns the fields that change, none if all is current; of a field to be
-    removed the value is None. It raises ``StorageError`` if ``after_load`` fails,
+    removed the value is None. It raises ``StorageError`` if ``after_load`` fails or
+    another tool has written what is there,
     ``InvalidInputError`` if another function does, and ``ConfigurationError`` if what
     they make is not current or does not come back.
     """
@@ -49,10 +50,7 @@ class Resealer:
         """Of an event: its content, and what it has set in state."""
         owner = Owner(document["_id"]["app_name"], document["_id"]["user_id"])
         subject = Subject(*owner[:2], None)
-        fields = document["event"]
-        if "wrapped" in document:
-            fields = bson_values.decode_value(fields)
-        content, delta = hooks.apart(fields)
+        fields, content, delta = _parts(document)
         is_old = not hooks.is_current(self.judge, content, subject)
         renewed = self._values(delta, owner)
         if not (is_old or renewed):
@@ -95,6 +93,19 @@ class Resealer:
                 " needs a before_store that uses the new key"
             )
             raise ConfigurationError(message)
+
+
+def _parts(document: Document) -> tuple[Document, Document, dict[str, Any]]:
+    """An event's fields, and among them its content and what it has set in state."""
+    fields = document["event"]
+    if "wrapped" in document:
+        fields = bson_values.decode_value(fields)
+    try:
+        content, delta = hooks.apart(fields)
+        hooks.together(fields, content, delta)
+    except (KeyError, TypeError):  # another tool's
+        raise bson_values.UnreadableError("The event") from None
+    return fields, content, delta
 
 
 def _check_same(loaded: dict[str, Any], again: dict[str, Any]) -> None:

@@ -202,13 +202,15 @@ def resealed(stored: Document, resealer: Resealer) -> Document | None:
     The ``_id`` of a letter about state follows from the state as it is stored. The text
     of the error goes, as if the letter were stored now.
     """
-    id_, item = stored["_id"], stored["item"] or {}
+    id_, item = stored["_id"], stored.get("item")
+    if not item:  # too large to be kept, or a deletion
+        return None
     owner = Owner(id_["app_name"], id_["user_id"])
-    (name, before), *_ = item.items() or [("", {})]
+    ((name, before),) = item.items()
     if name == "delta":
         changes = resealer.state(before, owner)
     elif id_["kind"] == _KINDS[Appended]:
-        changes = resealer.event(before) if before else {}
+        changes = resealer.event(before)
     else:
         changes = resealer.states(before, owner)
     if not changes:

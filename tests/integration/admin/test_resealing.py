@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from pymongo import MongoClient
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient, MongoClient
 from support.consumers import begun
 from support.encryption_hooks import (
     CANARY,
@@ -141,15 +142,26 @@ async def test_all_is_sealed_with_the_new_key(
     assert keys.old.name not in str(stored(admin, database))
 
 
+@pytest.mark.parametrize("driver", [AsyncMongoClient, AsyncIOMotorClient])
 async def test_what_was_in_clear_is_sealed(
-    keys: Keys, service: MongoSessionService, database: str, admin: MongoClient
+    keys: Keys,
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    admin: MongoClient,
+    driver: Any,
 ) -> None:
     """So an application may begin with hooks when there are sessions already."""
     await fill(service)
     expected = await shown(service)
 
-    async with keys.between() as between:
-        await reseal(between, keys.new.is_current)
+    client = driver(mongodb_uri)
+    hooks = sealed_with(keys.new, reads_clear=True)
+    between = MongoSessionService(client=client, database=database, **hooks)
+    await reseal(between, keys.new.is_current)
+    closing = client.close()
+    if closing is not None:
+        await closing
 
     assert [*clear_text(admin, [database], cluster_time(admin))] == []
     async with keys.after() as after:
@@ -217,7 +229,7 @@ async def test_an_interrupted_call_is_resumed(
     keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next call does the rest, and only that."""
-    monkeypatch.setattr(resealing, "_PAGE", 1)
+    monkeypatch.setattr(resealing, "_PAGE_BYTES", 1)
     async with keys.before() as before:
         await fill(before)
         expected = await shown(before)
@@ -275,6 +287,28 @@ async def test_what_cannot_be_resealed_is_named(
             await reseal(before, keys.new.is_current)
 
     assert stored(admin, database) == sealed
+
+
+async def test_documents_of_other_tools_are_passed_over(
+    keys: Keys, database: str, admin: MongoClient
+) -> None:
+    """Unless one is in the place of an event, which could not be read either."""
+    async with keys.between() as between:
+        session = await between.create_session(**KEY)
+        await between.append_event(session, canary_event())
+        strange = (5, "x", {}, {"app_name": APP}, {**KEY, "revision": "x"})
+        for name in ("sessions", "events", "app_states", "user_states", "dead_letters"):
+            for number, id_ in enumerate(strange):
+                event = {"_id": id_, "event": {"id": number}}
+                admin[database][name].insert_one(event)
+        admin[database].events.insert_one({"_id": {**KEY, "revision": 8}, "event": 5})
+        admin[database].user_states.insert_one({"_id": {"user_id": USER, "x": 1}})
+        assert await reseal(between, keys.new.is_current) == Resealed()
+
+        odd: dict[str, Any] = {"_id": {**KEY, "revision": 9}, "event": {"id": "y"}}
+        admin[database].events.insert_one(odd)
+        with pytest.raises(StorageError, match="'9' in .* The event is not as this"):
+            await reseal(between, keys.new.is_current)
 
 
 async def test_it_needs_hooks_and_transactions(
