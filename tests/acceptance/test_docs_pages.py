@@ -15,10 +15,11 @@ PAGES = {
 }
 SLOW = {
     "docs/guide/adk-tools.md",
+    "docs/guide/changing-keys.md",
     "docs/guide/testing.md",
     "docs/operations/dockerfile.md",
 }
-"""They start servers of their own, which other tests do as well."""
+"""They take seconds, mostly for servers of their own; other tests do the same."""
 
 MARKS = {"", "Fragment", "Example", *OUTPUTS}
 
