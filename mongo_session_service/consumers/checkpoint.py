@@ -188,7 +188,9 @@ async def remove_consumers(connection: Connection, app_name: str) -> int:
     found = connection.checkpoints.find({"app_name": app_name}, {"_id": 1})
     names = [each["_id"] for each in await found.to_list(None)]
     await connection.dead_letters.delete_many({"_id.consumer": {"$in": names}})
-    for collection in (connection.leases, connection.checkpoints):
+    # A reader that finds its checkpoint stores its lease again meanwhile.
+    leases, checkpoints = connection.leases, connection.checkpoints
+    for collection in (leases, checkpoints, leases):
         await collection.delete_many({"_id": {"$in": names}})
     return len(names)
 

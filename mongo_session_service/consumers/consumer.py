@@ -171,11 +171,14 @@ class Consumer:
             handler: Called with each change, and awaited if it is a coroutine function.
                 If it raises, it is called again after growing pauses of 0.1 to 30
                 seconds; after the last attempt the change becomes a dead letter.
-            max_attempts: How often it is called at most.
+            max_attempts: How often it is called at most; once more in a transaction of
+                several changes.
             transactional: Call ``handler(change, txn)``, where ``txn`` is the
                 driver's session. What is written with ``session=txn``, through
                 ``txn.client``, is committed together with the checkpoint: exactly
-                once. It is called again if the transaction has to be retried.
+                once. It is called again if the transaction has to be retried. Changes
+                that were read together share a transaction, for a second at most; if
+                any of them fails, each is handled in its own.
 
         Raises:
             InvalidInputError: ``handler`` is not a function of these arguments,

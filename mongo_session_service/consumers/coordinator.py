@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -164,14 +164,25 @@ class Coordinator:
             self._ready.extend(await self._reading.result(step) or ())
         raise StopAsyncIteration
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether the next change was read already."""
+        return bool(self._ready) and not self.is_over and self._lost is None
+
     def take(self) -> Delivery | None:
         """The next change, if it was read already."""
-        if not self._ready or self.is_over or self._lost is not None:
+        if not self.has_ready:
             return None
         self._lease.check()
         delivery = self._ready.popleft()
         self._uncommitted = delivery.position
         return delivery
+
+    def put_back(self, deliveries: list[Delivery]) -> None:
+        """Have the latest deliveries follow again: none of them was handled."""
+        if self._lost is None:
+            self._ready.extendleft(reversed(deliveries))
+            self._uncommitted = None
 
     async def _read(self, fetcher: Fetcher) -> list[Delivery]:
         self._lease.check()
@@ -221,13 +232,14 @@ class Coordinator:
         await self._lease.save(position, self._log)
         self._note_saved(position)
 
-    async def save_with(self, work: Work, position: Position) -> None:
-        """Do work and save a position, in one transaction."""
+    async def save_with(self, work: Work, reached: Callable[[], Position]) -> None:
+        """Do work and save the position it has reached, in one transaction."""
         self._handled = None
         with self._losing():
-            saving = await self._lease.saving(position, self._log)
+            saving = await self._lease.saving(reached, self._log)
             await in_transaction(self.connection, work, saving)
-            self._note_saved(position)
+            self._lease.note_saved()
+            self._note_saved(reached())
 
     @contextmanager
     def _losing(self) -> Iterator[None]:

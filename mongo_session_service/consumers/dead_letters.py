@@ -103,7 +103,7 @@ async def store(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
     # An error's text may quote content that the application's hook encrypts.
     kind = _kind(letter.error)
     item = _encode(letter.item)
-    fits = item is None or len(bson.encode(item)) <= _LARGEST
+    fits = size_of(letter.item) <= _LARGEST
     document = {
         "item": item if fits else None,
         "error": letter.error if at.hooks.before_store is None else kind,
@@ -168,6 +168,12 @@ async def replay(
             again = dead_letter(consumer, letter.item, failed.error, attempts)
             await uninterrupted(store(at, again))
     return handled
+
+
+def size_of(item: Item) -> int:
+    """The bytes of a change's content, as it would be kept."""
+    content = _encode(item)
+    return 0 if content is None else len(bson.encode(content))
 
 
 def _id(consumer: str, item: Item) -> Document:

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -185,27 +186,33 @@ class Lease:
             saved = await persistently(self._load, client)  # a later position was saved
         self._saves = saved["saves"]
 
-    async def saving(self, position: Position, log: object) -> Work:
+    async def saving(self, reached: Callable[[], Position], log: object) -> Work:
         """The work of saving a position at the end of a transaction, exactly once.
 
-        Saves are counted. If a transaction is retried after an unknown outcome although
-        it was committed, the count does not match, and the caller aborts it.
+        Saves are counted, and :meth:`note_saved` counts this one. If a transaction is
+        retried after an unknown outcome although it was committed, the count does not
+        match, and the caller aborts it.
         """
         self.check()
         if self._saves is None:
             client = self._claim.connection.client
             self._saves = (await persistently(self._load, client))["saves"]
-        not_later, change = self._next_save(position, log)
-        last = {**not_later, "saves": self._saves}
+        saves = self._saves
 
         async def work(txn: Txn) -> None:
+            not_later, change = self._next_save(reached(), log)
+            last = {**not_later, "saves": saves}
             saved = await self._stored.update_one(last, change, session=txn)
             if not saved.matched_count:
                 await self._load(txn)
                 self._lose()  # to itself: the transaction was committed before
 
-        self._saves = None
         return work
+
+    def note_saved(self) -> None:
+        """Count the save of a transaction that was committed."""
+        if self._saves is not None:
+            self._saves += 1
 
     @property
     def _stored(self) -> Any:

@@ -9,15 +9,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from pymongo.errors import OperationFailure
+
 from mongo_session_service.consumers import dead_letters
 from mongo_session_service.consumers import handler as handlers
+from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.coordinator import Coordinator
 from mongo_session_service.consumers.fetcher import Delivery
+from mongo_session_service.driver.transactions import Txn
 
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE: Final = 0.1  # seconds
 _LONGEST_PAUSE: Final = 30.0  # seconds
+_GROUP_SECONDS: Final = 1.0
+"""After which no change joins a transaction; it locks what its handlers write."""
+_GROUP_CHANGES: Final = 100
+_GROUP_BYTES: Final = 1024**2
+"""Bytes of the changes in a transaction; a handler may copy what it receives."""
 _BATCH: Final = 0.1
 """Seconds of handlers' work between two commits; one takes some milliseconds."""
 
@@ -39,12 +48,31 @@ class Processor:
         ``_BATCH`` seconds of the handler's work.
         """
         following: Delivery | None = delivery
+        alone = 0
         while following is not None:
-            await self._process(coordinator, name, following)
+            if self.transactional and not alone and coordinator.has_ready:
+                alone = await self._process_together(coordinator, following)
+            else:
+                await self._process(coordinator, name, following)
+                alone = max(alone - 1, 0)
             if time.monotonic() - coordinator.saved_at >= _BATCH:
                 await coordinator.settle()
             following = coordinator.take()
         await coordinator.settle()
+
+    async def _process_together(self, coordinator: Coordinator, first: Delivery) -> int:
+        """Handle changes in one transaction; how many are to be handled alone instead.
+
+        They are if any of them fails, or if the transaction would have to be repeated:
+        one of them may be the cause.
+        """
+        group = _Group(self.handler, coordinator, first)
+        try:
+            await coordinator.save_with(group.work, group.reached)
+        except (handlers.HandlerFailedError, _ApartError, OperationFailure):
+            coordinator.put_back(group.members)
+            return len(group.members)
+        return 0
 
     async def _process(
         self, coordinator: Coordinator, name: str, delivery: Delivery
@@ -57,7 +85,7 @@ class Processor:
         for attempt in range(self.max_attempts):
             try:
                 if self.transactional:
-                    await coordinator.save_with(work, delivery.position)
+                    await coordinator.save_with(work, lambda: delivery.position)
                 else:
                     await work(None)
                     coordinator.note_handled(delivery.position)
@@ -78,7 +106,49 @@ class Processor:
         attempts = self.max_attempts
         letter = dead_letters.dead_letter(name, delivery.item, error, attempts)
         keep = partial(dead_letters.store, coordinator.connection, letter)
-        await coordinator.save_with(keep, delivery.position)
+        await coordinator.save_with(keep, lambda: delivery.position)
+
+
+class _ApartError(Exception):
+    """A transaction of several changes is not repeated."""
+
+
+class _Group:
+    """Changes that are handled in one transaction, as many as were read already."""
+
+    def __init__(
+        self, handler: handlers.Handler, coordinator: Coordinator, first: Delivery
+    ) -> None:
+        self._handler = handler
+        self._coordinator = coordinator
+        self._is_begun = False
+        self.members = [first]
+
+    def reached(self) -> Position:
+        """The position after all of them."""
+        return self.members[-1].position
+
+    async def work(self, txn: Txn) -> None:
+        """Handle the first of them, and others while there is time and room."""
+        if self._is_begun:
+            raise _ApartError
+        self._is_begun = True
+        end = time.monotonic() + _GROUP_SECONDS
+        size = await self._handle(self.members[0], txn)
+        while (
+            time.monotonic() < end
+            and size < _GROUP_BYTES
+            and len(self.members) < _GROUP_CHANGES
+            and (delivery := self._coordinator.take()) is not None
+        ):
+            self.members.append(delivery)
+            size += await self._handle(delivery, txn)
+
+    async def _handle(self, delivery: Delivery, txn: Txn) -> int:
+        """Handle one of them; its size in bytes."""
+        connection = self._coordinator.connection
+        await handlers.handling(self._handler, delivery.item, connection)(txn)
+        return dead_letters.size_of(delivery.item)
 
 
 def _pause(attempt: int) -> float:

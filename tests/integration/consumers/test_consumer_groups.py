@@ -1,0 +1,158 @@
+"""What a transactional run commits in one transaction, and what in its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import DuplicateKeyError, OperationFailure
+from support.consumers import PATIENCE, append, create
+
+from mongo_session_service import (
+    Change,
+    Consumer,
+    LeaseLostError,
+    MongoSessionService,
+)
+from mongo_session_service.consumers import coordinator, handler, processor
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are not ended since they took long; failures wait for nothing."""
+    monkeypatch.setattr(processor, "_GROUP_SECONDS", 60.0)
+    monkeypatch.setattr(processor, "_FIRST_PAUSE", 0.0)
+
+
+class Biller:
+    """Writes a bill for each change, and notes what it was called with."""
+
+    def __init__(self, consumer: Consumer, database: str, last: int) -> None:
+        self.calls: list[int | None] = []
+        self.transactions: list[int] = []
+        self._consumer = consumer
+        self._database = database
+        self._last = last
+
+    async def bill(self, change: Change, txn: Any) -> None:
+        """Do what a consumer's handler does."""
+        self.calls.append(change.revision)
+        bills = txn.client[self._database].bills
+        await bills.insert_one({"revision": change.revision}, session=txn)
+        self.transactions.append(txn._server_session.transaction_id)  # noqa: SLF001
+        if change.revision == self._last:
+            await self._consumer.close()
+
+
+async def run(consumer: Consumer, handler: Any, **options: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await consumer.run(handler, transactional=True, **options)
+
+
+def billed(admin: MongoClient, database: str) -> list[int]:
+    return [each["revision"] for each in admin[database].bills.find().sort("_id")]
+
+
+async def test_what_is_read_together_is_one_transaction(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Handlers of changes read together write in one transaction."""
+    await append(service, await create(service), 10)
+    consumer = service.consumer("c")
+    biller = Biller(consumer, database, last=10)
+    await run(consumer, biller.bill)
+
+    assert billed(admin, database) == biller.calls == list(range(1, 11))
+    assert len(set(biller.transactions)) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("_GROUP_SECONDS", 0.0), ("_GROUP_BYTES", 1), ("_GROUP_CHANGES", 1)],
+)
+async def test_a_transaction_is_bounded(
+    limit: str,
+    value: float,
+    service: MongoSessionService,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No change joins one that has taken its time, or has its size."""
+    monkeypatch.setattr(processor, limit, value)
+    await append(service, await create(service), 3)
+    consumer = service.consumer("c")
+    biller = Biller(consumer, database, last=3)
+    await run(consumer, biller.bill)
+
+    assert biller.calls == [1, 2, 3]
+    assert len(set(biller.transactions)) == 3
+
+
+async def test_after_a_failure_each_change_is_alone(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """The failing one alone uses up its attempts; the others are committed once."""
+    await append(service, await create(service), 5)
+    consumer = service.consumer("c")
+    biller = Biller(consumer, database, last=5)
+
+    async def handler(change: Change, txn: Any) -> None:
+        await biller.bill(change, txn)
+        if change.revision == 3:
+            raise ValueError
+
+    await run(consumer, handler, max_attempts=2)
+
+    assert biller.calls == [1, 2, 3, 1, 2, 3, 3, 4, 5]
+    assert billed(admin, database) == [1, 2, 4, 5]
+    [letter] = [each async for each in consumer.dead_letters()]
+    assert (letter.change.revision, letter.attempts) == (3, 2)
+
+
+async def test_who_goes_on_in_an_aborted_transaction_harms_no_other(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """Whoever passes over the server's error is given up; what follows is committed."""
+    admin[database].paid.insert_one({"_id": 1})
+    await append(service, await create(service), 3)
+    consumer = service.consumer("c")
+    biller = Biller(consumer, database, last=3)
+
+    async def handler(change: Change, txn: Any) -> None:
+        if change.revision == 1:
+            try:
+                await txn.client[database].paid.insert_one({"_id": 1}, session=txn)
+            except DuplicateKeyError:
+                return
+        await biller.bill(change, txn)
+
+    await run(consumer, handler, max_attempts=1)
+
+    assert billed(admin, database) == [2, 3]
+    [letter] = [each async for each in consumer.dead_letters()]
+    assert letter.change.revision == 1
+
+
+async def test_a_group_committed_unnoticed_is_not_repeated(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If a commit of unknown outcome had succeeded, its members change nothing more."""
+    await append(service, await create(service), 3)
+    consumer = service.consumer("c")
+    biller = Biller(consumer, database, last=0)
+
+    async def committing(*arguments: Any) -> None:
+        monkeypatch.undo()
+        await handler.in_transaction(*arguments)
+        raise OperationFailure("lost", 251)
+
+    monkeypatch.setattr(coordinator, "in_transaction", committing)
+    with pytest.raises(LeaseLostError):
+        await run(consumer, biller.bill)
+
+    assert billed(admin, database) == [1, 2, 3]
