@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         SessionSummary,
         UserEvent,
     )
+    from mongo_session_service.model.since_compaction import SinceCompaction
     from mongo_session_service.service import MongoSessionService
 else:
     import importlib.util
@@ -55,6 +56,7 @@ else:
         "Pruned": "model.results",
         "SessionPage": "model.results",
         "SessionSummary": "model.results",
+        "SinceCompaction": "model.since_compaction",
         "Subject": "codec.hooks",
         "Subscription": "feed.subscription",
         "UserEvent": "model.results",
@@ -102,6 +104,7 @@ __all__ = [
     "SchemaVersionError",
     "SessionPage",
     "SessionSummary",
+    "SinceCompaction",
     "SlowSubscriberError",
     "StorageError",
     "StorageUnavailableError",

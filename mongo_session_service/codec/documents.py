@@ -238,7 +238,7 @@ def _encode_event(
 
 def decode_event(stored: Document, hooks: Hooks) -> Event:
     """The event a document of the events collection holds."""
-    return _built(_event_fields(stored, hooks), stored["_id"])
+    return built_event(event_fields(stored, hooks), stored["_id"])
 
 
 class EventBlock(NamedTuple):
@@ -250,13 +250,13 @@ class EventBlock(NamedTuple):
 
 def decode_block(stored: Iterable[Document], hooks: Hooks) -> EventBlock:
     """The events that documents of the events collection hold."""
-    fields = [(_event_fields(each, hooks), each["_id"]) for each in stored]
+    fields = [(event_fields(each, hooks), each["_id"]) for each in stored]
     # Before they are built, for a caller may change what an event is built of.
     block = event_blocks.dump([each for each, _ in fields])
-    return EventBlock([_built(*each) for each in fields], block)
+    return EventBlock([built_event(*each) for each in fields], block)
 
 
-def _event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
+def event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
     """An event's fields as they were before they were stored."""
     id_ = stored["_id"]
     if "hooked" in stored and hooks.after_load is None:
@@ -276,7 +276,8 @@ def _event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
     return fields
 
 
-def _built(fields: dict[str, Any], id_: Document) -> Event:
+def built_event(fields: dict[str, Any], id_: Document) -> Event:
+    """The event with these fields, which was stored under an ``_id``."""
     try:
         return events.build_event(fields)
     except Exception:  # noqa: BLE001  ADK's enumerations stumble over other types

@@ -15,6 +15,7 @@ from google.adk.sessions.session import Session
 from pydantic import ValidationError
 
 from mongo_session_service.errors import InvalidInputError, quoted
+from mongo_session_service.model.since_compaction import SinceCompaction
 from mongo_session_service.model.wording import indefinite
 
 MAX_ID_BYTES: Final = 4096
@@ -155,11 +156,10 @@ def check_config(value: object) -> GetSessionConfig | None:
     if value is None:
         return None
     _check_type("config", value, GetSessionConfig)
-    fields: dict[str, Any] = {
-        name: getattr(value, name) for name in GetSessionConfig.model_fields
-    }
+    kind = SinceCompaction if isinstance(value, SinceCompaction) else GetSessionConfig
+    fields: dict[str, Any] = {name: getattr(value, name) for name in kind.model_fields}
     try:
-        config = GetSessionConfig.model_validate(fields)
+        config = kind.model_validate(fields)
     except ValidationError as error:
         wrong = ", ".join(sorted({str(each["loc"][0]) for each in error.errors()}))
         raise InvalidInputError(f"config has a wrong value in {wrong}.") from None

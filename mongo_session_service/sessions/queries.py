@@ -95,6 +95,18 @@ def events_after(key: SessionKey, revision: int, before: int | None = None) -> D
     return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
 
 
+def events_at(key: SessionKey, revisions: Iterable[int]) -> Document:
+    """The events of a session at these revisions, as few ranges as there are."""
+    runs: list[list[int]] = []
+    for revision in sorted(revisions):
+        if runs and revision == runs[-1][1] + 1:
+            runs[-1][1] = revision
+        else:
+            runs.append([revision, revision])
+    every = events_until(key, runs[-1][1], runs[0][0] - 1)
+    return every | {"$or": [events_until(key, end, at - 1) for at, end in runs]}
+
+
 def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
     """The events of a session up to a revision, after another."""
     return {"_id": {"$gt": key.event_id(after), "$lte": key.event_id(revision)}}

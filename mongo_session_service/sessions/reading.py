@@ -8,7 +8,7 @@ and not another one, of a session that was deleted and imported again, or restor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
 from typing import Any, Final, NamedTuple
 
@@ -17,12 +17,15 @@ from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec import documents, event_blocks, replies
+from mongo_session_service.codec import compaction, documents, event_blocks, replies
+from mongo_session_service.codec.compaction import TRACE
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.snapshots import Encoded
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
+from mongo_session_service.model.since_compaction import SinceCompaction
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import Wanted
 from mongo_session_service.sessions.read_cache import CachedLog, ReadCache
@@ -70,6 +73,8 @@ class SessionReader:
         after_revision: int = 0,
     ) -> StoredSession | None:
         """A session with the events asked for; None if it is not stored."""
+        if isinstance(config, SinceCompaction):
+            return await self._load_since(key, config.overlap_size)
         is_whole = not after_revision and config in (None, GetSessionConfig())
         if self._cache is not None and is_whole:
             return await self._load_whole(key, self._cache)
@@ -122,6 +127,54 @@ class SessionReader:
         blocks = [block for block in takewhile(lambda block: block, whole) if block]
         return blocks, [*chain.from_iterable(each.events for each in made)]
 
+    async def _load_since(self, key: SessionKey, overlap: int) -> StoredSession | None:
+        """A session with the events that are needed since its last compaction."""
+        if self._at.has_transactions and self._at.hooks.after_load is None:
+            return await persistently(lambda: self._load_needed(key, overlap))
+        # The server cannot see what is needed, or may show another log the next time.
+        log = Wanted("events", queries.events_after(key, 0), order=1)
+        heads: list[Document] = []
+        stored = await in_slices(
+            _fields_of(
+                await self.read(*_head(key), log, anywhere=True), heads, self._at
+            )
+        )
+        wanted = compaction.needed(
+            ((id_["revision"], fields) for fields, id_ in stored), overlap
+        )
+        events = await in_slices(
+            documents.built_event(fields, id_)
+            for fields, id_ in stored
+            if id_["revision"] in wanted
+        )
+        session = self._session(heads)
+        return session and session._replace(events=events)
+
+    async def _load_needed(self, key: SessionKey, overlap: int) -> StoredSession | None:
+        """The same by two reads of one time: what decides, and what is needed."""
+        log, names = queries.events_after(key, 0), (f"event.{it}" for it in TRACE)
+        traces = Wanted("events", log, order=1, fields=(*names,))
+        stages = queries.union(self._at, *_head(key), traces)
+        found = await snapshots.snapshot(self._at, self._at.sessions, stages)
+        first = next(
+            (at for at, each in enumerate(found.documents) if _is_event(each)),
+            len(found.documents),
+        )
+        session = self._session(found.documents[:first])
+        seen = [(it["_id"]["revision"], it["event"]) for it in found.documents[first:]]
+        wanted = compaction.needed(seen, overlap)
+        if session is None or not wanted:
+            return session
+        events = Wanted("events", queries.events_at(key, wanted), order=1)
+        stages = queries.union(self._at, events)
+        stored = await snapshots.snapshot_at(
+            self._at, self._at.events, stages, at=found.at
+        )
+        built = (
+            documents.decode_event(each, self._at.hooks) for each in stored.documents
+        )
+        return session._replace(events=await in_slices(built))
+
     async def _find(self, key: SessionKey, known: CachedLog | None) -> _Found:
         """A session and its log, from the last event on that is known."""
         if known is None:
@@ -135,7 +188,7 @@ class SessionReader:
         found = await self._read(*_head(key), *log, anywhere=True)
         heads: list[Document] = []
         for each in replies.decoded(found[:_BEFORE]):
-            if "revision" in each["_id"]:
+            if _is_event(each):
                 events = found[len(heads) + (known is not None) :]
                 return _Found(heads, each, events)
             heads.append(each)
@@ -150,6 +203,21 @@ def _head(key: SessionKey) -> list[Wanted]:
     # By its _id alone, which the server needs no plan for: a tenth faster.
     session = Wanted("sessions", {"_id": key.id})
     return [session, *queries.shared_state(key.app_name, key.user_id)]
+
+
+def _fields_of(
+    found: Iterable[Document], heads: list[Document], at: Connection
+) -> Iterator[tuple[Document, Document]]:
+    """The fields and the ``_id`` of each event; what is none is added to ``heads``."""
+    for each in found:
+        if _is_event(each):
+            yield documents.event_fields(each, at.hooks), each["_id"]
+        else:
+            heads.append(each)
+
+
+def _is_event(document: Document) -> bool:
+    return isinstance(document["_id"], dict) and "revision" in document["_id"]
 
 
 def _continues(found: _Found, session: StoredSession, known: CachedLog) -> bool:

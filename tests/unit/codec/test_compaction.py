@@ -1,0 +1,199 @@
+"""Events needed since a compaction: the model's request is that of the whole log."""
+
+from __future__ import annotations
+
+from itertools import count, product
+from typing import Any
+
+from google.adk.events import Event, EventActions
+from google.adk.events.event_actions import EventCompaction
+from google.adk.flows.llm_flows import contents
+from google.genai import types
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from mongo_session_service.codec.compaction import needed
+from mongo_session_service.codec.documents import encode_event_fields
+
+
+def fields(event: Event) -> dict[str, Any]:
+    """An event as it is stored."""
+    return encode_event_fields(event)
+
+
+AGENTS = ("root", "helper")
+BRANCHES = (None, "root", "root.helper", "root.other")
+
+
+class Log:
+    """A conversation in the making, each event a second after the one before."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.calls: list[str] = []
+        self.invocation_id = "i0"
+        self._numbers = count()
+
+    def add(self, author: str, *parts: types.Part, **fields: Any) -> None:
+        """An event of any kind."""
+        number = next(self._numbers)
+        content = types.Content(role="user", parts=[*parts]) if parts else None
+        given = {"invocation_id": self.invocation_id, "content": content, **fields}
+        event = Event(id=f"e{number}", author=author, timestamp=float(number), **given)
+        self.events.append(event)
+
+    def say(self, author: str, **fields: Any) -> None:
+        """An event of text."""
+        self.add(author, types.Part(text=f"text {len(self.events)}"), **fields)
+
+    def call(self, author: str, **fields: Any) -> str:
+        """A call of a tool; its id."""
+        id_ = f"call-{len(self.calls)}"
+        self.calls.append(id_)
+        asked = types.FunctionCall(id=id_, name="f", args={"n": len(self.calls)})
+        if fields.pop("is_long", False):
+            fields["long_running_tool_ids"] = {id_}
+        self.add(author, types.Part(function_call=asked), **fields)
+        return id_
+
+    def answer(self, author: str, id_: str, **fields: Any) -> None:
+        """A response to a call."""
+        told = {"said": len(self.events)}
+        part = types.FunctionResponse(id=id_, name="f", response=told)
+        self.add(author, types.Part(function_response=part), **fields)
+
+
+def talk(log: Log, draw: Any) -> None:
+    """An ordinary turn, perhaps with a tool."""
+    log.invocation_id = f"i{len(log.events)}"
+    log.say("user")
+    author, branch = draw(st.sampled_from(AGENTS)), draw(st.sampled_from(BRANCHES))
+    if draw(st.booleans()):
+        log.answer(author, log.call(author, branch=branch), branch=branch)
+    log.say(author, branch=branch)
+
+
+def start_long(log: Log, draw: Any) -> None:
+    """A call that is answered later, with a note for now."""
+    id_ = log.call("root", is_long=True)
+    if draw(st.booleans()):
+        log.answer("root", id_)
+
+
+def answer_late(log: Log, draw: Any) -> None:
+    """The answer to a call of any time that is not over."""
+    waiting = [
+        part.function_call.id
+        for event in log.events
+        if event.long_running_tool_ids and event.content
+        for part in event.content.parts
+    ]
+    if waiting:
+        log.invocation_id = f"i{len(log.events)}"
+        log.answer("user", draw(st.sampled_from(waiting)))
+
+
+def run_task(log: Log, draw: Any) -> None:
+    """A task of its own, which others do not see, perhaps answered."""
+    id_ = log.call("root")
+    for _ in range(draw(st.integers(1, 2))):
+        log.say("helper", isolation_scope=id_)
+    if draw(st.booleans()):
+        log.answer("root", id_)
+
+
+def run_tool(log: Log, draw: Any) -> None:
+    """A tool that shows what it does in a branch of its own."""
+    id_ = log.call("root")
+    log.say("helper", branch=f"f@{id_}")
+    if draw(st.booleans()):
+        log.answer("root", id_)
+
+
+def compact(log: Log, draw: Any) -> None:
+    """A summary of some time that has passed."""
+    if not log.events:
+        return
+    last = len(log.events) - 1
+    end = draw(st.integers(max(last - 3, 0), last))
+    start = draw(st.just(0) | st.integers(0, end))
+    scopes = [None, None, None, *log.calls[-1:]]
+    summary = EventCompaction(
+        start_timestamp=log.events[start].timestamp,
+        end_timestamp=log.events[end].timestamp,
+        compacted_content=types.Content(
+            role="model", parts=[types.Part(text=f"summary {last}")]
+        ),
+    )
+    log.add(
+        "user",
+        actions=EventActions(compaction=summary),
+        isolation_scope=draw(st.sampled_from(scopes)),
+        branch=draw(st.sampled_from([None, None, *BRANCHES])),
+        invocation_id=Event.new_id(),
+    )
+
+
+def rewind(log: Log, draw: Any) -> None:
+    """Everything since an invocation is undone."""
+    if log.events:
+        undone = draw(st.sampled_from(log.events)).invocation_id
+        log.invocation_id = f"i{len(log.events)}"
+        actions = EventActions(rewind_before_invocation_id=undone)
+        log.add("user", actions=actions)
+
+
+BUILDERS = (
+    contents._get_contents,  # noqa: SLF001  what the promise is about
+    contents._get_current_turn_contents,  # noqa: SLF001
+)
+
+STEPS = (
+    *(talk, talk, talk, compact, compact),
+    *(start_long, answer_late, run_task, run_tool),
+)
+
+
+@st.composite
+def logs(draw: Any) -> tuple[list[Event], list[Event]]:
+    """What is stored when a turn begins, and what the turn adds."""
+    log = Log()
+    for step in draw(
+        st.lists(st.sampled_from((*STEPS, rewind)), min_size=6, max_size=20)
+    ):
+        step(log, draw)
+    stored = len(log.events)
+    for step in draw(st.lists(st.sampled_from(STEPS), max_size=4)):
+        step(log, draw)
+    return log.events[:stored], log.events[stored:]
+
+
+def request(events: list[Event], agent: str, branch: str | None, **view: Any) -> Any:
+    """What an agent's model receives, with its history and without."""
+    made = []
+    for build in BUILDERS:
+        try:
+            made.append(build(branch, events, agent, **view))
+        except ValueError as error:  # a response without its call
+            made.append(str(error))
+    return made
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+@given(logs(), st.data())
+def test_requests_are_those_of_the_whole_log(
+    log: tuple[list[Event], list[Event]], data: st.DataObject
+) -> None:
+    """For every agent, branch and task, in the turn and in a turn without history."""
+    stored, added = log
+    wanted = needed([(at, fields(event)) for at, event in enumerate(stored)], 0)
+    loaded = [event for at, event in enumerate(stored) if at in wanted]
+    every = [*stored, *added]
+    branches = sorted({*BRANCHES, *(event.branch for event in every)}, key=str)
+    scopes = sorted({None, *(event.isolation_scope for event in every)}, key=str)
+    for agent, is_single in product(AGENTS, (False, True)):
+        branch = data.draw(st.sampled_from(branches))
+        for scope in scopes:
+            view = {"isolation_scope": scope, "is_single_turn": is_single}
+            expected = request(every, agent, branch, **view)
+            assert request([*loaded, *added], agent, branch, **view) == expected
