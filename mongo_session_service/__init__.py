@@ -17,6 +17,7 @@ from mongo_session_service.errors import (
     SlowSubscriberError,
     StorageError,
     StorageUnavailableError,
+    TrimmedError,
     UnknownOutcomeError,
 )
 
@@ -110,6 +111,7 @@ __all__ = [
     "StorageUnavailableError",
     "Subject",
     "Subscription",
+    "TrimmedError",
     "UnknownOutcomeError",
     "UserEvent",
     "__version__",

@@ -75,6 +75,25 @@ class InvalidInputError(MongoSessionServiceError, ValueError):
 
 
 @public
+class TrimmedError(InvalidInputError):
+    """A revision was asked for that lies before the log of a session that was trimmed.
+
+    ``log_begins`` is the earliest revision that there is.
+    """
+
+    def __init__(self, log_begins: int) -> None:
+        """The log begins after a revision."""
+        self.log_begins = log_begins
+        super().__init__(
+            f"The session was trimmed: its log begins after revision {log_begins}, and"
+            " nothing earlier can be read. Ask for that revision or a later one."
+        )
+
+    def __reduce__(self) -> tuple[type[TrimmedError], tuple[int]]:
+        return type(self), (self.log_begins,)
+
+
+@public
 class SchemaVersionError(MongoSessionServiceError):
     """The database was written by a newer release: upgrade mongo-session-service."""
 

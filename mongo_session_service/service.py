@@ -74,6 +74,7 @@ from mongo_session_service.sessions import (
     queries,
     retention,
     search,
+    trim,
     turns,
 )
 from mongo_session_service.sessions.batches import Caller, SessionCopy
@@ -862,12 +863,14 @@ class MongoSessionService(BaseSessionService):
                 page.created(now),
                 event_log.session_id(last) if last else None,
             )
+            begins = page.begins()
             for each in page.events:
                 id_ = event_log.session_id(each)
                 found = times.get(id_)
                 is_same = found is not None and (id_ != begun or found == created)
                 # A large initial state is kept beside the events.
-                if is_same and "event" in each:
+                is_logged = each["_id"]["revision"] > begins.get(id_, 0)
+                if is_same and is_logged and "event" in each:
                     event = documents.decode_event(each, self._hooks)
                     yield UserEvent(id_, each["_id"]["revision"], event)
             if page.is_last:
@@ -896,6 +899,7 @@ class MongoSessionService(BaseSessionService):
 
         Raises:
             InvalidInputError: the session has not reached that revision.
+            TrimmedError: its log begins later: it was trimmed.
         """
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
@@ -938,6 +942,8 @@ class MongoSessionService(BaseSessionService):
             AlreadyExistsError: the new session's id is taken.
             InvalidInputError: an id is invalid, the session has not reached that
                 revision or has no such invocation, or both are given.
+            TrimmedError: the session's log begins later: it was trimmed.
+            StorageUnavailableError: the session was trimmed meanwhile; try again.
             UnknownOutcomeError: the new session, whole, may have been stored or not.
         """
         key = session_key(app_name, user_id, session_id)
@@ -956,6 +962,65 @@ class MongoSessionService(BaseSessionService):
         if stored is None:
             raise not_found(target.session_id)
         return to_session(stored)
+
+    @traced
+    async def trim_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        keep_last: int | None = None,
+        before_revision: int | None = None,
+        older_than: float | timedelta | str | None = None,
+    ) -> int:
+        """Removes a session's oldest events, and keeps its state and its revision.
+
+        Give exactly one criterion. Fewer events are removed where the log may not be
+        cut: between a function call and its responses, and between an event and a later
+        rewind that has undone it. A call that may still get a response stays: for a
+        day, or for 30 days if it is long-running. What was removed can neither be read
+        nor watched any more, and the log begins later for forks and exports; state as
+        of earlier revisions is lost. An event that was removed is not recognised if it
+        is appended again.
+
+        It removes a little at a time, while others read and append. If it is
+        interrupted, no reader is shown a part: the next trim of the session resumes it.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            keep_last: Keep at least so many of the latest events, 1 or more.
+            before_revision: Remove events before this revision.
+            older_than: Seconds, a ``timedelta``, or text such as ``"7200s"``: remove
+                events from the first on, up to one that is not older, by its timestamp.
+
+        Returns:
+            How many events were removed.
+
+        Raises:
+            SessionNotFoundError: the session is not stored.
+            InvalidInputError: a criterion is invalid, not exactly one is given, or the
+                session has not reached the revision.
+            DocumentTooLargeError: the state as of the cut does not fit into a document.
+            UnknownOutcomeError: a part may be removed; call it again for the rest.
+        """
+        key = session_key(app_name, user_id, session_id)
+        given = [each is not None for each in (keep_last, before_revision, older_than)]
+        if sum(given) != 1:
+            message = "Give exactly one of keep_last, before_revision and older_than."
+            raise InvalidInputError(message)
+        if keep_last is not None:
+            validation.check_count("keep_last", keep_last)
+        validation.check_revision("before_revision", before_revision)
+        before_time = None
+        if older_than is not None:
+            age = metadata.check_duration("older_than", older_than)
+            before_time = time.get_time() - age
+        criterion = trim.Criterion(keep_last, before_revision, before_time)
+        async with self._backend() as backend:
+            return await trim.trim(backend.connection, backend.store, key, criterion)
 
     @traced
     async def prune(
@@ -1112,6 +1177,10 @@ class MongoSessionService(BaseSessionService):
         Raises:
             InvalidInputError: the arguments name nothing that can be watched, or
                 ``max_bytes`` is not a number from 1.
+
+        Reading raises ``TrimmedError`` first if the session's log begins after
+        ``after_revision``. If it is trimmed while a reader is behind, that receives a
+        ``snapshot`` as of the cut, and then what follows.
         """
         validation.check_count("max_bytes", max_bytes)
         validation.check_revision("after_revision", after_revision)

@@ -32,7 +32,10 @@ from mongo_session_service.sessions.store import not_found
 
 _USER: Final = {"app": "$_id.app_name", "user": "$_id.user_id"}
 _BY_USER: Final = ("_id.app_name", "_id.user_id", "create_time", "_id.session_id")
-_DETAILS: Final = ("revision", "create_time", "update_time", *DETAILS)
+_DETAILS: Final = (
+    *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
+    *DETAILS,
+)
 _TOTALS: Final = {"users": {"$sum": 1}, "sessions": {"$sum": "$sessions"}}
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from mongo_session_service import errors
 from mongo_session_service.backend import backend_of
 from mongo_session_service.codec import replies
+from mongo_session_service.codec.documents import LOG_BEGINS
 from mongo_session_service.driver import products, server, snapshots
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
@@ -422,20 +423,24 @@ async def _sessions(connection: Connection) -> Finding:
     above = {"$mergeObjects": ["$$key", {"revision": {"$literal": {}}}]}
     is_its = {"$and": [{"$gt": ["$_id", below]}, {"$lt": ["$_id", above]}]}
     bounds = {"first": {"$min": "$_id.revision"}, "last": {"$max": "$_id.revision"}}
+    begins = {"$ifNull": [f"${LOG_BEGINS}", 0]}
+    # Events that a trim is about to remove count as removed.
+    is_logged = {"$gt": ["$_id.revision", "$$begins"]}
     latest = [
         {"$match": {"$expr": is_its}},
         {"$sort": {"_id": -1}},
         {"$limit": LATEST},
+        {"$match": {"$expr": is_logged}},
         {"$group": {"_id": 1, "count": {"$sum": 1}, **bounds}},
     ]
     log = {
         "from": connection.events.name,
-        "let": {"key": "$_id"},
+        "let": {"key": "$_id", "begins": begins},
         "pipeline": latest,
         "as": "log",
     }
-    nothing = {"count": 0, "first": 1, "last": 0}
-    count = {"$min": ["$revision", LATEST]}
+    nothing = {"count": 0, "first": {"$add": ["$revision", 1]}, "last": "$revision"}
+    count = {"$min": [{"$subtract": ["$revision", begins]}, LATEST]}
     first = {"$add": [{"$subtract": ["$revision", count]}, 1]}
     expected = {"count": count, "first": first, "last": "$revision"}
     is_wrong = {
@@ -447,7 +452,8 @@ async def _sessions(connection: Connection) -> Finding:
         {"$set": {"found": {"$ifNull": [{"$first": "$log"}, nothing]}}},
         {"$match": {"$expr": is_wrong}},
     ]
-    examined = await _examined(connection, connection.sessions, {"revision": 1}, stages)
+    fields = {"revision": 1, LOG_BEGINS: 1}
+    examined = await _examined(connection, connection.sessions, fields, stages)
     return judge_revisions(examined)
 
 

@@ -23,6 +23,7 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import StorageError, quoted
+from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries, turns
@@ -130,6 +131,31 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True)
+class Trimmed:
+    """A log begins at a later revision than 0: what was before it was trimmed."""
+
+    key: SessionKey
+    document: Document
+    """The one before the log, which holds the state as of then."""
+    shared: list[Document] = field(repr=False)
+    """The documents of its app's and its user's state, among others."""
+    hooks: Hooks = field(repr=False, compare=False)
+
+    def change(self) -> Change:
+        """The change that readers of the log receive: a snapshot."""
+        owner, initial = Owner.of_session(self.key), self.document[documents.INITIAL]
+        shared = documents.decode_shared_state(self.key, self.shared, self.hooks)
+        own = documents.decode_state(initial, owner, self.hooks)
+        return Change(
+            kind="snapshot",
+            **self.key.id,
+            revision=documents.log_begins(self.document),
+            state=scopes.merge(scopes.ScopedState(shared.app, shared.user, own)),
+            time=self.document["create_time"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StateSet:
     """Shared state was set: an app's, or a user's."""
 
@@ -175,6 +201,10 @@ ChangeRecord = Appended | Created | Updated | Deleted | StateSet
 
 Making one raises ``StorageError`` if this release of ADK, or the application's hook,
 cannot read what is stored."""
+
+
+LogRecord = ChangeRecord | Trimmed
+"""What consumers receive, who may read the log as well."""
 
 
 class Names(NamedTuple):
@@ -321,6 +351,14 @@ def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | No
     if not isinstance(document.get("event"), dict):
         return None
     return Appended(key, document, hooks)
+
+
+def trimmed(document: Document, shared: list[Document], hooks: Hooks) -> Trimmed | None:
+    """What the document before a log means, if the log was trimmed."""
+    key = session_key(document["_id"], (*SessionKey._fields, "revision"))
+    if key is None or not documents.log_begins(document):
+        return None
+    return Trimmed(key, document, shared, hooks)
 
 
 def _of_session(id_: Any, change: Document, hooks: Hooks) -> ChangeEvent | None:

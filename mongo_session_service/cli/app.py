@@ -37,6 +37,7 @@ from mongo_session_service.cli.shard import shard
 from mongo_session_service.cli.show import show
 from mongo_session_service.cli.terminal import printable
 from mongo_session_service.cli.transfer import COMMANDS
+from mongo_session_service.cli.trim import trim
 from mongo_session_service.cli.watch import watch
 from mongo_session_service.errors import MongoSessionServiceError, SlowSubscriberError
 
@@ -187,7 +188,7 @@ def main() -> None:
 
 for command in (
     *(sessions, show, watch, live),
-    *(fork, set_session, erase, prune),
+    *(fork, set_session, erase, prune, trim),
     *(consumers, setup, shard, doctor, grants, mongod, completion),
     *COMMANDS,
 ):

@@ -60,4 +60,6 @@ async def fork(
         screen.write_json({**target.id, "revision": made.revision})
         return
     screen.write(terminal.printable(target.session_id))
-    terminal.say(f"The new session has the first {counted(made.revision, 'event')}.")
+    which = "" if made.log_begins else "the first "
+    events = counted(made.event_count, "event")
+    terminal.say(f"The new session has {which}{events}.")

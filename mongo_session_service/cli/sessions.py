@@ -199,7 +199,7 @@ def _row(summary: SessionSummary) -> dict[str, Text]:
     return {
         "SESSION": styled(summary.id, "bold"),
         "USER": styled(summary.user_id),
-        "EVENTS": styled(f"{summary.revision:,}"),
+        "EVENTS": styled(f"{summary.event_count:,}"),
         "UPDATED": styled(f"{terminal.duration(since)} ago"),
         "TITLE AND LABELS": about,
     }

@@ -61,7 +61,9 @@ async def show(
 
         key = session_key(*ids)
         summary = await contents.session(service, key)
-        after = 0 if events is None else max(0, summary.revision - events)
+        after = summary.log_begins
+        if events is not None:
+            after = max(after, summary.revision - events)
         log = contents.log(service, summary, after)
         page = _Json() if as_json else _Page()
         page.begin(summary, summary.revision - after)
@@ -108,7 +110,7 @@ class _Page:
     def begin(self, summary: SessionSummary, events: int) -> None:
         """Write what the session is."""
         self._screen.show(*_details(summary))
-        left_out = summary.revision - events
+        left_out = summary.event_count - events
         if left_out and events:
             self._screen.write(f"\n({counted(left_out, 'earlier event')})")
 
@@ -169,7 +171,7 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
         "session": f"{summary.app_name}/{summary.user_id}/{summary.id}",
         "created": terminal.moment(summary.create_time),
         "updated": f"{terminal.moment(summary.last_update_time)}, {ago} ago",
-        "events": f"{summary.revision:,}",
+        "events": f"{summary.event_count:,}",
         "labels": labels_text(summary.labels),
         "expires": expiry_text(summary),
     }

@@ -39,6 +39,16 @@ from mongo_session_service.model.validation import check_id
 INITIAL: Final = "initial_state"
 """Where a session keeps the state it began with."""
 
+LOG_BEGINS: Final = "log_begins"
+"""Where a session that was trimmed keeps the revision after which its log begins.
+
+Its initial state, as of then, is in the document before the log, under the same
+revision. Events up to it may still be there; they count as removed.
+"""
+
+TRIMMING: Final = "trimming"
+"""Where it keeps the revision after which such events may be there, if any may."""
+
 LISTED: Final = (
     *("state", "title", "revision", "create_time", "update_time"),
     *("ttl", "expire_time"),
@@ -59,14 +69,40 @@ def session_document(session: NewSession) -> Document:
         "update_time": session.create_time,
         **session.details.fields(),
     }
+    if session.log_begins:
+        document[LOG_BEGINS] = session.log_begins
     if not is_apart(session):
         document[INITIAL] = session.delta.session
     return document
 
 
 def is_apart(session: NewSession) -> bool:
-    """Whether a session's initial state has to have a document of its own."""
-    return bool(session.delta.session) and session.size > _BESIDE_STATE
+    """Whether a session's initial state has to have a document of its own.
+
+    That of a session that was trimmed is found there by readers of the log alone.
+    """
+    is_large = bool(session.delta.session) and session.size > _BESIDE_STATE
+    return is_large or session.log_begins > 0
+
+
+def log_begins(session: Mapping[str, Any]) -> int:
+    """The revision after which a stored session's log begins; 0 if it is whole."""
+    begins: int = session.get(LOG_BEGINS, 0)
+    return begins
+
+
+def without_trimmed(
+    found: list[dict[str, Any]], session: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """The documents found, without a session's events from before its log."""
+    begins = log_begins(session or {})
+    if not begins:
+        return found
+    return [
+        each
+        for each in found
+        if "event" not in each or each["_id"]["revision"] > begins
+    ]
 
 
 def event_document(append: Append, revision: int, *, encoded: bool = False) -> Document:
@@ -295,13 +331,17 @@ def decode_log(
     """The events among mixed documents; what is none is added to ``others``.
 
     Documents are told apart by their ``_id``. Each is released as soon as it is
-    decoded, so that its memory is used again at once.
+    decoded, so that its memory is used again at once. Events from before the log of a
+    session that precedes them are left out.
     """
+    begins = 0
     for document in documents:
         id_ = document["_id"]
         if isinstance(id_, dict) and "revision" in id_:
-            yield decode_event(document, hooks)
+            if not begins or id_["revision"] > begins:
+                yield decode_event(document, hooks)
         else:
+            begins = begins or log_begins(document)
             others.append(document)
 
 
@@ -340,7 +380,14 @@ def decode_sessions(
             user = users.get(key.user_id, dict)()
             state = scopes.merge(ScopedState(app() if app else {}, user, state))
         marker = Marker.of(document)
-        yield StoredSession(key, marker, document["update_time"], state, [*events])
+        yield StoredSession(
+            key,
+            marker,
+            document["update_time"],
+            state,
+            [*events],
+            log_begins(document),
+        )
 
 
 _Copies = Callable[[], dict[str, Any]]
@@ -448,6 +495,7 @@ def summary(
             labels=dict(details.labels),
             state=state,
             revision=document["revision"],
+            log_begins=log_begins(document),
             create_time=document["create_time"],
             last_update_time=document["update_time"],
             ttl=details.ttl,

@@ -19,8 +19,10 @@ from mongo_session_service.changes.decoder import (
     Created,
     Deleted,
     StateSet,
+    Trimmed,
     Updated,
 )
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.resealer import Resealer
@@ -37,7 +39,7 @@ _LARGEST: Final = 16 * 1024**2 - 64 * 1024
 """Bytes of a stored change; IDs, the message and the command need the rest."""
 
 
-Item = decoder.ChangeRecord | decoder.OversizedChange
+Item = decoder.LogRecord | decoder.OversizedChange
 
 
 @public
@@ -188,6 +190,10 @@ def _id(consumer: str, item: Item) -> Document:
             return {**id_, **document["_id"], "event": event}
         case Created(key, document):
             return {**id_, **key.id, "time": document["create_time"]}
+        case Trimmed(key, document):
+            begins = documents.log_begins(document)
+            time = document["create_time"]
+            return {**id_, **key.event_id(begins), "time": time}
         case Deleted(key, at):
             return {**id_, **key.id, "time": at}
         case Updated(key, details, at):
@@ -237,6 +243,7 @@ _KINDS: Final[dict[type, str]] = {
     Updated: "updated",
     Deleted: "deleted",
     StateSet: "state",
+    Trimmed: "snapshot",
 }
 
 
@@ -247,6 +254,8 @@ def _encode(item: Item) -> Document | None:
         return {"delta": encode_fields(item.delta)}
     if isinstance(item, Updated):
         return {"details": item.details.fields()}
+    if isinstance(item, Trimmed):
+        return {"document": item.document, "shared": item.shared}
     return {} if isinstance(item, Deleted) else {"document": item.document}
 
 
@@ -262,6 +271,8 @@ def _decode(stored: Document, hooks: Hooks) -> Item:
         return Deleted(key, id_["time"])
     if id_["kind"] == "updated":
         return Updated(key, Details.of(item["details"]), id_["time"])
+    if id_["kind"] == "snapshot":
+        return Trimmed(key, item["document"], item["shared"], hooks)
     if id_["kind"] == "created":
         return Created(key, item["document"], hooks)
     return Appended(key, item["document"], hooks)

@@ -15,9 +15,10 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Appended, ChangeRecord, StateSet
+from mongo_session_service.changes.decoder import Appended, LogRecord, StateSet, Trimmed
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
+from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
@@ -38,7 +39,7 @@ _NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 class Delivery(NamedTuple):
     """A change, and the position after it."""
 
-    item: ChangeRecord
+    item: LogRecord
     position: Position
     """To be saved once the change is handled."""
 
@@ -169,12 +170,31 @@ class Fetcher:
         if not self._page and not await self._load_page():
             self.position = self.position.after_replay()
             return None
-        document = self._page.popleft()
-        id_ = document["_id"]
+        document = self._page[0]
+        id_, begins = document["_id"], documents.log_begins(document)
+        item: LogRecord | None
+        if begins:
+            # What a trim is about to remove is passed over.
+            id_ = {**id_, "revision": begins}
+            item = await self._trimmed(document)
+        else:
+            # None if another tool wrote the document.
+            item = decoder.appended(id_, document, self._connection.hooks)
+        self._page.popleft()
+        while begins and self._page and _is_passed(self._page[0]["_id"], id_):
+            self._page.popleft()
         self.position = self.position.after_replayed(id_)
-        # None if another tool wrote the document.
-        item = decoder.appended(id_, document, self._connection.hooks)
         return Delivery(item, self.position) if item else None
+
+    async def _trimmed(self, document: Document) -> Trimmed | None:
+        """What a replay says of a log that was trimmed, and the state it shares."""
+        at, id_ = self._connection, document["_id"]
+        wanted = queries.shared_state(id_["app_name"], id_["user_id"])
+        stages = queries.union(at, *wanted)
+        shared = await persistently(
+            lambda: snapshots.snapshot(at, at.app_states, stages)
+        )
+        return decoder.trimmed(document, shared.documents, at.hooks)
 
     async def _load_page(self) -> bool:
         """Read more of the log, at the time of the replay's current segment."""
@@ -196,9 +216,13 @@ class Fetcher:
     ) -> list[Document]:
         at, position = self._connection, self.position
         events = wanted(position.replayed)
+        last = position.replayed
+        if last is not None:
+            # The session may have been trimmed beyond what was replayed of it.
+            events = {"$or": [{"_id": {**last, "revision": 0}}, events]}
         try:
             page = await read_page(at, events, size=_PAGE, at=position.reading_at)
-            return page.events
+            return [each for each in page.events if not _is_known(each, last)]
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
                 # Too long ago, or before the collection was recreated: read later.
@@ -209,3 +233,21 @@ class Fetcher:
         """Close the change stream."""
         if self._stream is not None:
             await self._stream.close()
+
+
+def _is_known(document: Document, last: Document | None) -> bool:
+    """Whether a document is that before the log of the session that is replayed.
+
+    Unless the log was cut after what was replayed last.
+    """
+    id_ = document["_id"]
+    if last is None or id_ != {**last, "revision": 0}:
+        return False
+    revision: int = last["revision"]
+    return documents.log_begins(document) <= revision
+
+
+def _is_passed(id_: Document, position: dict[str, int]) -> bool:
+    """Whether an event of the same session is not after a position in the log."""
+    revision, last = id_["revision"], position["revision"]
+    return revision <= last and id_ == {**position, "revision": revision}

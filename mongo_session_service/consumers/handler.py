@@ -10,7 +10,7 @@ from typing import Final
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from mongo_session_service.changes.decoder import ChangeRecord, OversizedChange
+from mongo_session_service.changes.decoder import LogRecord, OversizedChange
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn
@@ -77,7 +77,7 @@ def connection() -> Connection:
 
 
 def handling(
-    handler: Handler, item: ChangeRecord | OversizedChange, connection: Connection
+    handler: Handler, item: LogRecord | OversizedChange, connection: Connection
 ) -> Work:
     """The work of calling a handler with a change that came through a connection.
 

@@ -15,7 +15,7 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import Appended, Updated
+from mongo_session_service.changes.decoder import Appended, Trimmed, Updated
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
@@ -28,6 +28,7 @@ from mongo_session_service.errors import (
     InvalidInputError,
     SlowSubscriberError,
     StorageError,
+    TrimmedError,
 )
 from mongo_session_service.feed import unreadable
 from mongo_session_service.feed.inbox import CAPACITY, Inbox, Notification
@@ -59,6 +60,8 @@ class View:
     missed: list[Change]
     is_complete: bool
     """Whether these are all; else they are a page of the session's events."""
+    log_begins: int
+    """The revision after which the session's log begins."""
 
 
 async def load_expiry(
@@ -84,7 +87,10 @@ async def load_view(
     after_revision: int | None,
     not_before: Timestamp,
 ) -> View | None:
-    """A session, and what follows a revision, or a snapshot; None if not stored."""
+    """A session, and what follows a revision, or a snapshot; None if not stored.
+
+    What follows a revision from before the session's log begins with a snapshot.
+    """
     stored = {"_id": key.id, **queries.visible(platform_time.get_time())}
     wanted = queries.Wanted("sessions", stored)
     shared_state = queries.shared_state(key.app_name, key.user_id)
@@ -97,6 +103,7 @@ async def load_view(
         return None
     documents.check_session(session)
     hooks, update_time = connection.hooks, session["update_time"]
+    begins = documents.log_begins(session)
     if after_revision is None:
         shared = documents.decode_shared_state(key, found.documents, hooks)
         own = documents.decode_session_state(session, key, hooks)
@@ -109,9 +116,13 @@ async def load_view(
         )
         missed, is_complete = [snapshot], True
     else:
+        missed = []
+        if after_revision < begins:
+            missed = [await _snapshot_at_cut(connection, key, found)]
+            after_revision = begins
         following = queries.events_after(key, after_revision)
         page = await event_log.read_page(connection, following, at=found.at)
-        missed = [
+        missed += [
             unreadable.readable(Appended(key, each, hooks)) for each in page.events
         ]
         is_complete = page.is_last
@@ -121,7 +132,18 @@ async def load_view(
             if details.title is not None or details.labels:
                 missed.append(Updated(key, details, update_time).change())
     expire_time = session.get("expire_time")
-    return View(found.at, Marker.of(session), expire_time, missed, is_complete)
+    marker = Marker.of(session)
+    return View(found.at, marker, expire_time, missed, is_complete, begins)
+
+
+async def _snapshot_at_cut(
+    connection: Connection, key: SessionKey, found: snapshots.Snapshot
+) -> Change:
+    """The state of a session that was trimmed, as of where its log begins."""
+    where = {"_id": key.event_id(0)}
+    page = await event_log.read_page(connection, where, at=found.at)
+    (beginning,) = page.events
+    return Trimmed(key, beginning, found.documents, connection.hooks).change()
 
 
 def _shared_state(
@@ -390,6 +412,8 @@ class SessionSubscription(Subscription):
                 f" {view.marker.revision}. Leave it out to begin with a snapshot."
             )
             raise InvalidInputError(message)
+        if self._revision is not None and self._revision < view.log_begins:
+            raise TrimmedError(view.log_begins)
         self._create_time = view.marker.create_time
         self._continue_from(view)
 

@@ -40,6 +40,7 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     SlowSubscriberError,
     StorageUnavailableError,
+    TrimmedError,
 )
 from mongo_session_service.feed.subscription import Subscription
 from mongo_session_service.http import answers, lists, parameters, writes
@@ -445,13 +446,13 @@ class _Permission(NamedTuple):
 
 
 async def _open(
-    service: MongoSessionService, key: SessionKey, start: _Start
+    service: MongoSessionService, key: SessionKey, start: _Start, log_begins: int = 0
 ) -> tuple[Subscription, Change | None]:
     """An open subscription, and the snapshot to send before it."""
+    with_history = start.with_history and start.after_revision is None
     try:
         async with asyncio.timeout(OPENING_PATIENCE), AsyncExitStack() as opening:
-            with_history = start.with_history and start.after_revision is None
-            after = 0 if with_history else start.after_revision
+            after = log_begins if with_history else start.after_revision
             subscription = await opening.enter_async_context(
                 service.watch(*key, after_revision=after)
             )
@@ -460,7 +461,9 @@ async def _open(
             snapshot = await _snapshot(service, key) if with_history else None
             opening.pop_all()
             return subscription, snapshot
-    except InvalidInputError:
+    except InvalidInputError as error:
+        if isinstance(error, TrimmedError) and with_history:
+            return await _open(service, key, start, error.log_begins)
         if start.is_reconnect:
             fresh = start._replace(after_revision=None, is_reconnect=False)
             return await _open(service, key, fresh)

@@ -72,6 +72,8 @@ class StoredSession(NamedTuple):
     state: dict[str, Any]
     """Flat, with that of its app and user."""
     events: list[Event]
+    log_begins: int = 0
+    """The revision after which its log begins: earlier events were trimmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class NewSession:
     size: int
     """Of the state, in bytes."""
     details: Details = NO_DETAILS
+    log_begins: int = 0
+    """The revision that the state is of: the source's log was trimmed."""
 
     @property
     def expected(self) -> Marker:

@@ -26,6 +26,8 @@ class SessionSummary(BaseModel):
     """With that of its app and user, as ADK shows it; None if it was not asked for."""
     revision: int
     """How many events were appended."""
+    log_begins: int = 0
+    """How many of these were trimmed."""
     create_time: float
     last_update_time: float
     """Of the last event, or of the creation."""
@@ -33,6 +35,11 @@ class SessionSummary(BaseModel):
     """Seconds that it lives after its last append."""
     expire_time: float | None = None
     """When it expires, unless something is appended; None for never."""
+
+    @property
+    def event_count(self) -> int:
+        """How many events it has: those that were appended and not trimmed."""
+        return self.revision - self.log_begins
 
 
 @public

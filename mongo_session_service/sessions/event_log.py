@@ -7,11 +7,12 @@ to, so that a reader notices a session that was deleted or recreated between two
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.codec.documents import is_visible
+from mongo_session_service.codec.documents import LOG_BEGINS, is_visible, log_begins
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
@@ -38,6 +39,10 @@ class Page(NamedTuple):
         """The creation times of the sessions that are visible, by session ID."""
         shown = [each for each in self.sessions if is_visible(each, now)]
         return {session_id(each): each["create_time"] for each in shown}
+
+    def begins(self) -> dict[str, int]:
+        """The revisions after which the sessions' logs begin, by session ID."""
+        return {session_id(each): log_begins(each) for each in self.sessions}
 
 
 async def read_page(
@@ -121,8 +126,8 @@ def events_of_user(app_name: str, user_id: str, after: Document | None) -> Docum
     return {"_id": {"$gt": after or user, "$lt": {**user, "session_id": {}}}}
 
 
-HEAD: Final = ("create_time", "revision", "expire_time", "ttl")
-"""What tells whether a session is shown, and which one it is."""
+HEAD: Final = ("create_time", "revision", "expire_time", "ttl", LOG_BEGINS)
+"""What tells whether a session is shown, which one it is, and where its log begins."""
 
 _KEY: Final = SessionKey._fields
 
@@ -136,10 +141,19 @@ async def load_session_page(
         StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
     head = Wanted("sessions", {"_id": key.id}, fields=HEAD)
-    where = {**queries.events_after(key, span.after, span.before), **(wanted or {})}
-    return await persistently(
-        lambda: read_page(at, where, size=span.size, order=span.order, session=head)
-    )
+    after = span.after
+    while True:
+        log = queries.events_after(key, after, span.before)
+        where = {**log, **(wanted or {})}
+        order, size = span.order, span.size
+        page: Page = await persistently(
+            partial(read_page, at, where, size=size, order=order, session=head)
+        )
+        begins = max(map(log_begins, page.sessions), default=0)
+        revisions = (each["_id"]["revision"] for each in page.events)
+        if begins <= after or min(revisions, default=begins + 1) > begins:
+            return page
+        after = begins  # the page has events that a trim is about to remove
 
 
 async def load_user_page(

@@ -15,7 +15,12 @@ from google.adk.platform import time as platform_time
 from pymongo import errors
 
 from mongo_session_service.codec.bson_values import decode_fields
-from mongo_session_service.codec.documents import INITIAL, session_document
+from mongo_session_service.codec.documents import (
+    INITIAL,
+    LOG_BEGINS,
+    log_begins,
+    session_document,
+)
 from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver
@@ -52,6 +57,11 @@ _LOST: Final = (
 )
 
 
+_TRIMMED: Final = (
+    "The session was trimmed during the fork, which was removed. Try again."
+)
+
+
 async def copy_session(
     connection: Connection,
     store: SessionStore,
@@ -73,13 +83,15 @@ async def copy_session(
         SessionNotFoundError: the source is not stored, or is deleted meanwhile.
         AlreadyExistsError: the target is stored.
         InvalidInputError: the source has fewer events, or no such invocation.
-        StorageUnavailableError: the copy took too long; it was removed.
+        TrimmedError: the source's log begins later.
+        StorageUnavailableError: the copy took too long, or the source was trimmed
+            meanwhile; the copy was removed.
     """
     beginning = await history.Beginning.load(store, source)
     if beginning is None:
         raise not_found(source.session_id)
     if isinstance(until, str):
-        until = await _before(connection, source, until, beginning.session["revision"])
+        until = await _before(connection, source, until, beginning.session)
     revision = history.checked(beginning.session, until)
     reservations = placeholders.Reservations(placeholders.FORK, LIFETIME)
     fork = Fork(connection, source, target, beginning, revision, reservations)
@@ -98,10 +110,11 @@ async def copy_session(
 
 
 async def _before(
-    connection: Connection, source: SessionKey, invocation_id: str, revision: int
+    connection: Connection, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
     """The last revision before an invocation's first event."""
-    first = await lookups.first_revision(connection, source, invocation_id, revision)
+    log = lookups.Log(source, log_begins(session), session["revision"])
+    first = await lookups.first_revision(connection, log, invocation_id)
     if first is None:
         which = quoted(invocation_id)
         raise InvalidInputError(f"The session has no event of invocation {which}.")
@@ -147,7 +160,7 @@ class Fork:
 
     async def copy_log(self) -> None:
         """Copy all events, in steps."""
-        after, step = 0, STEP
+        after, step = log_begins(self.beginning.session), STEP
         while after < self.revision:
             await self.renew()
             until = min(after + step, self.revision)
@@ -183,20 +196,19 @@ class Fork:
         head = self.beginning.session
         known, state = history.recorded(*self.beginning), head["state"]
         if self.revision < head["revision"]:
-            at, key = self.connection, self.source
-            log = await history.deltas(at, key, self.revision)
-            known = await history.initial_state(at, key, self.beginning, log)
-            state = history.fold(known, log)
+            at, key, beginning = self.connection, self.source, self.beginning
+            known, state = await history.states_at(at, key, beginning, self.revision)
         now = platform_time.get_time()
         details = self._details(state)
         if details.ttl is not None:
             details = replace(details, expire_time=now + details.ttl)
         size = check_initial_state(known or {})
         delta = ScopedState(session=known or {})
-        new = NewSession(self.target, now, delta, size, details)
+        begins = log_begins(head)
+        new = NewSession(self.target, now, delta, size, details, begins)
         document = {**session_document(new), "state": state, "revision": self.revision}
         if known is None:
-            del document[INITIAL]
+            document.pop(INITIAL, None)
         return document, queries.initial_updates([new])
 
     def _details(self, state: Document) -> Details:
@@ -216,10 +228,15 @@ class Fork:
             **queries.visible(platform_time.get_time()),
             "create_time": self.beginning.session["create_time"],
         }
+        begins = log_begins(self.beginning.session)
 
         async def work(txn: Txn) -> None:
-            if not await at.sessions.find_one(source, {"_id": 1}, session=txn):
+            fields = {LOG_BEGINS: 1}
+            found = await at.sessions.find_one(source, fields, session=txn)
+            if not found:
                 raise not_found(self.source.session_id)
+            if log_begins(found) != begins:
+                raise StorageUnavailableError(_TRIMMED)
             if not await at.sessions.find_one(held, {"_id": 1}, session=txn):
                 raise StorageUnavailableError(_LOST)
             for update in apart:

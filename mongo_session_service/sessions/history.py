@@ -17,11 +17,12 @@ from mongo_session_service.codec.documents import INITIAL
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
-from mongo_session_service.errors import InvalidInputError, quoted
+from mongo_session_service.errors import InvalidInputError, TrimmedError, quoted
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions import store as storage
 from mongo_session_service.sessions.queries import Wanted
 from mongo_session_service.sessions.store import SessionStore
 
@@ -60,9 +61,11 @@ def recorded(session: Document, apart: Document | None) -> Document | None:
     if INITIAL in session:
         fields: Document = session[INITIAL]
         return fields
-    if apart is not None and apart["create_time"] == session["create_time"]:
-        return apart[INITIAL]  # type: ignore[no-any-return]
-    return None
+    if apart is None or apart["create_time"] != session["create_time"]:
+        return None
+    # Without transactions, a trim may have ended between the two documents.
+    is_its = documents.log_begins(apart) == documents.log_begins(session)
+    return apart[INITIAL] if is_its else None
 
 
 def inferred(state: Document, log: Iterable[Iterable[str]]) -> Document:
@@ -114,6 +117,9 @@ def restored(
     return result
 
 
+_PART: Final = 2000
+"""Events whose deltas are read at once."""
+
 _DELTA: Final = {"event.actions.state_delta": 1}
 
 
@@ -157,6 +163,7 @@ async def revisit(
 
     Raises:
         InvalidInputError: it has not reached that revision.
+        TrimmedError: its log begins later.
     """
     until = 2**63 - 1 if revision is None else revision
     found = await store.read(
@@ -171,7 +178,8 @@ async def revisit(
     head = beginning.session
     revision = checked(head, revision)
     # Without transactions there may be more events by now.
-    stored = [each for each in found if "event" in each]
+    logged = documents.without_trimmed(found, head)
+    stored = [each for each in logged if "event" in each]
     events = [each for each in stored if each["_id"]["revision"] <= revision]
     shared = [each for each in found if not {"event", "create_time"} & each.keys()]
     changes = await in_slices(map(delta_of, reversed(events)))
@@ -213,6 +221,19 @@ async def initial_state(
     return inferred(session["state"], [*log, *rest])
 
 
+async def states_at(
+    connection: Connection, key: SessionKey, beginning: Beginning, revision: int
+) -> tuple[Document, Document]:
+    """The fields of a session's initial state, and of that after a revision."""
+    initial = state = await initial_state(connection, key, beginning, [])
+    after = documents.log_begins(beginning.session)
+    while after < revision:  # a part in memory at a time
+        until = min(after + _PART, revision)
+        state = fold(state, await deltas(connection, key, until, after=after))
+        after = until
+    return initial, state
+
+
 async def deltas(
     connection: Connection, key: SessionKey, revision: int, *, after: int = 0
 ) -> list[Document]:
@@ -228,8 +249,12 @@ def checked(session: Document, revision: int | None) -> int:
 
     Raises:
         InvalidInputError: it has not reached it.
+        TrimmedError: its log begins later.
     """
     head: int = session["revision"]
+    begins = documents.log_begins(session)
+    if revision is not None and revision < begins:
+        raise TrimmedError(begins)
     if revision is not None and revision > head:
         message = f"The session is at revision {head}, and was never at {revision}."
         raise InvalidInputError(message)
@@ -239,13 +264,21 @@ def checked(session: Document, revision: int | None) -> int:
 async def rewinding(
     connection: Connection, store: SessionStore, key: SessionKey, event: Event
 ) -> Event:
-    """A rewind as it is to be stored: it brings the initial state back as well."""
+    """A rewind as it is to be stored: it brings the initial state back as well.
+
+    Raises:
+        StaleSessionError: the invocation was trimmed since the session was loaded: ADK
+            would pass over the rewind.
+    """
     invocation_id = event.actions.rewind_before_invocation_id
     found = await revisit(connection, store, key, None)
     if not invocation_id or found is None:
         return event
-    delta = restored(
-        event.actions.state_delta, found.initial, found.session.events, invocation_id
-    )
+    log = found.session.events
+    if found.session.log_begins and all(
+        each.invocation_id != invocation_id for each in log
+    ):
+        raise storage.stale(key.session_id)
+    delta = restored(event.actions.state_delta, found.initial, log, invocation_id)
     actions = event.actions.model_copy(update={"state_delta": delta})
     return event.model_copy(update={"actions": actions})

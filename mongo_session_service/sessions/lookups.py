@@ -36,11 +36,13 @@ async def find_event(
         anywhere=True,
     )
     now = platform_time.get_time()
-    events = [each for each in found if "revision" in each["_id"]]
-    is_stored = any(documents.is_visible(it, now) for it in found if it not in events)
-    if not (events and is_stored):
+    head = next((each for each in found if each["_id"] == key.id), None)
+    if head is None or not documents.is_visible(head, now):
         return None
-    return documents.decode_event(events[0], connection.hooks)
+    logged = documents.without_trimmed(found, head)
+    events = (each for each in logged if "event" in each)
+    event = next(events, None)
+    return None if event is None else documents.decode_event(event, connection.hooks)
 
 
 def is_sealed(connection: Connection) -> bool:
@@ -48,11 +50,26 @@ def is_sealed(connection: Connection) -> bool:
     return connection.hooks.after_load is not None
 
 
+class Log(NamedTuple):
+    """A session's log as of one of its revisions."""
+
+    key: SessionKey
+    begins: int
+    """The revision after which it begins."""
+    until: int
+    """The last revision."""
+
+    @property
+    def where(self) -> Document:
+        """The filter of its events."""
+        return queries.events_until(self.key, self.until, self.begins)
+
+
 async def first_revision(
-    connection: Connection, key: SessionKey, invocation_id: str, until: int
+    connection: Connection, log: Log, invocation_id: str
 ) -> int | None:
-    """The revision of an invocation's first event, up to a revision."""
-    firsts = await _firsts(connection, key, {invocation_id}, until)
+    """The revision of an invocation's first event."""
+    firsts = await _firsts(connection, log, {invocation_id})
     return firsts.get(invocation_id)
 
 
@@ -74,11 +91,12 @@ class Undone(NamedTuple):
         created = page.created(platform_time.get_time()).get(key.session_id)
         if created is None:
             return None
-        until = page.sessions[0]["revision"]
-        rewinds = await _rewinds(connection, key, until)
+        (head,) = page.sessions
+        log = Log(key, documents.log_begins(head), head["revision"])
+        rewinds = await _rewinds(connection, log)
         targets = {invocation_id for _, invocation_id in rewinds}
-        firsts = await _firsts(connection, key, targets, until) if targets else {}
-        return cls(created, until, undone_by(rewinds, firsts))
+        firsts = await _firsts(connection, log, targets) if targets else {}
+        return cls(created, log.until, undone_by(rewinds, firsts))
 
     def covering(self, revision: int) -> tuple[int, int] | None:
         """The part that a revision is in."""
@@ -151,17 +169,15 @@ def undone_by(
     return spans
 
 
-async def _rewinds(
-    connection: Connection, key: SessionKey, until: int
-) -> list[tuple[int, str]]:
-    """The rewinds up to a revision: where they are, and before what they rewind."""
+async def _rewinds(connection: Connection, log: Log) -> list[tuple[int, str]]:
+    """The rewinds of a log: where they are, and before what they rewind."""
     if is_sealed(connection):
         return [
             (revision, event.actions.rewind_before_invocation_id)
-            async for revision, event in _decoded(connection, key, until)
+            async for revision, event in decoded(connection, log)
             if event.actions.rewind_before_invocation_id
         ]
-    where = {**queries.events_until(key, until), _REWIND: {"$exists": 1, "$ne": ""}}
+    where = {**log.where, _REWIND: {"$exists": 1, "$ne": ""}}
     found = await _results(connection, where, {"$project": {"to": f"${_REWIND}"}})
     return [
         (each["_id"]["revision"], bson_values.decode_value(each["to"]))
@@ -170,19 +186,19 @@ async def _rewinds(
 
 
 async def _firsts(
-    connection: Connection, key: SessionKey, invocation_ids: set[str], until: int
+    connection: Connection, log: Log, invocation_ids: set[str]
 ) -> dict[str, int]:
-    """The revisions of the first events of some invocations, up to a revision."""
+    """The revisions of the first events of some invocations."""
     if is_sealed(connection):
         firsts: dict[str, int] = {}
-        async for revision, event in _decoded(connection, key, until):
+        async for revision, event in decoded(connection, log):
             if event.invocation_id in invocation_ids:
                 firsts.setdefault(event.invocation_id, revision)
                 if len(firsts) == len(invocation_ids):
                     break
         return firsts
     wanted = [bson_values.encode_value(each) for each in invocation_ids]
-    where = {**queries.events_until(key, until), queries.INVOCATION: {"$in": wanted}}
+    where = {**log.where, queries.INVOCATION: {"$in": wanted}}
     first = {"_id": f"${queries.INVOCATION}", "first": {"$min": "$_id.revision"}}
     found = await _results(connection, where, {"$group": first})
     return {bson_values.decode_value(each["_id"]): each["first"] for each in found}
@@ -195,13 +211,12 @@ async def _results(
     return await persistently(lambda: connection.aggregate(connection.events, stages))
 
 
-async def _decoded(
-    connection: Connection, key: SessionKey, until: int
-) -> AsyncIterator[tuple[int, Event]]:
-    """The events up to a revision, a page in memory at a time."""
-    span, is_last = Span(0, until + 1, newest_first=False, left=None), False
+async def decoded(connection: Connection, log: Log) -> AsyncIterator[tuple[int, Event]]:
+    """The events of a log, a page in memory at a time."""
+    span = Span(log.begins, log.until + 1, newest_first=False, left=None)
+    is_last = False
     while not is_last:
-        page = await event_log.load_session_page(connection, key, span)
+        page = await event_log.load_session_page(connection, log.key, span)
         for each in page.events:
             event = documents.decode_event(each, connection.hooks)
             yield each["_id"]["revision"], event

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec.documents import INITIAL, OVER, is_apart
+from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, OVER, is_apart
 from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import (
     SHARD_KEY,
@@ -58,7 +58,8 @@ def expired(now: float) -> Document:
 def counting(wanted: Document) -> list[Document]:
     """The pipeline that counts sessions, and the events that belong to them."""
     is_session = {"$cond": [{"$gte": ["$revision", 0]}, 1, 0]}
-    total = {"sessions": {"$sum": is_session}, "events": {"$sum": "$revision"}}
+    length = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
+    total = {"sessions": {"$sum": is_session}, "events": {"$sum": length}}
     return [{"$match": wanted}, {"$group": {"_id": None, **total}}]
 
 
@@ -280,11 +281,16 @@ def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
     return [
         Update(
             {"_id": each.key.event_id(0)},
-            {"$set": {INITIAL: each.delta.session, "create_time": each.create_time}},
+            {"$set": _initial(each)},
         )
         for each in sessions
         if is_apart(each)
     ]
+
+
+def _initial(session: NewSession) -> Document:
+    fields = {INITIAL: session.delta.session, "create_time": session.create_time}
+    return fields | ({LOG_BEGINS: session.log_begins} if session.log_begins else {})
 
 
 def session_updates(planned: Iterable[Planned]) -> list[Update]:

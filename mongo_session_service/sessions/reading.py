@@ -190,6 +190,9 @@ class SessionReader:
         for each in replies.decoded(found[:_BEFORE]):
             if _is_event(each):
                 events = found[len(heads) + (known is not None) :]
+                begins = max(map(documents.log_begins, heads), default=0)
+                while begins and events and _revision(events[-1]) <= begins:
+                    events.pop()  # a trim is about to remove it
                 return _Found(heads, each, events)
             heads.append(each)
         return _Found(heads, None, [])
@@ -225,6 +228,7 @@ def _continues(found: _Found, session: StoredSession, known: CachedLog) -> bool:
     return (
         found.first is not None
         and found.first["_id"]["revision"] == known.first
+        and session.log_begins < known.first
         and session.marker.create_time == known.create_time
         and found.log[-1:] == [known.last]
     )

@@ -188,6 +188,8 @@ class Rebaser:
             raise storage.not_found(key.session_id)
         if stored.marker.create_time != base.create_time:
             raise storage.stale(key.session_id, base, stored.marker)
+        if base.revision < stored.log_begins:  # what it has missed was trimmed
+            raise storage.stale(key.session_id, base, stored.marker)
         is_whole = base.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from google.adk.platform import time
 
+from mongo_session_service.codec.documents import LOG_BEGINS, log_begins
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model import metadata
@@ -142,7 +143,7 @@ class _Unwanted:
         *stages, _ = search.stages(
             self._after, _PAGE, time.get_time(), with_state=False
         )
-        stages.append({"$project": {"create_time": 1, "revision": 1}})
+        stages.append({"$project": {"create_time": 1, "revision": 1, LOG_BEGINS: 1}})
         page = await connection.aggregate(connection.sessions, stages)
         if len(page) < _PAGE:
             self._app, self._walked, self._after = None, app, None
@@ -153,7 +154,7 @@ class _Unwanted:
             found = await self._lifeless(connection, page[first : first + _TOGETHER])
             if self.is_dry_run:
                 sessions += len(found)
-                events += sum(each["revision"] for each in found)
+                events += sum(it["revision"] - log_begins(it) for it in found)
             elif found:
                 self._removals += self._filters(found)
         return Step(sessions, events, is_last=False)

@@ -282,7 +282,7 @@ class SessionStore:
             SessionNotFoundError: it is not stored.
         """
         now, hooks = platform_time.get_time(), self._connection.hooks
-        fields = ("revision", "create_time", "update_time", "ttl", "expire_time")
+        fields = (*documents.LISTED[1:], documents.LOG_BEGINS)
         found = await self.read(
             queries.Wanted("sessions", {"_id": key.id}, fields=fields),
             queries.Wanted("events", queries.events_after(key, 0), order=-1, limit=1),
@@ -291,9 +291,8 @@ class SessionStore:
         if not (heads and documents.is_visible(heads[0], now)):
             raise not_found(key.session_id)
         (head,) = heads
-        events = [
-            documents.decode_event(each, hooks) for each in found if each is not head
-        ]
+        last = documents.without_trimmed([it for it in found if it is not head], head)
+        events = [documents.decode_event(each, hooks) for each in last]
         return StoredSession(key, Marker.of(head), head["update_time"], {}, events)
 
     async def commit(

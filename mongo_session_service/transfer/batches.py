@@ -55,7 +55,9 @@ class Incoming:
     """The initial state; None if the source does not have it."""
     appends: list[Append] = field(default_factory=list)
     offset: int = 0
-    """Events in the parts before this one."""
+    """The revision before this part."""
+    log_begins: int = 0
+    """The revision after which the source's log begins."""
     began: float | None = None
     """The time of the first event."""
     is_last: bool = True
@@ -74,7 +76,12 @@ class Incoming:
     @property
     def is_whole(self) -> bool:
         """Whether this is the whole session."""
-        return self.offset == 0 and self.is_last
+        return self.is_first and self.is_last
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the session's first part, or all of it."""
+        return self.offset == self.log_begins
 
     def documents(self, after: int = 0) -> Iterator[Document]:
         """Its event documents after a revision."""
@@ -105,6 +112,7 @@ class Incoming:
             ScopedState(session=initial),
             check_initial_state(initial),
             self.details or Details(title=self.display_name),
+            self.log_begins,
         )
 
     def rest(self) -> Incoming:
@@ -235,6 +243,8 @@ class Gathering:
                 size,
                 details,
                 initial,
+                offset=header.log_begins,
+                log_begins=header.log_begins,
                 source_key=source_key,
                 display_name=name,
             )

@@ -1,13 +1,13 @@
-"""JSON Lines: the file format of exported sessions, version 1.
+"""JSON Lines: the file format of exported sessions, version 2.
 
 The first line names the form; then each line is an object with one field::
 
-    {"format": "mongo-session-service", "version": 1}
+    {"format": "mongo-session-service", "version": 2}
     {"app_state": {"app_name": ..., "state": {...}}}
     {"user_state": {"app_name": ..., "user_id": ..., "state": {...}}}
     {"session": {"app_name": ..., "user_id": ..., "session_id": ...,
                  "create_time": ..., "update_time": ..., "title": ...,
-                 "labels": {...}, "ttl": ..., "expire_time": ...,
+                 "labels": {...}, "ttl": ..., "expire_time": ..., "log_begins": ...,
                  "initial_state": {...}, "state": {...}}}
     {"event": {...}}
     {"end": {"sessions": 1, "events": 1}}
@@ -15,10 +15,12 @@ The first line names the form; then each line is an object with one field::
 Events have ADK's field names and belong to the session above them, oldest first; keys
 of state have no prefix and are sorted; times are seconds since 1970. A session has a
 title, labels, a ttl and an expire_time only if they are set, and an initial_state if
-it is known; exports of earlier releases have none. What JSON cannot hold is
-an object of one field: ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``, ``{"%text":
-"<base64>"}`` for a string with a lone surrogate, and ``{"%object": [[key,
-value], ...]}`` for an object that has such a key or looks like one of these four.
+it is known. If its first events were trimmed, log_begins is how many, and initial_state
+is the state after these. Version 1 has no log_begins, and is read as well. What JSON
+cannot hold is an object of one field: ``{"%bytes": "<base64>"}``, ``{"%float":
+"nan"}``, ``{"%text": "<base64>"}`` for a string with a lone surrogate, and
+``{"%object": [[key, value], ...]}`` for an object that has such a key or looks like one
+of these four.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ from typing import Any, Final
 from google.adk.events.event import Event
 
 from mongo_session_service.codec.bson_values import decode_value, json_form
-from mongo_session_service.codec.documents import INITIAL, encode_event_fields
+from mongo_session_service.codec.documents import (
+    INITIAL,
+    LOG_BEGINS,
+    encode_event_fields,
+)
 from mongo_session_service.codec.extended_json import tagged, untagged
 from mongo_session_service.errors import InvalidInputError, SourceError
 from mongo_session_service.model import metadata
@@ -44,7 +50,7 @@ from mongo_session_service.transfer.sources.adk_rows import validated
 from mongo_session_service.transfer.sources.base import UnreadableError
 
 FORMAT: Final = "mongo-session-service"
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER: Final = {"format": FORMAT, "version": VERSION}
 
 _FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
@@ -52,7 +58,7 @@ _FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
     "user_state": {"app_name", "user_id", "state"},
     "session": {
         *SessionKey._fields,
-        *("create_time", "update_time", INITIAL, "state"),
+        *("create_time", "update_time", INITIAL, LOG_BEGINS, "state"),
         *metadata.DETAILS,
     },
 }
@@ -70,6 +76,8 @@ def to_line(item: SharedState | SessionHeader | Event) -> str:
     if isinstance(item, SessionHeader):
         times = {"create_time": item.create_time, "update_time": item.update_time}
         known = item.details.shown() if item.details else {}
+        if item.log_begins:
+            known[LOG_BEGINS] = item.log_begins
         if item.initial is not None:
             known[INITIAL] = _sorted(item.initial)
         return as_text({"session": {**item.key.id, **times, **known, "state": state}})
@@ -144,10 +152,10 @@ def check_header(line: bytes) -> None:
             "Line 1: this is not a file of exported sessions; its first line would be"
             f" {json.dumps(HEADER)}."
         )
-    if header.get("version") != VERSION:
+    if header.get("version") not in range(1, VERSION + 1):
         raise SourceError(
             f"Line 1: the file has format version {header.get('version')!r};"
-            f" this release reads {VERSION}. Upgrade mongo-session-service."
+            f" this release reads up to {VERSION}. Upgrade mongo-session-service."
         )
 
 
@@ -185,6 +193,11 @@ def _item(
     create_time, initial = value.get("create_time"), value.get(INITIAL)
     if initial is not None and not isinstance(initial, dict):
         raise UnreadableError("its session's initial state is not an object")
+    begins = value.get(LOG_BEGINS, 0)
+    if type(begins) is not int or not 0 <= begins < 2**63:
+        raise UnreadableError("its session's log_begins is not a number of events")
+    if begins and initial is None:
+        raise UnreadableError("its session has log_begins, but no initial state")
     known = {
         name: check(value[name])
         for name, check in _DETAILS.items()
@@ -197,6 +210,7 @@ def _item(
         create_time=None if create_time is None else _time(create_time),
         details=metadata.Details(**known),
         initial=initial,
+        log_begins=begins,
     )
 
 

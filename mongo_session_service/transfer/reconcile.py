@@ -112,13 +112,16 @@ def plan(
     matched = matching(incoming, stored, hooks)
     if session is None or is_placeholder(session):
         return Plan(Standing.NEW, matched, found=len(stored))
-    revision = session["revision"]
+    revision, begins = session["revision"], documents.log_begins(session)
+    if begins != incoming.log_begins:
+        reason = f"its log begins after revision {begins}, not {incoming.log_begins}"
+        return Plan(Standing.CONFLICT, matched, reason)
     if incoming.offset + matched < min(revision, incoming.revision):
         number = incoming.offset + matched + 1
         return Plan(Standing.CONFLICT, matched, f"its event {number} is different")
     if not incoming.is_last:
         return Plan(Standing.BEHIND, matched)
-    if revision == 0 and not _is_same_beginning(incoming, session, hooks):
+    if revision == begins and not _is_same_beginning(incoming, session, hooks):
         return Plan(Standing.CONFLICT, matched, "it was created separately")
     if revision > incoming.revision:
         return Plan(Standing.AHEAD, matched)

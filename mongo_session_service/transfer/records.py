@@ -86,7 +86,9 @@ class SessionHeader:
     is_inferred: bool = False
     """Whether the initial state is inferred, since there is no record of it."""
     revision: int | None = None
-    """How many events it says it has; None if the store does not count them."""
+    """Its last event's; None if the store does not count them."""
+    log_begins: int = 0
+    """The revision after which its log begins, and that its initial state is of."""
 
     def has_expired(self, now: float) -> bool:
         """Whether its time to live is over."""

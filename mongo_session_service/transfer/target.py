@@ -242,10 +242,12 @@ class Target:
         """Store new sessions; events that an interrupted import has stored stay."""
         await self._reserve(entering)
         events: list[Document] = []
-        for incoming, planned, _ in entering:
+        for incoming, planned, found in entering:
             after = incoming.offset + planned.matched
             if planned.standing is Standing.CONFLICT or planned.matched < planned.found:
                 await self._remove_events(incoming.key, after)
+            if found is not None and incoming.is_first and incoming.log_begins:
+                await self._remove_events(incoming.key, 0, incoming.log_begins)
             events += incoming.documents(after)
         if events:
             await self._at.events.insert_many(events, ordered=False)
@@ -280,7 +282,7 @@ class Target:
                 f"The target itself is forking or removing {named(incoming.key)}."
                 " Run the import again."
             )
-        if incoming.offset and holder != self._reservations.holder:
+        if not incoming.is_first and holder != self._reservations.holder:
             raise ConflictError(
                 f"The imported part of {named(incoming.key)} was removed meanwhile, or"
                 " another import has taken it over. Run the import again."
@@ -300,8 +302,12 @@ class Target:
         await self._transaction(SessionKey(**session["_id"]), work)
         return reservation
 
-    async def _remove_events(self, key: SessionKey, after: int) -> None:
-        """Remove the events of a reserved session after a revision, step by step."""
+    async def _remove_events(
+        self, key: SessionKey, after: int, until: int | None = None
+    ) -> None:
+        """Remove events of a reserved session in steps: after a revision, up to one."""
+        log = queries.events_after(key, after, until and until + 1)
+        where = queries.routed(self._at, log)
 
         async def step(txn: Txn) -> bool:
             held = await self._at.sessions.update_one(
@@ -309,7 +315,6 @@ class Target:
             )
             if held.matched_count == 0:
                 raise ChangedError
-            where = queries.routed(self._at, queries.events_after(key, after))
             rest = self._at.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
             ids = [each["_id"] for each in await rest.limit(STEP).to_list(None)]
             if ids:

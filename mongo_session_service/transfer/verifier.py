@@ -213,6 +213,9 @@ def _header_differences(
             reasons.append("the initial state is missing in the target")
     if _is_other(here.revision, there.revision, 0):
         reasons.append(f"revision {here.revision}, there {there.revision}")
+    if here.log_begins != there.log_begins:
+        begins = f"{here.log_begins}, there {there.log_begins}"
+        reasons.append(f"the log begins after revision {begins}")
     if _is_other(here.update_time, there.update_time):
         reasons.append(f"updated at {here.update_time!r}, there {there.update_time!r}")
     if None not in (here.details, there.details) and here.details != there.details:

@@ -238,6 +238,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "with_state": objects | texts,
     "rewound": objects | texts,
     "limit": numbers,
+    "keep_last": numbers,
+    "older_than": numbers,
     "page_token": ids,
 }
 """By the name of the parameter, whatever method has it."""

@@ -54,7 +54,7 @@ class SessionRow extends Row {
     this.link.title = session_id;
     const labels = Object.entries(session.labels).map(([name, value]) => make("span", "tag", `${name}=${value}`));
     this.labels.replaceChildren(...labels);
-    this.count.textContent = plural(session.revision, "event");
+    this.count.textContent = plural(session.revision - (session.log_begins ?? 0), "event");
     this.age(session.last_update_time);
   }
 }

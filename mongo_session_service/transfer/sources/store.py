@@ -15,6 +15,7 @@ from mongo_session_service.codec.documents import (
     decode_event,
     decode_state,
     loaded_fields,
+    log_begins,
 )
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.errors import translated
@@ -86,7 +87,7 @@ class StoreSource(BaseSource):
                     yield header
                     if isinstance(header, records.Problem):
                         continue
-                    async for item in self._events(header.key, document["revision"]):
+                    async for item in self._events(header):
                         if not isinstance(item, records.StoredEvent):
                             yield item
 
@@ -96,13 +97,14 @@ class StoreSource(BaseSource):
         return page
 
     async def _events(
-        self, key: SessionKey, revision: int, *, is_exact: bool = False
+        self, header: records.SessionHeader, *, is_exact: bool = False
     ) -> AsyncGenerator[records.Item | records.StoredEvent]:
-        """The events of a session up to a revision, in order.
+        """The events of a session up to its header's revision, in order.
 
         If ``is_exact``, with their stored fields, and problems where they are odd.
         """
-        found, last = 0, 0
+        key, revision = header.key, header.revision or 0
+        found = last = header.log_begins
         while last < revision:
             where = queries.events_until(key, revision, last)
             page = await read_page(self._at, where)
@@ -123,8 +125,9 @@ class StoreSource(BaseSource):
                 yield records.StoredEvent(event, fields)
             last = revision if page.is_last else document["_id"]["revision"]
         if found < revision:
-            events = f"{found} of {counted(revision, 'event')}"
-            reason = f"it has {events}; was it just deleted?"
+            wanted = counted(revision - header.log_begins, "event")
+            events = f"{found - header.log_begins} of {wanted}"
+            reason = f"it has {events}; was it just deleted or trimmed?"
             yield records.Problem(records.named(key), reason)
 
     async def find(
@@ -144,7 +147,7 @@ class StoreSource(BaseSource):
             header = await self._header(document)
         if isinstance(header, records.Problem):
             return header
-        return header, self._events(key, document["revision"], is_exact=True)
+        return header, self._events(header, is_exact=True)
 
     async def keys(
         self, selection: records.Selection
@@ -196,6 +199,7 @@ class StoreSource(BaseSource):
                 initial=decode_state(initial, owner, self._at.hooks),
                 is_inferred=recorded(document, apart) is None,
                 revision=document["revision"],
+                log_begins=log_begins(document),
             )
         except (KeyError, TypeError, AttributeError, UnreadableError):
             return records.Problem(records.named(key), records.ODD)

@@ -14,6 +14,7 @@ from google.adk.events.event import Event
 from mongo_session_service.codec.bson_values import decode_value
 from mongo_session_service.codec.documents import (
     INITIAL,
+    LOG_BEGINS,
     encode_event_fields,
 )
 from mongo_session_service.errors import InvalidInputError
@@ -32,6 +33,7 @@ _OPTIONAL: Final[Mapping[str, type]] = {
     "labels": list,
     "ttl": float,
     "expire_time": float,
+    LOG_BEGINS: int,
 }
 _SHARED: Final[Mapping[str, type]] = {"state": dict, "revision": int}
 

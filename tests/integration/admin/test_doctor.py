@@ -12,7 +12,7 @@ import pytest
 from pymongo import MongoClient
 from support.backends import behind_mongos
 from support.cli_runner import call
-from support.consumers import append, create
+from support.consumers import APP, USER, append, create
 from support.failpoints import failing
 from support.forked_processes import on_a_terminal
 from support.leak_detector import PASSWORD
@@ -62,6 +62,15 @@ async def test_a_sharded_cluster_is_known(filled: MongoSessionService) -> None:
     assert list(findings) == list(doctor.CHECKS)
     assert bad(findings) == {"oplog window": Status.UNKNOWN}
     assert "on one shard: events, sessions, user_states" in findings["replica set"].says
+
+
+async def test_trimmed_sessions_are_well(filled: MongoSessionService) -> None:
+    """What was trimmed is not missing, be it a part of the events or all."""
+    for name, cut in (("b", 2), ("c", 4)):
+        ids = {"app_name": APP, "user_id": USER, "session_id": name}
+        await filled.trim_session(**ids, before_revision=cut)
+
+    assert bad(await examined(filled)) == {}
 
 
 async def test_a_database_in_use_is_well(filled: MongoSessionService) -> None:

@@ -75,6 +75,7 @@ async def test_a_users_sessions_come_in_pages(
         "title": "T",
         "labels": {"env": "prod"},
         "revision": 0,
+        "log_begins": 0,
         "create_time": last.last_update_time,
         "last_update_time": last.last_update_time,
         "ttl": None,

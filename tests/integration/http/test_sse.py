@@ -117,6 +117,27 @@ async def test_last_event_id_goes_on_without_gap_or_repetition(
     ]
 
 
+async def test_a_log_that_was_trimmed(
+    service: MongoSessionService, session: Session, url: str
+) -> None:
+    """Who comes back from before it gets a snapshot; its history is what is left."""
+    for number in range(3, 6):
+        await append(service, session, a=number)
+    await service.trim_session(**SESSION, keep_last=2)
+
+    async with Client(url, {"Last-Event-ID": "1"}) as client:
+        assert (await client.next()).summary == ("snapshot", "5")
+    for headers in ({}, {"Last-Event-ID": "1"}):
+        async with Client(url, headers, history="all") as client:
+            told = [each.summary for each in await client.take(3)]
+        assert told == [("snapshot", None), ("appended", "4"), ("appended", "5")]
+    answer = await refused(url, after_revision=2)
+    assert answer.status_code == 400
+    assert "begins after revision 3" in answer.text
+    assert (await refused(url, at_revision=2)).status_code == 400
+    assert (await refused(url, at_revision=3)).json()["state"] == {"a": 3, "user:b": 0}
+
+
 @pytest.mark.usefixtures("session")
 async def test_after_revision_goes_on_as_well(url: str) -> None:
     """A client that cannot set headers names the revision in its query."""

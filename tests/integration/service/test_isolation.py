@@ -106,6 +106,10 @@ async def forking(_: Crowd, key: Owner) -> dict[str, Any]:
     return {**named(key), "new_session_id": "fork"}
 
 
+async def trimming(_: Crowd, key: Owner) -> dict[str, Any]:
+    return {**named(fork_of(key)), "keep_last": 1}
+
+
 async def naming(_: Crowd, key: Owner) -> dict[str, Any]:
     return named(key)
 
@@ -137,6 +141,7 @@ WRITES = (
     Write("turn", naming, lambda key: {("sessions", key)}),
     Write("update_session", labelling, lambda key: {("sessions", key)}),
     Write("fork_session", forking, lambda key: the_log(fork_of(key))),
+    Write("trim_session", trimming, lambda key: the_log(fork_of(key))),
     Write(
         "delete_session",
         lambda crowd, key: naming(crowd, fork_of(key)),

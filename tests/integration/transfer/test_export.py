@@ -168,7 +168,7 @@ async def test_an_export_is_one_sorted_object_a_line(
     objects = [json.loads(line) for line in lines[:-1]]
 
     assert lines[-1] == ""
-    assert objects[0] == {"format": "mongo-session-service", "version": 1}
+    assert objects[0] == {"format": "mongo-session-service", "version": 2}
     assert objects[-1] == {"end": {"sessions": 6, "events": 25}}
     sessions = [
         tuple(each["session"].values())[:3] for each in objects if "session" in each

@@ -143,6 +143,27 @@ async def fork(world: World) -> Prepared:
     return call, check
 
 
+async def trim(world: World) -> Prepared:
+    """The log is cut or not; the state stays, and a repeated trim finishes it."""
+    session = await world.session(events=3)
+    ids = [each.id for each in session.events]
+
+    async def check() -> None:
+        found = await world.stored(session)
+        assert found is not None
+        assert [each.id for each in found.events] in (ids, ids[2:])
+        assert found.state == session.state
+        await world.service.trim_session(**ids_of(session), keep_last=1)
+        found = await world.stored(session)
+        assert found is not None
+        assert [each.id for each in found.events] == ids[2:]
+        past = await world.service.get_session_at(**ids_of(session), revision=2)
+        assert past is not None
+        assert past.state == STATE
+
+    return world.service.trim_session(**ids_of(session), keep_last=1), check
+
+
 async def delete(world: World) -> Prepared:
     session = await world.session()
 

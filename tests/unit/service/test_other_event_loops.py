@@ -64,6 +64,7 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
         "setup": service.setup(),
         "run_turn": read(service.run_turn(FakeRunner(), **OF_USER)),
         "turn": entered(service.turn(**SESSION)),
+        "trim_session": service.trim_session(**SESSION, keep_last=1),
         "update_session": service.update_session(**SESSION, title="t"),
         "wait_for": service.wait_for(**SESSION, revision=1),
         "watch": entered(service.watch(*USER.values(), "s")),

@@ -129,7 +129,7 @@ def test_lines_that_lack_something_are_refused(kind: str, value: Any) -> None:
     [
         (b"", "not a file of exported sessions"),
         (b'{"version": 1}', "not a file of exported sessions"),
-        (b'{"format": "mongo-session-service", "version": 2}', "Upgrade"),
+        (b'{"format": "mongo-session-service", "version": 3}', "Upgrade"),
     ],
 )
 def test_other_files_are_refused(first: bytes, message: str) -> None:

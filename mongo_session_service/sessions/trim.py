@@ -1,0 +1,281 @@
+"""Trim: a session's oldest events are removed in steps; its state stays.
+
+One transaction stores after which revision the log begins, and the state as of then,
+which is the session's initial state from now on. No reader is shown an earlier event
+afterwards. Each step that removes these events finds the session in its transaction: a
+step that comes late cannot remove events of a new session with the same id. A trim that
+is interrupted is resumed by the next one of the session, and by its removal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+
+from mongo_session_service.codec.documents import (
+    INITIAL,
+    LOG_BEGINS,
+    TRIMMING,
+    log_begins,
+)
+from mongo_session_service.codec.limits import check_initial_state
+from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import in_parts
+from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.errors import StorageUnavailableError
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions import history, lookups, queries
+from mongo_session_service.sessions.deletion import STEP
+from mongo_session_service.sessions.history import Beginning
+from mongo_session_service.sessions.store import SessionStore, not_found
+
+CALL_LASTS: Final = 86_400.0
+"""Seconds in which a function call may get its response: a day."""
+
+LONG_CALL_LASTS: Final = 30 * CALL_LASTS
+"""The same for a long-running call, which may get several: 30 days."""
+
+ATTEMPTS: Final = 100
+"""How often another writer may append while a trim reads the log."""
+
+_BUSY: Final = "Nothing was trimmed: others kept appending to the session. Try again."
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """Which events to remove, as far as they may be removed; one field is set."""
+
+    keep_last: int | None = None
+    """All but so many of the latest."""
+    before_revision: int | None = None
+    """All before a revision."""
+    before_time: float | None = None
+    """Up to the first that is not older than this time, in seconds since 1970."""
+
+    def revision(self, session: Document, older: int) -> int:
+        """The last revision that it removes.
+
+        Raises:
+            InvalidInputError: the session has not reached the revision.
+        """
+        if self.keep_last is not None:
+            return int(session["revision"]) - self.keep_last
+        if self.before_revision is None:
+            return older
+        before = self.before_revision - 1
+        return min(before, history.checked(session, max(before, log_begins(session))))
+
+
+@dataclass(slots=True)
+class Ties:
+    """What ties the events of a log together, read as far as ``until``.
+
+    No cut may come between a function call and its responses, nor between an event and
+    a rewind that has undone it: ADK passes over a rewind to an invocation that it does
+    not find, and what was undone would return.
+    """
+
+    created: float
+    """The session's creation time."""
+    begins: int
+    """The revision after which the log begins."""
+    before_time: float
+    until: int = 0
+    older: int = 0
+    """The last revision of the longest prefix of the log that is older than that."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """The first and the last revision of what is tied by calls."""
+    calls: dict[str | None, int] = field(default_factory=dict)
+    """The revisions of function calls, by id or else by name."""
+    pending: dict[str | None, float] = field(default_factory=dict)
+    """The times until which calls may get a response."""
+    lasting: set[str | None] = field(default_factory=set)
+    """The long-running ones, which may get another one."""
+    rewinds: list[tuple[int, str]] = field(default_factory=list)
+    firsts: dict[str, int] = field(default_factory=dict)
+    """The revisions of the invocations' first events."""
+    state: tuple[int, Document] | None = None
+    """A revision where the log may be cut, and the session's state as of then."""
+
+    def __post_init__(self) -> None:
+        self.until = self.older = self.begins
+
+    async def read(self, connection: Connection, key: SessionKey, until: int) -> None:
+        """Read the log up to a revision, a page in memory at a time."""
+        log = lookups.Log(key, self.until, until)
+        async for revision, event in lookups.decoded(connection, log):
+            self.add(revision, event)
+
+    def add(self, revision: int, event: Event) -> None:
+        """Add the next event."""
+        if self.older == self.until and event.timestamp < self.before_time:
+            self.older = revision
+        self.until = revision
+        long_running = event.long_running_tool_ids or ()
+        for response in event.get_function_responses():
+            name = response.id or response.name
+            if (called := self.calls.get(name)) is not None:
+                self.spans.append((called, revision))
+            if name not in self.lasting:
+                self.pending.pop(name, None)
+        for call in event.get_function_calls():
+            name = call.id or call.name
+            lasts = LONG_CALL_LASTS if name in long_running else CALL_LASTS
+            self.calls[name] = revision
+            self.pending[name] = event.timestamp + lasts
+            (self.lasting.add if name in long_running else self.lasting.discard)(name)
+        if event.invocation_id:
+            self.firsts.setdefault(event.invocation_id, revision)
+        if target := event.actions.rewind_before_invocation_id:
+            self.rewinds.append((revision, target))
+
+    def cut(self, wanted: int, now: float) -> int:
+        """The last revision up to which the log may be removed; at most the one wanted.
+
+        Args:
+            wanted: The revision.
+            now: The time.
+        """
+        pending = (name for name, until in self.pending.items() if until > now)
+        spans: list[tuple[int, float]] = [
+            *self.spans,
+            *lookups.undone_by(self.rewinds, self.firsts),
+            *((self.calls[name], math.inf) for name in pending),
+        ]
+        cut = wanted
+        for first, last in sorted(spans, key=_last, reverse=True):
+            if last <= cut:
+                break
+            cut = min(cut, first - 1)
+        return cut
+
+
+def _last(span: tuple[int, float]) -> float:
+    return span[1]
+
+
+async def trim(
+    connection: Connection, store: SessionStore, key: SessionKey, criterion: Criterion
+) -> int:
+    """Remove the events that a criterion chooses and that may go; how many those were.
+
+    Raises:
+        SessionNotFoundError: the session is not stored.
+        InvalidInputError: it has not reached the revision.
+        DocumentTooLargeError: the state as of the cut does not fit into a document.
+        UnknownOutcomeError: a part of the events was removed; trim again for the rest.
+    """
+    ties: Ties | None = None
+    for _ in range(ATTEMPTS):
+        beginning = await Beginning.load(store, key)
+        if beginning is None:
+            raise not_found(key.session_id)
+        session = beginning.session
+        created, begins = session["create_time"], log_begins(session)
+        may_go = await _at_most(connection, key, session, criterion)
+        if may_go <= begins:
+            return await _resume(connection, key, session)
+        if ties is None or (ties.created, ties.begins) != (created, begins):
+            ties = Ties(created, begins, criterion.before_time or -math.inf)
+        await ties.read(connection, key, session["revision"])
+        if ties.until != session["revision"]:
+            continue  # it was deleted or trimmed meanwhile
+        wanted = criterion.revision(session, ties.older)
+        cut = ties.cut(wanted, platform_time.get_time())
+        if cut <= begins:
+            return await _resume(connection, key, session)
+        if ties.state is None or ties.state[0] != cut:
+            _, state = await history.states_at(connection, key, beginning, cut)
+            check_initial_state(state)
+            ties.state = cut, state
+        setting = partial(_set_cut, connection, session, *ties.state)
+        if await uninterrupted(connection.transaction(setting)):
+            return await _remove(connection, key, created, cut)
+    raise StorageUnavailableError(_BUSY)
+
+
+async def _at_most(
+    connection: Connection, key: SessionKey, session: Document, criterion: Criterion
+) -> int:
+    """The last revision that a criterion may remove; needs one event at most."""
+    older = session["revision"]
+    if criterion.before_time is not None:
+        begins = log_begins(session)
+        log = queries.routed(connection, queries.events_after(key, begins))
+        fields = {"event.timestamp": 1}
+        found = connection.events.find(log, fields).sort("_id", 1).limit(1)
+        for first in await found.to_list(None):
+            if first["event"]["timestamp"] >= criterion.before_time:
+                older = begins
+    return criterion.revision(session, older)
+
+
+async def _resume(connection: Connection, key: SessionKey, session: Document) -> int:
+    """Remove what an interrupted trim of a session has left; how many events."""
+    if TRIMMING not in session:
+        return 0
+    begins = log_begins(session)
+    return await _remove(connection, key, session["create_time"], begins)
+
+
+async def _set_cut(
+    connection: Connection, read: Document, cut: int, state: Document, txn: Txn
+) -> bool:
+    """Have a session's log begin after a revision, unless it changed since it was read.
+
+    An event appended since may be a rewind that undoes what is to be removed.
+    """
+    begins = log_begins(read)
+    where: Document = {
+        **queries.visible(platform_time.get_time()),
+        **{name: read[name] for name in ("_id", "create_time", "revision")},
+        LOG_BEGINS: begins or {"$exists": False},
+    }
+    cutting = {LOG_BEGINS: cut, TRIMMING: read.get(TRIMMING, begins)}
+    update = {"$set": cutting, "$unset": {INITIAL: ""}}
+    updated = await connection.sessions.update_one(where, update, session=txn)
+    if updated.matched_count == 0:
+        return False
+    before = {"_id": {**read["_id"], "revision": 0}}
+    initial = {INITIAL: state, "create_time": read["create_time"], LOG_BEGINS: cut}
+    change = {"$set": initial}
+    await connection.events.update_one(before, change, upsert=True, session=txn)
+    return True
+
+
+async def _remove(
+    connection: Connection, key: SessionKey, created: float, cut: int
+) -> int:
+    """Remove the events up to a revision at which the log was cut; how many."""
+    removed, is_over = 0, False
+    session = {"_id": key.id, "create_time": created, LOG_BEGINS: {"$gte": cut}}
+
+    async def step(txn: Txn) -> tuple[int, bool]:
+        if not await connection.sessions.find_one(session, {"_id": 1}, session=txn):
+            return 0, True
+        log = queries.routed(connection, queries.events_until(key, cut))
+        found = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
+        oldest = [each["_id"] for each in await found.limit(STEP).to_list(None)]
+        if oldest:
+            some = {"_id": {"$gte": oldest[0], "$lte": oldest[-1]}}
+            which = queries.routed(connection, some)
+            await connection.events.delete_many(which, session=txn)
+        is_last = len(oldest) < STEP
+        if is_last:
+            # Unless another trim has cut further, and has more to remove.
+            own = {**session, LOG_BEGINS: cut}
+            gone: Any = {"$unset": {TRIMMING: ""}}
+            await connection.sessions.update_one(own, gone, session=txn)
+        return len(oldest), is_last
+
+    with in_parts():
+        while not is_over:
+            count, is_over = await uninterrupted(connection.transaction(step))
+            removed += count
+    return removed

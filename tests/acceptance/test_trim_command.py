@@ -1,0 +1,54 @@
+"""``mongo-session-service trim``."""
+
+from __future__ import annotations
+
+import json
+
+from google.adk.events import Event
+from google.adk.platform import time
+from support.cli_runner import call
+
+from mongo_session_service import MongoSessionService
+
+DAY = 86_400.0
+
+
+async def test_trim_removes_by_age_from_all_sessions_of_an_app(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """Old events go from each session of the app, and it says how many."""
+    now = time.get_time()
+    for app, user, ages in (
+        ("app", "ada", (3, 2, 0)),
+        ("app", "bob", (0, 3)),
+        ("app", "eve", ()),
+        ("other", "ada", (3, 3)),
+    ):
+        session = await service.create_session(
+            app_name=app, user_id=user, session_id="s"
+        )
+        for age in ages:
+            event = Event(author="x", timestamp=now - age * DAY)
+            await service.append_event(session, event)
+    place = ("--uri", mongodb_uri, "--database", database)
+
+    trimmed = call(*place, "trim", "app", "--older-than", "36h")
+    again = call(*place, "trim", "app", "--older-than", "1d", "--json")
+
+    assert (trimmed.returncode, trimmed.stdout) == (0, "")
+    assert trimmed.stderr.startswith("Removed 2 events from 1 of 3 sessions in ")
+    assert json.loads(again.stdout) == {"sessions": 3, "trimmed": 0, "events": 0}
+    counts = {
+        (app, user): len([each async for each in events])
+        for app, user in (("app", "ada"), ("app", "bob"), ("other", "ada"))
+        for events in [service.iter_events(app_name=app, user_id=user, session_id="s")]
+    }
+    assert counts == {("app", "ada"): 1, ("app", "bob"): 2, ("other", "ada"): 2}
+
+
+def test_an_age_is_needed() -> None:
+    """Without one, or with something else, no server is asked."""
+    refused = call("trim", "app", "--older-than=1w")
+
+    assert (refused.returncode, call("trim", "app").returncode) == (2, 2)
+    assert "is not a duration" in refused.stderr

@@ -1,0 +1,125 @@
+"""Sessions that were trimmed, exported and imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.consumers import append
+from support.transfers import FAIL, IDS, REPLACE, SKIP, compared, exported, imported
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.errors import ConflictError
+from mongo_session_service.sessions import trim
+
+
+@pytest.fixture
+async def copy(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
+    """A second service, empty."""
+    async with MongoSessionService(
+        mongodb_uri, database=database, collection_prefix="copy_"
+    ) as copy:
+        yield copy
+
+
+async def fill(service: MongoSessionService) -> None:
+    session = await service.create_session(**IDS, state={"k": 0})
+    await append(service, session, 6)
+
+
+async def test_files_say_where_a_log_begins(
+    service: MongoSessionService, copy: MongoSessionService, tmp_path: Path
+) -> None:
+    """The copy begins there too, is the same again, and catches up."""
+    await fill(service)
+    await service.trim_session(**IDS, keep_last=4)
+    path = tmp_path / "all.jsonl"
+
+    lines = (await exported(service, path)).splitlines()
+
+    assert json.loads(lines[0])["version"] == 2
+    (header,) = (json.loads(each) for each in lines if b'{"session"' in each)
+    assert header["session"]["log_begins"] == 2
+    assert header["session"]["initial_state"] == {"k": 0, "n": 1}
+    assert json.loads(lines[-1])["end"]["events"] == 4
+    assert (await imported(path, copy)).new == 1
+    assert await compared(service, copy) == []
+    session = await service.get_session(**IDS)
+    assert session is not None
+    await append(service, session, 2)
+    await exported(service, path)
+    again = await imported(path, copy)
+    assert (again.caught_up, again.events) == (1, 2)
+    assert await compared(service, copy) == []
+
+
+async def test_files_of_version_1_are_imported(
+    service: MongoSessionService, copy: MongoSessionService, tmp_path: Path
+) -> None:
+    """What an earlier release has exported is as good as ever."""
+    await fill(service)
+    path = tmp_path / "all.jsonl"
+    first, rest = (await exported(service, path)).split(b"\n", 1)
+    path.write_bytes(first.replace(b'"version": 2', b'"version": 1') + b"\n" + rest)
+
+    assert (await imported(path, copy)).new == 1
+    assert await compared(service, copy) == []
+
+
+async def test_a_log_that_begins_elsewhere_is_another(
+    service: MongoSessionService,
+    copy: MongoSessionService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which side was trimmed does not matter; nothing old is left by a replacement."""
+    await fill(service)
+    path = tmp_path / "all.jsonl"
+    await exported(service, path)
+    await imported(path, copy)
+    await service.trim_session(**IDS, keep_last=4)
+    await exported(service, path)
+
+    for policies, expected in ((FAIL, None), (SKIP, "skipped"), (REPLACE, "replaced")):
+        if expected is None:
+            with pytest.raises(ConflictError, match="log begins after revision 0, not"):
+                await imported(path, copy, policies)
+        else:
+            assert getattr(await imported(path, copy, policies), expected) == 1
+    assert await compared(service, copy) == []
+    assert [it async for it, _ in copy.iter_events(**IDS)] == [3, 4, 5, 6]
+
+    async def interrupted(*_: Any) -> int:
+        return 0
+
+    monkeypatch.setattr(trim, "_remove", interrupted)
+    await copy.trim_session(**IDS, keep_last=1)
+    assert any("log begins after" in each for each in await compared(service, copy))
+    assert any("log begins after" in each for each in await compared(copy, service))
+    assert (await imported(path, copy, REPLACE)).replaced == 1
+    assert await compared(service, copy) == []
+
+
+@pytest.mark.parametrize("wrong", [-1, "2", True, 2.0])
+async def test_wrong_beginnings_are_not_imported(
+    service: MongoSessionService,
+    copy: MongoSessionService,
+    tmp_path: Path,
+    wrong: Any,
+) -> None:
+    """A log begins after a number of events, with a state as of then."""
+    await fill(service)
+    await service.trim_session(**IDS, keep_last=4)
+    path = tmp_path / "all.jsonl"
+    text = (await exported(service, path)).decode()
+    given = json.dumps(wrong)
+    path.write_text(text.replace('"log_begins": 2', f'"log_begins": {given}'))
+
+    with pytest.raises(Exception, match="log_begins is not a number of events"):
+        await imported(path, copy)
+    path.write_text(text.replace('"initial_state": {"k": 0, "n": 1}, ', ""))
+    with pytest.raises(Exception, match="log_begins, but no initial state"):
+        await imported(path, copy)
