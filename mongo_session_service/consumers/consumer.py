@@ -21,6 +21,7 @@ from mongo_session_service.driver.cancellation import Step, running_loop, uninte
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import (
+    InvalidInputError,
     LeaseLostError,
     MongoSessionServiceError,
     quoted,
@@ -70,6 +71,8 @@ class Consumer:
         self._is_idle.set()
         self._starting = Step[Coordinator]()
         self._is_running = False
+        self._is_concurrent = False
+        """Whether run() handles several changes at once."""
         self._is_ending = False
         self._has_uncommitted = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -147,19 +150,30 @@ class Consumer:
     async def commit(self) -> None:
         """Save, with a majority, that everything delivered so far is handled.
 
+        While ``run(concurrency=...)`` handles several changes at once: everything that
+        is handled, up to the first that is not.
+
         Raises:
             LeaseLostError: another reader has taken over; nothing was committed.
             StorageUnavailableError: it may or may not have been committed; try again.
         """
         if self._coordinator is not None:
             async with naming_privileges(self._coordinator.connection):
-                await self._coordinator.commit()
+                if self._is_concurrent:
+                    await self._coordinator.settle()
+                else:
+                    await self._coordinator.commit()
         elif self._has_uncommitted:
             who = f"Consumer {quoted(self.name)}"
             raise LeaseLostError(f"{who} was closed; this was not committed.")
 
     async def run(
-        self, handler: Handler, *, max_attempts: int = 5, transactional: bool = False
+        self,
+        handler: Handler,
+        *,
+        max_attempts: int = 5,
+        transactional: bool = False,
+        concurrency: int = 1,
     ) -> None:
         """Handle and commit every change, until it is cancelled or closed.
 
@@ -180,21 +194,33 @@ class Consumer:
                 that were read together share a transaction, for a second at most; if
                 any of them fails, each is handled in its own.
 
+            concurrency: For how many changes of different sessions it is called at
+                once. Those of one session come in order, as do ``state`` changes and
+                those of the sessions they concern.
+
         Raises:
             InvalidInputError: ``handler`` is not a function of these arguments,
-                ``max_attempts`` no number from 1 on, or ``transactional`` neither True
-                nor False.
+                ``max_attempts`` or ``concurrency`` no number from 1 on, or
+                ``transactional`` neither True nor False; or it is True, and
+                ``concurrency`` above 1.
             MongoSessionServiceError: it is running already.
         """
         check_flag("transactional", transactional)
         check_handler(handler, transactional=transactional)
         check_count("max_attempts", max_attempts)
+        check_count("concurrency", concurrency)
+        if transactional and concurrency > 1:
+            message = (
+                "concurrency must be 1 with transactional=True: handlers share a"
+                " transaction, which does one thing at a time."
+            )
+            raise InvalidInputError(message)
         self._check_free()
-        self._is_running = True
+        self._is_running, self._is_concurrent = True, concurrency > 1
         token = _handling.set(self)
         try:
             with translated():
-                processor = Processor(handler, max_attempts, transactional)
+                processor = Processor(handler, max_attempts, transactional, concurrency)
                 while (running := await self._started()) is not None:
                     async with naming_privileges(running.connection):
                         try:
@@ -210,7 +236,7 @@ class Consumer:
             try:
                 await self._release()
             finally:
-                self._is_running = self._is_ending = False
+                self._is_running = self._is_ending = self._is_concurrent = False
                 self._is_idle.set()
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:

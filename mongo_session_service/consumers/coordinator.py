@@ -74,6 +74,8 @@ class Coordinator:
         self._uncommitted: Position | None = None
         self._handled: Position | None = None
         """After what run() has handled and not saved."""
+        self._saved: Position
+        self._settling = asyncio.Lock()
         self._lost: HistoryLostError | None = None
         """Why the next read replays or skips."""
         self._reading = Step[list[Delivery]]()
@@ -131,6 +133,7 @@ class Coordinator:
             updates=self._settings.updates,
         )
         self._forget_delivered()
+        self._saved = position
         self._is_replaying = position.is_replaying
 
     def _forget_delivered(self) -> None:
@@ -163,6 +166,11 @@ class Coordinator:
             step = partial(self._read, self._fetcher)
             self._ready.extend(await self._reading.result(step) or ())
         raise StopAsyncIteration
+
+    def is_delivering(self) -> bool:
+        """Whether what it has delivered may still be handled."""
+        self._lease.check()
+        return not self.is_over and self._lost is None
 
     @property
     def has_ready(self) -> bool:
@@ -219,8 +227,15 @@ class Coordinator:
 
     async def settle(self) -> None:
         """Save what is handled."""
-        if self._handled is not None:
-            await self.save(self._handled)
+        async with self._settling:
+            if self._handled is not None:
+                await self.save(self._handled)
+
+    async def save_beside(self, work: Work) -> None:
+        """Do work in one transaction with what is handled."""
+        async with self._settling:
+            reached = self._handled or self._saved
+            await self.save_with(work, lambda: reached)
 
     async def save(self, position: Position) -> None:
         """Save a position: everything up to it is handled."""
@@ -254,6 +269,7 @@ class Coordinator:
 
     def _note_saved(self, position: Position) -> None:
         self.saved_at = time.monotonic()
+        self._saved = position
         self._is_replaying = position.is_replaying
         if self._uncommitted is position:
             self._uncommitted = None

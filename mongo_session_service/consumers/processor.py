@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -16,6 +17,8 @@ from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.coordinator import Coordinator
 from mongo_session_service.consumers.fetcher import Delivery
+from mongo_session_service.consumers.lanes import Lanes, end, lane_of
+from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.transactions import Txn
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class Processor:
     handler: handlers.Handler
     max_attempts: int
     transactional: bool
+    concurrency: int
 
     async def process(
         self, coordinator: Coordinator, name: str, delivery: Delivery
@@ -47,6 +51,9 @@ class Processor:
         What a crash repeats is bounded: by what one reply of MongoDB holds, and by
         ``_BATCH`` seconds of the handler's work.
         """
+        if self.concurrency > 1:
+            await self._process_at_once(coordinator, name, delivery)
+            return
         following: Delivery | None = delivery
         alone = 0
         while following is not None:
@@ -59,6 +66,43 @@ class Processor:
                 await coordinator.settle()
             following = coordinator.take()
         await coordinator.settle()
+
+    async def _process_at_once(
+        self, coordinator: Coordinator, name: str, first: Delivery
+    ) -> None:
+        """Handle what was read together, with changes of different sessions at once.
+
+        What follows a change that is not handled yet is not committed.
+        """
+        lanes = Lanes(self.concurrency)
+        started: list[tuple[Delivery, asyncio.Task[bool]]] = []
+        following: Delivery | None = first
+        while following is not None:
+            work = partial(self._process_one, coordinator, name, following)
+            started.append((following, lanes.start(lane_of(following.item), work)))
+            following = coordinator.take()
+        tasks = [task for _, task in started]
+        try:
+            for delivery, task in started:
+                while not (await asyncio.wait([task], timeout=_BATCH))[0]:
+                    await coordinator.settle()
+                if not task.result():
+                    await asyncio.wait(tasks)
+                    break
+                coordinator.note_handled(delivery.position)
+                if time.monotonic() - coordinator.saved_at >= _BATCH:
+                    await coordinator.settle()
+        finally:
+            await uninterrupted(end(tasks))
+        await coordinator.settle()
+
+    async def _process_one(
+        self, coordinator: Coordinator, name: str, delivery: Delivery
+    ) -> bool:
+        """Handle a change as one of several; whether it was, or is a dead letter."""
+        if not coordinator.is_delivering():
+            return False
+        return await self._process(coordinator, name, delivery)
 
     async def _process_together(self, coordinator: Coordinator, first: Delivery) -> int:
         """Handle changes in one transaction; how many are to be handled alone instead.
@@ -76,10 +120,10 @@ class Processor:
 
     async def _process(
         self, coordinator: Coordinator, name: str, delivery: Delivery
-    ) -> None:
+    ) -> bool:
         """Handle a change, or keep it as a dead letter.
 
-        If the coordinator ends between two attempts, the next reader gets the change.
+        False if the coordinator ended between two attempts: the next reader gets it.
         """
         work = handlers.handling(self.handler, delivery.item, coordinator.connection)
         for attempt in range(self.max_attempts):
@@ -88,14 +132,15 @@ class Processor:
                     await coordinator.save_with(work, lambda: delivery.position)
                 else:
                     await work(None)
-                    coordinator.note_handled(delivery.position)
-                return
+                    if self.concurrency == 1:
+                        coordinator.note_handled(delivery.position)
+                return True
             except handlers.HandlerFailedError as failed:
                 error = failed.error
             await coordinator.settle()  # a pause holds up no one else's commit
             is_last = attempt + 1 == self.max_attempts
             if not is_last and await coordinator.ends_within(_pause(attempt)):
-                return
+                return False
         logger.warning(
             "Consumer %r keeps a change as a dead letter: its handler failed %d times,"
             " last with %s.",
@@ -106,7 +151,11 @@ class Processor:
         attempts = self.max_attempts
         letter = dead_letters.dead_letter(name, delivery.item, error, attempts)
         keep = partial(dead_letters.store, coordinator.connection, letter)
-        await coordinator.save_with(keep, lambda: delivery.position)
+        if self.concurrency == 1:
+            await coordinator.save_with(keep, lambda: delivery.position)
+        else:
+            await coordinator.save_beside(keep)
+        return True
 
 
 class _ApartError(Exception):

@@ -1,8 +1,9 @@
 """How fast a durable consumer handles changes, and whether it keeps up with appends.
 
 Catching up with the log, and with the change stream, in one run: a commit after each
-change, by hand; run() with an empty handler; and with transactional=True, empty and
-with a handler that inserts a document. Then another process appends at a fixed rate,
+change, by hand; run() with an empty handler, and with one that waits, alone and for
+several sessions at once; and with transactional=True, empty and with a handler that
+inserts a document. Then another process appends at a fixed rate,
 and the lag says how many changes are stored but not yet handled.
 """
 
@@ -29,6 +30,7 @@ SESSIONS = 50
 AT_ONCE = 64
 SLOW = 2_000
 """Changes that are handled one commit at a time."""
+WAIT = 0.005  # seconds
 DATABASE = "bench"
 
 
@@ -95,6 +97,11 @@ class Counter:
         await txn.client[DATABASE]["copies"].insert_one(of, session=txn)
         await self.note(change)
 
+    async def wait(self, change: Change) -> None:
+        """Take as long as a request to another service."""
+        await asyncio.sleep(WAIT)
+        await self.note(change)
+
 
 async def commit_each(consumer: Consumer, count: int) -> None:
     """Handle changes as they come, with a commit after each."""
@@ -119,9 +126,21 @@ async def run_inserting(consumer: Consumer, count: int) -> None:
     await consumer.run(Counter(consumer, count).insert, transactional=True)
 
 
+async def run_waiting(consumer: Consumer, count: int) -> None:
+    """Wait for something with each change."""
+    await consumer.run(Counter(consumer, count).wait)
+
+
+async def run_at_once(consumer: Consumer, count: int) -> None:
+    """The same, for several sessions at once."""
+    await consumer.run(Counter(consumer, count).wait, concurrency=16)
+
+
 WAYS: dict[str, tuple[Callable[[Consumer, int], Any], bool]] = {
     "a commit after each": (commit_each, True),
     "run()": (run, False),
+    "run() that waits 5 ms": (run_waiting, True),
+    "run() that waits 5 ms, concurrency=16": (run_at_once, True),
     "run(), transactional": (run_transactional, False),
     "run(), transactional, with an insert": (run_inserting, False),
 }

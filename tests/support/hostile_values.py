@@ -221,6 +221,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "progress": objects | texts,
     "handler": objects | texts,
     "max_attempts": numbers,
+    "concurrency": numbers,
     "transactional": objects,
     "ttl": numbers,
     "expire_time": numbers,

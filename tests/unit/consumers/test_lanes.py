@@ -1,0 +1,90 @@
+"""Which changes are handled at once, and which after each other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mongo_session_service.changes.decoder import Deleted, StateSet
+from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.consumers.lanes import Lane, Lanes, end, lane_of
+from mongo_session_service.model.records import SessionKey
+
+APP, USER, SESSION = ("a",), ("a", "u"), ("a", "u", "s")
+
+
+class Course:
+    """Work that begins and ends when it is let."""
+
+    def __init__(self, width: int) -> None:
+        self._lanes = Lanes(width)
+        self.begun: list[int] = []
+        self.ends: list[asyncio.Future[bool]] = []
+        self.tasks: list[asyncio.Task[bool]] = []
+
+    def start(self, *lanes: Lane) -> None:
+        """Start work in each of these lanes."""
+        for lane in lanes:
+            number = len(self.tasks)
+            self.ends.append(asyncio.get_running_loop().create_future())
+
+            async def work(number: int = number) -> bool:
+                self.begun.append(number)
+                return await self.ends[number]
+
+            self.tasks.append(self._lanes.start(lane, work))
+
+    async def settle(self) -> list[int]:
+        """What has begun when nothing else can."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return self.begun
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(SESSION, SESSION), (APP, SESSION), (SESSION, APP), (USER, APP), (USER, SESSION)],
+)
+async def test_related_work_keeps_its_order(first: Lane, second: Lane) -> None:
+    """What concerns a session, its user or its app comes after what did before."""
+    course = Course(width=9)
+    course.start(first, second)
+
+    assert await course.settle() == [0]
+    course.ends[0].set_result(True)
+    assert await course.settle() == [0, 1]
+    await end(course.tasks)
+
+
+async def test_other_sessions_do_not_wait() -> None:
+    """Work of other sessions begins at once, as far as there is room."""
+    course = Course(width=2)
+    course.start(SESSION, SESSION, ("a", "u", "t"), ("b",))
+
+    assert await course.settle() == [0, 2]
+    course.ends[2].set_result(True)
+    assert await course.settle() == [0, 2, 3]
+    await end(course.tasks)
+
+
+async def test_nothing_follows_what_was_not_done() -> None:
+    """Work after related work that failed, or was left, is not begun."""
+    course = Course(width=9)
+    course.start(SESSION, SESSION, ("a", "u", "t"), APP)
+    course.ends[0].set_result(False)
+    course.ends[2].set_exception(ValueError())
+    await course.settle()
+
+    assert course.begun == [0, 2]
+    assert [course.tasks[each].result() for each in (1, 3)] == [False, False]
+    assert isinstance(course.tasks[2].exception(), ValueError)
+
+
+def test_a_change_concerns_a_session_or_whose_state_it_sets() -> None:
+    """Lanes follow from changes."""
+    key = SessionKey("a", "u", "s")
+    state = [StateSet("a", user, {}, 0.0, Hooks()) for user in (None, "u")]
+
+    assert lane_of(Deleted(key, 0.0)) == SESSION
+    assert [lane_of(each) for each in state] == [APP, USER]
