@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-TRACE: Final = (
+FIELDS: Final = (
     *("timestamp", "invocation_id", "isolation_scope", "branch", "node_info.path"),
     *("long_running_tool_ids", "actions.rewind_before_invocation_id"),
     *("actions.compaction.start_timestamp", "actions.compaction.end_timestamp"),
@@ -26,7 +26,7 @@ TRACE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Trace:
+class Trace:
     """What decides whether an event is needed."""
 
     revision: int
@@ -47,8 +47,8 @@ class _Trace:
     is_long_running: bool
 
     @classmethod
-    def of(cls, revision: int, fields: Mapping[str, Any]) -> _Trace:
-        """The trace of an event's fields, or of those in :data:`TRACE`."""
+    def of(cls, revision: int, fields: Mapping[str, Any]) -> Trace:
+        """The trace of an event's fields, or of those in :data:`FIELDS`."""
         actions = fields.get("actions") or {}
         compaction = actions.get("compaction")
         scope, branch = fields.get("isolation_scope"), fields.get("branch")
@@ -88,14 +88,13 @@ def _ids(parts: Iterable[Mapping[str, Any]], name: str) -> frozenset[str]:
     return frozenset(id_ for id_ in found if id_)
 
 
-def needed(log: Iterable[tuple[int, Mapping[str, Any]]], overlap: int) -> set[int]:
+def needed(traces: list[Trace], overlap: int) -> set[int]:
     """The revisions that are needed of a log.
 
     Args:
-        log: Revisions and their events' fields, the oldest first.
+        traces: Its events, the oldest first.
         overlap: How many invocations the next summary repeats.
     """
-    traces = [_Trace.of(*each) for each in log]
     live = _after_rewinds(traces)
     ranges = [each.covers for each in live if each.covers]
     if not ranges:
@@ -134,7 +133,7 @@ def _covering(ranges: list[tuple[float, float]]) -> Callable[[float], bool]:
     return is_covered
 
 
-def _firsts(traces: list[_Trace]) -> dict[str, int]:
+def _firsts(traces: list[Trace]) -> dict[str, int]:
     """Where each invocation begins."""
     firsts: dict[str, int] = {}
     for at, each in enumerate(traces):
@@ -143,10 +142,10 @@ def _firsts(traces: list[_Trace]) -> dict[str, int]:
     return firsts
 
 
-def _after_rewinds(traces: list[_Trace]) -> list[_Trace]:
+def _after_rewinds(traces: list[Trace]) -> list[Trace]:
     """What is left of a log, as ADK finds it."""
     firsts = _firsts(traces)
-    left: list[_Trace] = []
+    left: list[Trace] = []
     at = len(traces) - 1
     while at >= 0:
         undone = traces[at].rewinds
@@ -158,7 +157,7 @@ def _after_rewinds(traces: list[_Trace]) -> list[_Trace]:
     return left[::-1]
 
 
-def _repeated(live: list[_Trace], overlap: int) -> set[str]:
+def _repeated(live: list[Trace], overlap: int) -> set[str]:
     """The invocations that the next summary of a sliding window repeats."""
     events = [each for each in live if each.scope is None]
     ends = [each.end for each in events if each.end]
@@ -174,9 +173,9 @@ def _repeated(live: list[_Trace], overlap: int) -> set[str]:
     return {*invocations[max(first - overlap, 0) : first]}
 
 
-def _with_calls(traces: list[_Trace], wanted: list[_Trace]) -> set[int]:
+def _with_calls(traces: list[Trace], wanted: list[Trace]) -> set[int]:
     """The revisions of what is wanted, and of what has an id that it names."""
-    by_id: dict[str, list[_Trace]] = defaultdict(list)
+    by_id: dict[str, list[Trace]] = defaultdict(list)
     for each in traces:
         for id_ in each.calls | each.answers:
             by_id[id_].append(each)

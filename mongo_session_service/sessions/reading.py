@@ -18,7 +18,7 @@ from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import compaction, documents, event_blocks, replies
-from mongo_session_service.codec.compaction import TRACE
+from mongo_session_service.codec.compaction import FIELDS, Trace
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
@@ -139,9 +139,8 @@ class SessionReader:
                 await self.read(*_head(key), log, anywhere=True), heads, self._at
             )
         )
-        wanted = compaction.needed(
-            ((id_["revision"], fields) for fields, id_ in stored), overlap
-        )
+        traces = (Trace.of(id_["revision"], fields) for fields, id_ in stored)
+        wanted = compaction.needed(await in_slices(traces), overlap)
         events = await in_slices(
             documents.built_event(fields, id_)
             for fields, id_ in stored
@@ -152,17 +151,20 @@ class SessionReader:
 
     async def _load_needed(self, key: SessionKey, overlap: int) -> StoredSession | None:
         """The same by two reads of one time: what decides, and what is needed."""
-        log, names = queries.events_after(key, 0), (f"event.{it}" for it in TRACE)
-        traces = Wanted("events", log, order=1, fields=(*names,))
-        stages = queries.union(self._at, *_head(key), traces)
+        log, names = queries.events_after(key, 0), (f"event.{it}" for it in FIELDS)
+        deciding = Wanted("events", log, order=1, fields=(*names,))
+        stages = queries.union(self._at, *_head(key), deciding)
         found = await snapshots.snapshot(self._at, self._at.sessions, stages)
         first = next(
             (at for at, each in enumerate(found.documents) if _is_event(each)),
             len(found.documents),
         )
         session = self._session(found.documents[:first])
-        seen = [(it["_id"]["revision"], it["event"]) for it in found.documents[first:]]
-        wanted = compaction.needed(seen, overlap)
+        seen = (
+            Trace.of(each["_id"]["revision"], each["event"])
+            for each in found.documents[first:]
+        )
+        wanted = compaction.needed(await in_slices(seen), overlap)
         if session is None or not wanted:
             return session
         events = Wanted("events", queries.events_at(key, wanted), order=1)

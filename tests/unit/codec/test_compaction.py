@@ -12,7 +12,7 @@ from google.genai import types
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from mongo_session_service.codec.compaction import needed
+from mongo_session_service.codec.compaction import Trace, needed
 from mongo_session_service.codec.documents import encode_event_fields
 
 
@@ -130,7 +130,7 @@ def compact(log: Log, draw: Any) -> None:
         actions=EventActions(compaction=summary),
         isolation_scope=draw(st.sampled_from(scopes)),
         branch=draw(st.sampled_from([None, None, *BRANCHES])),
-        invocation_id=Event.new_id(),
+        invocation_id=f"s{len(log.events)}",
     )
 
 
@@ -163,6 +163,8 @@ def logs(draw: Any) -> tuple[list[Event], list[Event]]:
     ):
         step(log, draw)
     stored = len(log.events)
+    log.invocation_id = f"i{stored}"
+    log.say("user")
     for step in draw(st.lists(st.sampled_from(STEPS), max_size=4)):
         step(log, draw)
     return log.events[:stored], log.events[stored:]
@@ -186,13 +188,14 @@ def test_requests_are_those_of_the_whole_log(
 ) -> None:
     """For every agent, branch and task, in the turn and in a turn without history."""
     stored, added = log
-    wanted = needed([(at, fields(event)) for at, event in enumerate(stored)], 0)
+    wanted = needed([Trace.of(at, fields(it)) for at, it in enumerate(stored)], 0)
     loaded = [event for at, event in enumerate(stored) if at in wanted]
     every = [*stored, *added]
     branches = sorted({*BRANCHES, *(event.branch for event in every)}, key=str)
     scopes = sorted({None, *(event.isolation_scope for event in every)}, key=str)
-    for agent, is_single in product(AGENTS, (False, True)):
-        branch = data.draw(st.sampled_from(branches))
+    drawn = data.draw(st.lists(st.sampled_from(branches), min_size=4, max_size=4))
+    views = product(AGENTS, (False, True))
+    for branch, (agent, is_single) in zip(drawn, views, strict=True):
         for scope in scopes:
             view = {"isolation_scope": scope, "is_single_turn": is_single}
             expected = request(every, agent, branch, **view)
