@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Final, TypeAlias
 
-from mongo_session_service.changes.decoder import ChangeRecord, StateSet
+from mongo_session_service.changes.decoder import ChangeRecord, StateSet, Trimmed
 from mongo_session_service.model.records import SessionKey
 
 Lane: TypeAlias = tuple[str, ...]
@@ -16,7 +16,7 @@ Lane: TypeAlias = tuple[str, ...]
 _OF_SESSION: Final = len(SessionKey._fields)
 
 
-def lane_of(item: ChangeRecord) -> Lane:
+def lane_of(item: ChangeRecord | Trimmed) -> Lane:
     """What a change concerns."""
     if not isinstance(item, StateSet):
         return tuple(item.key)
