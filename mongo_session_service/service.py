@@ -336,7 +336,8 @@ class MongoSessionService(BaseSessionService):
     ) -> ListSessionsResponse:
         """Lists an app's or a user's sessions with their state, without events.
 
-        The least recently updated comes first, ties by user and then session id.
+        The least recently updated comes first, ties by user and then session id. One
+        that another tool has damaged is left out, with a warning that names it.
         """
         app = lookup_id("app_name", app_name)
         user = None if user_id is None else lookup_id("user_id", user_id)
@@ -667,7 +668,8 @@ class MongoSessionService(BaseSessionService):
         created or deleted in the meantime. In order of their last update, so is each
         that nothing is appended to in the meantime. One that moves may be returned
         again, each time as it is then; or, if it moves to the beginning of the order
-        before a page has reached it, not at all: ``watch`` tells of it.
+        before a page has reached it, not at all: ``watch`` tells of it. One that
+        another tool has damaged is left out, with a warning that names it.
 
         Args:
             app_name: The app.

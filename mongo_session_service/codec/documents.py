@@ -8,10 +8,11 @@ but cannot be read, by this release of ADK or by the hook, is a ``StorageError``
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import bson
 from bson.raw_bson import RawBSONDocument
@@ -35,6 +36,8 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
+
+logger = logging.getLogger(__name__)
 
 INITIAL: Final = "initial_state"
 """Where a session keeps the state it began with."""
@@ -138,12 +141,40 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
     return "revision" in session and not is_over and session.get("ttl") != OVER
 
 
+IfUnreadable: TypeAlias = Callable[[UnreadableError], None]
+"""What is done about a session that cannot be read: it may raise the error."""
+
+
+def refuse(error: UnreadableError) -> None:
+    """Raise the error: a session that is asked for by its id has to be read."""
+    raise error
+
+
+def leave_out(error: UnreadableError) -> None:
+    """Warn, and go on: a session must not take away the list of the others."""
+    logger.warning("A session is missing from a list. %s", error)
+
+
+def key_of(session: Document) -> SessionKey | None:
+    """The key of a document of the sessions collection; None if it has no session's."""
+    id_ = session["_id"]
+    is_key = tuple(id_) == SessionKey._fields and {*map(type, id_.values())} == {str}
+    return SessionKey(**id_) if is_key else None
+
+
+def unreadable_session(id_: Document) -> UnreadableError:
+    """The error that names a session as well as its ``_id`` allows."""
+    session_id = id_.get("session_id")
+    if isinstance(session_id, str):
+        return UnreadableError(f"Session {quoted(session_id)}")
+    return UnreadableError(f"A session of app {quoted(str(id_['app_name']))}")
+
+
 def check_session(session: dict[str, Any]) -> None:
     """Refuse a document of another tool that cannot be a session's."""
     id_ = session["_id"]
-    for each in id_.values():
-        if not isinstance(each, str):
-            raise UnreadableError(f"A session of app {quoted(str(id_['app_name']))}")
+    if key_of(session) is None:
+        raise unreadable_session(id_)
     get = session.get
     # Spelt out, since a list asks it of each session.
     if not (
@@ -152,7 +183,7 @@ def check_session(session: dict[str, Any]) -> None:
         and isinstance(get("create_time"), _NUMBER)
         and isinstance(get("update_time"), _NUMBER)
     ):
-        raise UnreadableError(f"Session {quoted(id_['session_id'])}")
+        raise unreadable_session(id_)
 
 
 _WHERE: Final = "The event of session {session_id!r} at revision {revision}"
@@ -350,11 +381,15 @@ def decode_sessions(
     now: float,
     hooks: Hooks,
     events: Iterable[Event] = (),
+    if_unreadable: IfUnreadable = refuse,
 ) -> Iterator[StoredSession]:
     """The sessions among mixed documents, each with the state it shares.
 
     The longest untouched comes first, ties by user and then session id. Documents are
     told apart by their ``_id``. Events are the one session's asked for.
+
+    Raises:
+        UnreadableError: shared state cannot be read, or a session, if that is refused.
     """
     sessions: list[Document] = []
     app: _Copies | None = None
@@ -364,10 +399,9 @@ def decode_sessions(
         if isinstance(id_, str):
             app = _copies(document.get("state"), Owner.of_shared(id_), hooks)
         elif "session_id" in id_:
-            if is_visible(document, now):
-                check_session(document)
+            if is_visible(document, now) and _is_readable(document, if_unreadable):
                 sessions.append(document)
-        else:
+        elif "user_id" in id_:
             owner = Owner.of_shared(id_["app_name"], id_["user_id"])
             users[id_["user_id"]] = _copies(document.get("state"), owner, hooks)
     sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
@@ -375,7 +409,11 @@ def decode_sessions(
     while sessions:
         document = sessions.pop()
         key = SessionKey(*document["_id"].values())
-        state = decode_session_state(document, key, hooks)
+        try:
+            state = decode_session_state(document, key, hooks)
+        except UnreadableError as error:
+            if_unreadable(error)
+            continue
         if app or users:
             user = users.get(key.user_id, dict)()
             state = scopes.merge(ScopedState(app() if app else {}, user, state))
@@ -388,6 +426,15 @@ def decode_sessions(
             [*events],
             log_begins(document),
         )
+
+
+def _is_readable(session: Document, if_unreadable: IfUnreadable) -> bool:
+    try:
+        check_session(session)
+    except UnreadableError as error:
+        if_unreadable(error)
+        return False
+    return True
 
 
 _Copies = Callable[[], dict[str, Any]]
@@ -481,12 +528,39 @@ def _encode_scopes(state: dict[str, Any]) -> ScopedState:
     return scopes.mapped(scopes.split(state), bson_values.encode_fields)
 
 
-def summary(
-    document: Mapping[str, Any], state: dict[str, Any] | None
-) -> SessionSummary:
-    """The summary of a stored session, with its state if that is known."""
+def summaries(
+    documents: Iterable[Document],
+    states: Mapping[SessionKey, dict[str, Any]] | None = None,
+) -> list[SessionSummary]:
+    """The summaries of stored sessions, with these states if there are some.
+
+    Those that cannot be read are left out.
+    """
+    made = []
+    for each in documents:
+        try:
+            read = summary(each, None)
+        except UnreadableError as error:
+            leave_out(error)
+            continue
+        if states is not None:
+            state = states[SessionKey(**each["_id"])]
+            read = read.model_copy(update={"state": state})
+        made.append(read)
+    return made
+
+
+def summary(document: Document, state: dict[str, Any] | None) -> SessionSummary:
+    """The summary of a stored session, with its state if that is known.
+
+    Raises:
+        UnreadableError: it is not as this package stores it.
+    """
+    key = key_of(document)
+    if key is None:
+        raise unreadable_session(document["_id"])
     try:
-        key, details = SessionKey(**document["_id"]), Details.of(document)
+        details = Details.of(document)
         return SessionSummary(
             id=key.session_id,
             app_name=key.app_name,
@@ -503,5 +577,4 @@ def summary(
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         # The original may quote what is stored.
-        name = quoted(str(document["_id"]["session_id"]))
-        raise UnreadableError(f"Session {name}") from None
+        raise unreadable_session(document["_id"]) from None

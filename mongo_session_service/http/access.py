@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from mongo_session_service.changes.routing import Scope
@@ -78,6 +80,17 @@ class Access:
         return await self.may_read(request, key) and await _answer(
             self.authorize_write, request, key, action
         )
+
+    async def permitted(
+        self, request: Request, key: SessionKey, actions: Iterable[str]
+    ) -> list[str]:
+        """What a request that may read a session may do to it."""
+        permitted = []
+        for each in actions:
+            with suppress(HTTPException):  # another way to say no
+                if await _answer(self.authorize_write, request, key, each):
+                    permitted.append(each)
+        return permitted
 
     def scope_of(self, request: Request) -> Scope:
         """The user whose sessions a request without a session asks for.

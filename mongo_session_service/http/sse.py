@@ -127,13 +127,9 @@ def changes_route(
     ``limit`` up to 200 (50 unless given), ``after_revision``, ``before_revision`` and
     ``newest_first=true``. The next page follows the last revision.
 
-    With ``list=events`` and a session the answer is a page of its events as JSON:
-    ``events``, each with its ``revision`` and ``event``, and ``has_more``. It takes
-    ``limit`` up to 200 (50 unless given), ``after_revision``, ``before_revision`` and
-    ``newest_first=true``. The next page follows the last revision.
-
     With ``authorize_write`` the route also answers ``POST``, and streams say so in
-    ``Allow``. The body is JSON: ``action``, ``app_name``, ``user_id``, ``session_id``,
+    ``Allow``; a session's stream names in ``Permitted-Actions`` what its reader may do.
+    The body is JSON: ``action``, ``app_name``, ``user_id``, ``session_id``,
     and what the action needs. ``"fork"`` takes ``at_revision`` and answers 201 with the
     names of the new session; ``"update"`` takes ``title`` and ``labels``, each null for
     none, leaves what is not given as it is, and answers with the session as in a list;
@@ -158,8 +154,9 @@ def changes_route(
             whether the request may read all sessions of the user. Without it, sessions
             cannot be listed, and each has to be asked for by its id.
         authorize_write: Called with the request, the session key and the action, after
-            ``authorize``; it returns, or awaits, whether the request may write. Without
-            it, nothing can be written.
+            ``authorize``; it returns, or awaits, whether the request may write. When a
+            session's stream opens, it is called for each action, to name those that are
+            permitted. Without it, nothing can be written.
         path: The route's path.
         heartbeat: Seconds between comments that keep an idle connection open, and
             between calls of ``authorize``.
@@ -386,11 +383,13 @@ async def _stream(
         return answers.refusal(403, _REFUSED)
     if start.at_revision is not None:
         return await _state_at(service, key, start.at_revision)
+    permitted = await access.permitted(request, key, writes.ACTIONS)
     subscription, snapshot = await _open(service, key, start)
     may_read = partial(access.may_read, request, key)
     permission = _Permission(may_read, heartbeat, _REFUSED)
     stream = _Stream(subscription, _frame, permission, snapshot)
     stream.headers["Allow"] = ", ".join(access.methods)
+    stream.headers["Permitted-Actions"] = ", ".join(permitted)
     if access.has_lists:
         of_user = urlencode({"app_name": key.app_name, "user_id": key.user_id})
         stream.headers["Link"] = f'<?{of_user}>; rel="collection"'

@@ -18,7 +18,9 @@ UPDATE: Final = "update"
 DELETE: Final = "delete"
 
 _ARGUMENTS: Final = {FORK: ("at_revision",), UPDATE: ("title", "labels"), DELETE: ()}
-"""The actions, and what each takes beside the session."""
+"""What each action takes beside the session."""
+
+ACTIONS: Final = tuple(_ARGUMENTS)
 
 _MAX_BYTES: Final = 65_536
 

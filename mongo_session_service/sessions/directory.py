@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mongo_session_service.codec.documents import INITIAL, summary
+from mongo_session_service.codec.documents import INITIAL, summaries
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.model.records import Document
@@ -39,7 +39,6 @@ async def with_id(
 
     Raises:
         StorageUnavailableError: MongoDB was unavailable for a minute.
-        StorageError: a document is not as this package stores it.
     """
     wanted = {"_id.app_name": app_name, "_id.session_id": session_id}
     if user_id is not None:
@@ -50,4 +49,4 @@ async def with_id(
         {"$project": {INITIAL: 0, "state": 0}},
     ]
     found = await persistently(lambda: at.aggregate(at.sessions, stages))
-    return [summary(each, state=None) for each in found]
+    return summaries(found)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -13,8 +15,7 @@ import bson
 from bson.errors import BSONError
 from google.adk.sessions.state import State
 
-from mongo_session_service.codec import bson_values
-from mongo_session_service.codec.documents import INITIAL, decode_sessions, summary
+from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
@@ -22,7 +23,7 @@ from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import check_labels, check_title, label_list
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_choice, check_flag, check_id
 from mongo_session_service.schema.indexes import BY_ACTIVITY
@@ -82,6 +83,22 @@ class Search:
         id_ = document["_id"]
         return Place(document[self.order_by], id_["user_id"], id_["session_id"])
 
+    def has_place(self, document: Document) -> bool:
+        """Whether a document has one; for the server it is ``_placed``."""
+        id_: Document = document["_id"]
+        time: Any = document.get(self.order_by)
+        ids = (id_.get("user_id"), id_.get("session_id"))
+        is_number = isinstance(time, int | float) and not isinstance(time, bool)
+        return {*map(type, ids)} == {str} and is_number and math.isfinite(time)
+
+    @property
+    def _placed(self) -> Document:
+        return {
+            self.order_by: {"$gt": -math.inf, "$lt": math.inf},
+            "_id.user_id": {"$type": "string"},
+            "_id.session_id": {"$type": "string"},
+        }
+
     @property
     def order(self) -> dict[str, int]:
         """The sort order of pages."""
@@ -90,15 +107,24 @@ class Search:
         return dict.fromkeys(names, direction)
 
     def stages(
-        self, after: Place | None, limit: int, now: float, *, with_state: bool
+        self,
+        after: Place | None,
+        limit: int,
+        now: float,
+        *,
+        with_state: bool,
+        placed_only: bool = False,
     ) -> list[Document]:
         """The pipeline that reads a page, which begins after a place, if given."""
-        match = {"$and": [self.filter, queries.visible(now), *self._later(after)]}
+        conditions = [self.filter, queries.visible(now), *self._later(after)]
+        if placed_only:
+            conditions.append(self._placed)
+        unread = {documents.INITIAL: 0} | ({} if with_state else {"state": 0})
         return [
-            {"$match": match},
+            {"$match": {"$and": conditions}},
             {"$sort": self.order},
             {"$limit": limit},
-            {"$project": {INITIAL: 0} if with_state else {INITIAL: 0, "state": 0}},
+            {"$project": unread},
         ]
 
     def _later(self, after: Place | None) -> list[Document]:
@@ -335,25 +361,32 @@ async def load_page(
     *,
     with_state: bool,
 ) -> Page:
-    """The sessions after a place.
+    """The sessions after a place; those that cannot be read are left out.
 
     Raises:
         StorageUnavailableError: MongoDB was unavailable for a minute.
-        StorageError: a document is not as this package stores it, or the application's
-            hook failed.
+        StorageError: what sessions share is not as this package stores it, or the
+            application's hook failed.
     """
-    stages = search.stages(after, limit + 1, now, with_state=with_state)
-    documents, shared = await persistently(
-        lambda: _load(connection, stages, with_state=with_state)
-    )
-    shown = documents[:limit]
-    states: dict[SessionKey, dict[str, Any]] = {}
+    read = partial(search.stages, after, limit + 1, now, with_state=with_state)
+    load = partial(_load, connection, with_state=with_state)
+    found, shared = await persistently(lambda: load(read()))
+    if misplaced := [each for each in found if not search.has_place(each)]:
+        # They come together, and could fill a page that no token would continue.
+        for each in misplaced:
+            documents.leave_out(documents.unreadable_session(each["_id"]))
+        found, shared = await persistently(lambda: load(read(placed_only=True)))
+    shown, states = found[:limit], None
     if with_state:
-        decoded = decode_sessions([*shown, *shared], now, connection.hooks)
+        both, hooks = [*shown, *shared], connection.hooks
+        decoded = documents.decode_sessions(
+            both, now, hooks, if_unreadable=documents.leave_out
+        )
         states = {each.key: each.state for each in await in_slices(decoded)}
-    summaries = [summary(each, states.get(SessionKey(**each["_id"]))) for each in shown]
-    is_last = len(documents) <= limit
-    return Page(summaries, None if is_last else search.place_of(shown[-1]))
+        shown = [each for each in shown if documents.key_of(each) in states]
+    summaries = documents.summaries(shown, states)
+    is_last = len(found) <= limit
+    return Page(summaries, None if is_last else search.place_of(found[limit - 1]))
 
 
 async def _load(
@@ -362,14 +395,15 @@ async def _load(
     """Sessions and their shared state, from one snapshot."""
     read_at = None
     if at.has_transactions:
-        documents, read_at, _ = await snapshots.snapshot(at, at.sessions, stages)
+        found, read_at, _ = await snapshots.snapshot(at, at.sessions, stages)
     else:
-        documents = await at.aggregate(at.sessions, stages)
-    if not with_state or not documents:
-        return documents, []
-    wanted = queries.shared_states(SessionKey(**each["_id"]) for each in documents)
+        found = await at.aggregate(at.sessions, stages)
+    keys = [key for each in found if (key := documents.key_of(each))]
+    if not with_state or not keys:
+        return found, []
+    wanted = queries.shared_states(keys)
     if read_at is None:
-        return documents, await queries.read_each(at, *wanted)
+        return found, await queries.read_each(at, *wanted)
     both = queries.union(at, *wanted)
     shared = await snapshots.snapshot_at(at, at.app_states, both, at=read_at)
-    return documents, shared.documents
+    return found, shared.documents

@@ -217,7 +217,7 @@ class SessionStore:
     ) -> Iterator[StoredSession]:
         """All sessions of an app or user, without events, from one point in time.
 
-        They are decoded as they are asked for.
+        They are decoded as they are asked for. One that cannot be read is left out.
 
         The longest untouched comes first, ties by user and then session id.
         """
@@ -228,7 +228,10 @@ class SessionStore:
             *queries.shared_state(app_name, user_id),
             anywhere=True,
         )
-        return documents.decode_sessions(found, now, self._connection.hooks)
+        hooks = self._connection.hooks
+        return documents.decode_sessions(
+            found, now, hooks, if_unreadable=documents.leave_out
+        )
 
     def reading_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:
         """A read of what sessions share, this one among them, from one point in time.

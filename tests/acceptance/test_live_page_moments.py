@@ -146,8 +146,13 @@ async def test_a_fork_is_asked_for_and_opened(
 async def test_nobody_is_offered_what_they_may_not_do(
     page: Page, service: MongoSessionService
 ) -> None:
-    """Where an app has no authorize_write, the page has no fork."""
-    async with serving(live_app(service, authorize=lambda *_: True)) as url:
+    """Where an app permits other writing only, the page has no fork."""
+    app = live_app(
+        service,
+        authorize=lambda *_: True,
+        authorize_write=lambda _, __, action: action == "update",
+    )
+    async with serving(app) as url:
         await page.goto(of(url))
         await expect(page.locator("#status")).to_have_text("Live")
         await expect(page.locator("#fork")).to_be_hidden()

@@ -39,7 +39,7 @@ class SessionPage {
 
   /** The server says in the headers what else it offers. */
   opened(headers) {
-    $("fork").hidden = !(headers.get("allow") ?? "").includes("POST");
+    $("fork").hidden = !(headers.get("permitted-actions") ?? "").split(", ").includes("fork");
     $("home").hidden = !(headers.get("link") ?? "").includes('rel="collection"');
   }
 

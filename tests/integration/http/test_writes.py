@@ -9,6 +9,7 @@ import httpx
 import pytest
 from google.adk.sessions import Session
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from support.http_server import Client, serving
 from support.subscriptions import SESSION, new_event
@@ -140,15 +141,29 @@ async def test_nothing_can_be_written_unless_an_app_asks_for_it(
         assert (await post(f"{url}/changes")).status_code == 405
         async with Client(f"{url}/changes", **SESSION) as client:
             assert client.response.headers["allow"] == "GET"
+            assert client.response.headers["permitted-actions"] == ""
 
     assert await ids(service) == ["s"]
 
 
-@pytest.mark.usefixtures("session")
-async def test_a_stream_says_that_one_may_write(url: str) -> None:
-    """Its Allow header has POST, for a page to offer it."""
-    async with Client(url, **SESSION) as client:
+async def test_a_stream_says_what_one_may_write(
+    service: MongoSessionService, session: Session
+) -> None:
+    """Its headers name the actions that its reader may do, for a page to offer them."""
+
+    def may_write(_: Request, key: SessionKey, action: str) -> bool:
+        assert key.session_id == session.id
+        if action == "delete":
+            raise HTTPException(403)
+        return action == "update"
+
+    route = changes_route(service, authorize=lambda *_: True, authorize_write=may_write)
+    async with (
+        serving(Starlette(routes=[route])) as url,
+        Client(f"{url}/changes", **SESSION) as client,
+    ):
         assert client.response.headers["allow"] == "GET, POST"
+        assert client.response.headers["permitted-actions"] == "update"
 
 
 @pytest.mark.usefixtures("session")

@@ -145,22 +145,29 @@ def _set_session(**fields: Any) -> Write:
     return lambda stored: stored.sessions.update_one({"_id": SESSION}, {"$set": fields})
 
 
-@pytest.mark.parametrize("name", READS)
+OF_SESSION: list[Write] = [
+    *(_set_session(**{"state.a": bad}) for bad in UNREADABLE),
+    _set_session(state=[BANG]),
+    _set_session(update_time=BANG),
+    lambda stored: stored.sessions.update_one({}, {"$unset": {"create_time": 1}}),
+]
+OF_SHARED: list[Write] = [
+    lambda stored: stored.app_states.insert_one({"_id": APP, "state": [BANG]}),
+    lambda stored: stored.app_states.insert_one({"_id": APP}),
+    lambda stored: stored.user_states.insert_one(
+        {
+            "_id": {"app_name": APP, "user_id": USER},
+            "state": {"a": {"%json": BANG}},
+        }
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    "write",
+    ("name", "write"),
     [
-        *(_set_session(**{"state.a": bad}) for bad in UNREADABLE),
-        _set_session(state=[BANG]),
-        _set_session(update_time=BANG),
-        lambda stored: stored.sessions.update_one({}, {"$unset": {"create_time": 1}}),
-        lambda stored: stored.app_states.insert_one({"_id": APP, "state": [BANG]}),
-        lambda stored: stored.app_states.insert_one({"_id": APP}),
-        lambda stored: stored.user_states.insert_one(
-            {
-                "_id": {"app_name": APP, "user_id": USER},
-                "state": {"a": {"%json": BANG}},
-            }
-        ),
+        *((name, write) for name in READS for write in OF_SHARED),
+        *((name, write) for name in ("get_session", "watch") for write in OF_SESSION),
     ],
 )
 async def test_reads_name_what_they_cannot_read(
@@ -213,15 +220,3 @@ async def test_events_that_are_none_are_named(
         ) as caught:
             await read(service)
         assert BANG not in str(caught.value)
-
-
-async def test_people_of_numbers_are_no_users(
-    service: MongoSessionService, database: str, admin: MongoClient
-) -> None:
-    """A session whose user is no text is an error to who lists its app, and named."""
-    id_ = {**SESSION, "user_id": 5}
-    admin[database].sessions.insert_one({"_id": id_, "state": {}, **SESSION_LIKE})
-
-    for read in (READS["list_sessions"], READS["find_sessions"]):
-        with pytest.raises(StorageError, match="ession"):
-            await read(service)
