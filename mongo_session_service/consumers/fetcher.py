@@ -20,6 +20,7 @@ from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import Position
+from mongo_session_service.consumers.pace import Pace
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
@@ -88,6 +89,7 @@ class Fetcher:
             StorageUnavailableError: MongoDB has been unreachable for a minute.
         """
         found: list[Delivery] = []
+        pace = Pace()
         while not found or (self._has_more and len(found) < _PAGE):
             try:
                 delivery = await self._next()
@@ -100,6 +102,7 @@ class Fetcher:
                 found.append(delivery)
             elif not self._has_more:
                 break
+            await pace.keep()
         return found
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Final, TypeAlias
 
-from mongo_session_service.changes.decoder import ChangeRecord, StateSet, Trimmed
+from mongo_session_service.changes.decoder import LogRecord, StateSet
 from mongo_session_service.model.records import SessionKey
 
 Lane: TypeAlias = tuple[str, ...]
@@ -16,7 +16,7 @@ Lane: TypeAlias = tuple[str, ...]
 _OF_SESSION: Final = len(SessionKey._fields)
 
 
-def lane_of(item: ChangeRecord | Trimmed) -> Lane:
+def lane_of(item: LogRecord) -> Lane:
     """What a change concerns."""
     if not isinstance(item, StateSet):
         return tuple(item.key)
@@ -71,8 +71,11 @@ def _is_done(task: asyncio.Task[bool]) -> bool:
 
 async def end(tasks: Iterable[asyncio.Task[bool]]) -> None:
     """Cancel what has not ended, and wait until it has."""
-    left = [each for each in tasks if not each.done()]
+    ended = list(tasks)
+    left = [each for each in ended if not each.done()]
     for each in left:
         each.cancel()
     if left:
         await asyncio.wait(left)
+    for each in ended:
+        each.cancelled() or each.exception()  # retrieved: the first was raised

@@ -18,6 +18,7 @@ from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.coordinator import Coordinator
 from mongo_session_service.consumers.fetcher import Delivery
 from mongo_session_service.consumers.lanes import Lanes, end, lane_of
+from mongo_session_service.consumers.pace import Pace
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.transactions import Txn
 
@@ -56,6 +57,7 @@ class Processor:
             return
         following: Delivery | None = delivery
         alone = 0
+        pace = Pace()
         while following is not None:
             if self.transactional and not alone and coordinator.has_ready:
                 alone = await self._process_together(coordinator, following)
@@ -64,6 +66,7 @@ class Processor:
                 alone = max(alone - 1, 0)
             if time.monotonic() - coordinator.saved_at >= _BATCH:
                 await coordinator.settle()
+            await pace.keep()
             following = coordinator.take()
         await coordinator.settle()
 

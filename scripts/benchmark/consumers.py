@@ -21,7 +21,7 @@ from google.adk.events import Event
 from google.genai import types
 from pymongo import AsyncMongoClient
 
-from benchmark.measure import WrongError
+from benchmark.measure import WrongError, quantile
 from mongo_session_service import Change, Consumer, MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
@@ -170,7 +170,7 @@ async def keep_up(
     """Print the lag of a consumer while appends come at a rate."""
     count = int(rate * seconds)
     async with (
-        AsyncMongoClient(uri) as client,
+        AsyncMongoClient[Any](uri) as client,
         MongoSessionService(uri, database=DATABASE) as service,
         service.consumer(f"lag {rate}", start="now") as consumer,
     ):
@@ -187,11 +187,14 @@ async def keep_up(
         async with asyncio.timeout(300):
             await running
         rest = time.monotonic() - ended
+    half = len(lags) // 2
     if counter.count != count:
         raise WrongError(f"{count} were appended, {counter.count} handled.")
     print(
         f"{rate:,.0f} appends/s wanted, {await writing:,.0f} made in {seconds:g} s:"
-        f" behind by {lags} changes; all handled {rest:.2f} s after the last append"
+        f" behind by {quantile(lags[:half], 0.5):.0f} changes in the first half,"
+        f" {quantile(lags[half:], 0.5):.0f} in the second (medians); at most"
+        f" {max(lags)}; all handled {rest:.2f} s after the last append"
     )
 
 

@@ -11,7 +11,7 @@ from support.consumers import PATIENCE, append, create, take, told
 from support.subscriptions import until
 
 from mongo_session_service import Change, MongoSessionService
-from mongo_session_service.consumers import processor
+from mongo_session_service.consumers import pace, processor
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +148,31 @@ async def test_a_commit_in_a_handler_takes_effect_at_once(
         await consumer.run(handler)
 
     assert seen == [None, 2, 2]
+
+
+async def test_other_tasks_run_between_changes(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that waits for nothing keeps the event loop for a slice at most."""
+    monkeypatch.setattr(pace, "_SLICE", 0.0)
+    await append(service, await create(service), 20)
+    consumer, turns, seen = service.consumer("c"), 0, []
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def handler(change: Change) -> None:
+        seen.append(turns)
+        if change.revision == 20:
+            running.cancel()
+
+    counting = asyncio.create_task(count_turns())
+    running = asyncio.create_task(consumer.run(handler))
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.wait([running])
+    counting.cancel()
+
+    assert len(set(seen)) == 20
