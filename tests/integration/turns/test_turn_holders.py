@@ -138,6 +138,23 @@ async def test_a_rebased_append_needs_its_turn_as_well(
     assert authors(await read(service)) == ["outside", "inside", "following"]
 
 
+async def test_a_turn_ends_with_its_session(
+    service: MongoSessionService, second: MongoSessionService
+) -> None:
+    """Of another one with the same id, it lets nothing through beside the holder."""
+    await service.create_session(**IDS)
+    async with service.turn(**IDS):
+        await second.delete_session(**IDS)
+        await second.create_session(**IDS)
+        async with second.turn(**IDS) as session:
+            with pytest.raises(LeaseLostError):
+                await service.append(**IDS, event=Event(author="late"))
+            with pytest.raises(LeaseLostError):
+                await service.append_event(await read(service), Event(author="late"))
+            await second.append_event(session, Event(author="holder"))
+    assert authors(await read(service)) == ["holder"]
+
+
 async def test_tasks_of_a_body_belong_to_its_turn(
     service: MongoSessionService,
 ) -> None:
