@@ -127,11 +127,6 @@ def changes_route(
     ``limit`` up to 200 (50 unless given), ``after_revision``, ``before_revision`` and
     ``newest_first=true``. The next page follows the last revision.
 
-    With ``list=events`` and a session the answer is a page of its events as JSON:
-    ``events``, each with its ``revision`` and ``event``, and ``has_more``. It takes
-    ``limit`` up to 200 (50 unless given), ``after_revision``, ``before_revision`` and
-    ``newest_first=true``. The next page follows the last revision.
-
     With ``authorize_write`` the route also answers ``POST``, and streams say so in
     ``Allow``. The body is JSON: ``action``, ``app_name``, ``user_id``, ``session_id``,
     and what the action needs. ``"fork"`` takes ``at_revision`` and answers 201 with the
