@@ -91,6 +91,29 @@ async def test_a_body_may_block_its_event_loop(
         await closing
 
 
+@pytest.mark.usefixtures("brief_leases")
+async def test_a_failure_to_connect_is_not_the_end_of_renewal(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Be it one that the driver does not know, as of a certificate's missing file."""
+    opened = renewal._opened  # noqa: SLF001
+    failures = [FileNotFoundError]
+
+    def fail_once(*where: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return opened(*where)
+
+    monkeypatch.setattr(renewal, "_opened", fail_once)
+    await service.create_session(**IDS)
+    async with service.turn(**IDS):
+        assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TimeoutError
+    assert not failures
+
+
 @pytest.mark.release
 @pytest.mark.usefixtures("brief_leases")
 async def test_a_turn_of_a_synchronous_runner(
