@@ -398,7 +398,7 @@ class MongoSessionService(BaseSessionService):
             async with backend.committer.intake.place(waits=waits) as place:
                 append = documents.encode_append(key, stored, self._hooks)
                 if turn is not None:
-                    append = append._replace(epoch=turn.epoch)
+                    append = append._replace(hold=turn.hold)
                 place.hold(append.size)
                 marker = marker_of(session)
                 if marker is None:
@@ -463,7 +463,7 @@ class MongoSessionService(BaseSessionService):
             async with backend.committer.intake.place(waits=waits) as place:
                 append = documents.encode_append(key, event, self._hooks)
                 if turn is not None:
-                    append = append._replace(epoch=turn.epoch)
+                    append = append._replace(hold=turn.hold)
                 place.hold(append.size)
                 stored = await backend.store.load_end(key)
                 copy = SessionCopy(

@@ -125,6 +125,10 @@ class LocalAccess(Access):
         """They show what ``authorize`` permits."""
         return True
 
+    async def may_read(self, request: Request, key: SessionKey) -> bool:
+        """Whether it is within the tool's own, and ``authorize`` permits it."""
+        return self.within.covers(key) and await super().may_read(request, key)
+
     def scope_of(self, request: Request) -> Scope:
         """What a request asks for: a user, an app, or all.
 

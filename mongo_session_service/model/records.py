@@ -96,6 +96,16 @@ class NewSession:
         return Marker(-1, self.create_time, self.details.ttl)
 
 
+class Hold(NamedTuple):
+    """A turn that is held: which one it is of a session, and of which session.
+
+    One that was deleted and created again counts its turns from the beginning.
+    """
+
+    epoch: int
+    create_time: float
+
+
 class Append(NamedTuple):
     """An event about to be stored, encoded together with its effect on state."""
 
@@ -110,8 +120,8 @@ class Append(NamedTuple):
     delta: ScopedState
     encoded: bytes
     """The sub-document as BSON, which is handed to the server as it is."""
-    epoch: int | None = None
-    """Of the turn that it belongs to, which must not have been taken over."""
+    hold: Hold | None = None
+    """The turn that it belongs to, which must not have been taken over."""
     title: str | NotGiven | None = NOT_GIVEN
     """The session's new title, if it changes; None for none."""
 

@@ -314,8 +314,9 @@ def session_updates(planned: Iterable[Planned]) -> list[Update]:
                 "ttl": expected.ttl,
             }
             update = updates[append.key] = Update(first, {"$set": {}})
-        if append.epoch is not None:
-            held = {TURN_EPOCH: append.epoch}
+        if append.hold is not None:
+            epoch, create_time = append.hold
+            held = {TURN_EPOCH: epoch, "create_time": create_time}
             wanted = update.filter.setdefault("$and", [])
             wanted += [held] if held not in wanted else []
             update.change["$currentDate"] = {TURN_RENEWED: True}

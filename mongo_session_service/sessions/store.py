@@ -144,7 +144,8 @@ async def explain(
     session, stored = await connection.transaction(find, limit=limit)
     marker = Marker.of(session)
     if stored is None:
-        if write.epoch not in {None, session.get("turn", {}).get("epoch")}:
+        turn = session.get("turn", {})
+        if write.hold not in {None, (turn.get("epoch"), marker.create_time)}:
             raise lost(write.key.session_id)
         # It may have changed to what was expected since, so that all looks well.
         if may_retry and expected == marker._replace(ttl=expected.ttl):

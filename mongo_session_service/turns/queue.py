@@ -22,6 +22,7 @@ from mongo_session_service.errors import MongoSessionServiceError
 from mongo_session_service.feed.calls import Calls
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import turns
+from mongo_session_service.sessions.store import not_found
 
 LOOK_EVERY: Final = 1.0
 """Seconds between looks at who is first in line."""
@@ -67,16 +68,23 @@ class Queue:
 
     @contextmanager
     def place(self, key: SessionKey, ticket: int) -> Iterator[Called]:
-        """A place in the queue."""
+        """A place in the queue.
+
+        Who has the same ticket already waits for a session of this id that was deleted.
+        """
         line = self._lines.setdefault(key, {})
+        if outlived := line.get(ticket):
+            outlived.error = not_found(key.session_id)
+            outlived.set()
         called = line[ticket] = Called()
         if self._serving is None:
             self._serving = background(self._serve())
         try:
             yield called
         finally:
-            del line[ticket]
-            if not line:
+            if line.get(ticket) is called:
+                del line[ticket]
+            if not line and self._lines.get(key) is line:
                 del self._lines[key]
             if not self._lines:
                 self._serving = None

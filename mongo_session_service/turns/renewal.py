@@ -103,6 +103,9 @@ class Renewer:
                 except PyMongoError as error:
                     # They may be lost, which the next append in them finds out.
                     logger.debug("No turn was renewed: %s.", type(error).__name__)
+                except Exception as error:  # noqa: BLE001  a certificate's file is gone
+                    # Without this thread, no turn would be renewed any more.
+                    logger.warning("No turn was renewed: %s.", type(error).__name__)
 
     def _is_over(self) -> bool:
         with self._lock:

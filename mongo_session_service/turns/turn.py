@@ -20,6 +20,7 @@ from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.feed.calls import Calls
+from mongo_session_service.model.records import Hold
 from mongo_session_service.sessions.store import not_found
 from mongo_session_service.sessions.turns import Claim, first_waiters
 from mongo_session_service.telemetry import Operation
@@ -93,6 +94,8 @@ class Turn:
         self.token = uuid.uuid4().hex
         self.epoch = 0
         """Which turn of the session it is; 0 before it was taken."""
+        self.hold: Hold | None = None
+        """What an append within it expects."""
         self.is_over = True
         """Whether it is not held: not yet, or not any more."""
         self.renewed_at = 0.0
@@ -155,6 +158,7 @@ class Turn:
         stored, _ = await asyncio.gather(loading, self._leave())
         if stored is None:
             raise not_found(self.key.session_id)
+        self.hold = Hold(self.epoch, stored.marker.create_time)
         return to_session(stored)
 
     @property

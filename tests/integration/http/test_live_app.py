@@ -142,6 +142,20 @@ async def test_the_local_app_answers_to_no_foreign_name(
         assert response.status_code == 400, path
 
 
+@pytest.mark.parametrize("within", [{"app_name": "other"}, {"user_id": "other"}])
+@pytest.mark.parametrize("ask", ["", "&at_revision=0", "&list=events"])
+async def test_a_session_of_somebody_else_is_not_shown(
+    service: MongoSessionService, within: dict[str, str], ask: str
+) -> None:
+    """Whatever authorize permits: the app is of one app or user alone."""
+    await session(service, "s")
+    app = live_app(service, authorize=lambda *_: True, **within)
+
+    response = await answer(app, f"{CHANGES}{ask}")
+
+    assert response.status_code == 403
+
+
 async def test_the_local_app_needs_authorize_too(service: MongoSessionService) -> None:
     """Forgetting who may read is refused here as well."""
     with pytest.raises(ConfigurationError, match="authorize"):

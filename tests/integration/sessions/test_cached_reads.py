@@ -259,3 +259,19 @@ def test_a_limit_that_is_none_is_refused(wrong: Any) -> None:
     """It is a number of bytes."""
     with pytest.raises(ConfigurationError, match="read_cache_bytes must be a number"):
         MongoSessionService("mongodb://127.0.0.1/adk", read_cache_bytes=wrong)
+
+
+async def test_state_of_an_app_is_no_event_whatever_its_name(
+    service: MongoSessionService,
+) -> None:
+    """Its document is told from an event's, though the word for that is in its name."""
+    ids = {"app_name": "revisions", "user_id": "ada", "session_id": "s"}
+    created = await service.create_session(**ids, state={"app:key": 1, "user:key": 2})
+    for number in range(1, 2 * event_blocks.SIZE):
+        await service.append_event(created, Event(id=str(number), author="user"))
+
+    for _ in range(2):
+        found = await service.get_session(**ids)
+        assert found is not None
+        assert found.events == created.events
+        assert found.state == {"app:key": 1, "user:key": 2}

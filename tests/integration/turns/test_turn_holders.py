@@ -91,6 +91,29 @@ async def test_a_body_may_block_its_event_loop(
         await closing
 
 
+@pytest.mark.usefixtures("brief_leases")
+async def test_a_failure_to_connect_is_not_the_end_of_renewal(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Be it one that the driver does not know, as of a certificate's missing file."""
+    opened = renewal._opened  # noqa: SLF001
+    failures = [FileNotFoundError]
+
+    def fail_once(*where: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return opened(*where)
+
+    monkeypatch.setattr(renewal, "_opened", fail_once)
+    await service.create_session(**IDS)
+    async with service.turn(**IDS):
+        assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TimeoutError
+    assert not failures
+
+
 @pytest.mark.release
 @pytest.mark.usefixtures("brief_leases")
 async def test_a_turn_of_a_synchronous_runner(
@@ -136,6 +159,23 @@ async def test_a_rebased_append_needs_its_turn_as_well(
                 with pytest.raises(LeaseLostError):
                     await second.append_event(each, Event(author="late"))
     assert authors(await read(service)) == ["outside", "inside", "following"]
+
+
+async def test_a_turn_ends_with_its_session(
+    service: MongoSessionService, second: MongoSessionService
+) -> None:
+    """Of another one with the same id, it lets nothing through beside the holder."""
+    await service.create_session(**IDS)
+    async with service.turn(**IDS):
+        await second.delete_session(**IDS)
+        await second.create_session(**IDS)
+        async with second.turn(**IDS) as session:
+            with pytest.raises(LeaseLostError):
+                await service.append(**IDS, event=Event(author="late"))
+            with pytest.raises(LeaseLostError):
+                await service.append_event(await read(service), Event(author="late"))
+            await second.append_event(session, Event(author="holder"))
+    assert authors(await read(service)) == ["holder"]
 
 
 async def test_tasks_of_a_body_belong_to_its_turn(

@@ -110,6 +110,33 @@ async def test_waiters_of_a_deleted_session_are_told(
     assert waiters(admin, database) == []
 
 
+async def test_waiters_of_a_session_created_again_are_told(
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the first who gets the same ticket of the new one, and waits undisturbed."""
+    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
+    await service.create_session(**IDS)
+
+    async def wait() -> str:
+        async with service.turn(**IDS) as session:
+            return session.id
+
+    async with asyncio.timeout(10):
+        async with service.turn(**IDS):
+            outlived = asyncio.create_task(wait(), context=Context())
+            await queued(admin, database, 1)
+            new = {"$unset": {"turn.ticket": "", "turn.is_awaited": ""}}
+            admin[database].sessions.update_one({}, new)
+            waiting = asyncio.create_task(wait(), context=Context())
+            with pytest.raises(SessionNotFoundError):
+                await outlived
+        assert await waiting == IDS["session_id"]
+    assert waiters(admin, database) == []
+
+
 async def test_a_closed_service_waits_for_no_turn(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
