@@ -15,6 +15,10 @@ from mongo_session_service.model.records import SessionKey
 IDLE: Final = 300.0
 """Seconds after which a log that nobody has read is dropped."""
 
+LIFETIME: Final = 300.0
+"""Seconds after which a log is read from the database again, all of it: its events may
+have been edited there."""
+
 _BESIDE: Final = 1000
 """Bytes that a log takes beside its blocks and its last event."""
 
@@ -33,6 +37,8 @@ class CachedLog:
     """Of the last."""
     blocks: tuple[bytes, ...]
     """Them all, as :mod:`event_blocks` makes them."""
+    read_at: float
+    """When the first of them was read, by ``monotonic()``."""
 
     @property
     def size(self) -> int:
@@ -57,11 +63,13 @@ class ReadCache:
     def get(self, key: SessionKey) -> CachedLog | None:
         """The log of a session; the last to be dropped from now on."""
         with self._lock:
-            found = self._logs.pop(key, None)
-            if found is None:
+            log, _ = self._logs.get(key, (None, 0.0))
+            if log is None or log.read_at < monotonic() - LIFETIME:
+                self._remove(key)
                 return None
-            self._logs[key] = found[0], monotonic()
-            return found[0]
+            self._logs[key] = log, monotonic()
+            self._logs.move_to_end(key)
+            return log
 
     def put(self, key: SessionKey, log: CachedLog, drops: int) -> None:
         """Keep a log, unless something was dropped since there were ``drops``.

@@ -3,13 +3,15 @@
 A service remembers the events that it has built. A later read brings the last of these
 again, and with it only what follows: the log is never changed, only continued. That the
 last event is the same, and that the log begins where it did, shows that it is this log
-and not another one, of a session that was deleted and imported again, or restored.
+and not another one, of a session that was deleted and imported again, or restored. An
+edit between the two is seen when the log is read anew, which it is every few minutes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
@@ -90,6 +92,7 @@ class SessionReader:
         self, key: SessionKey, cache: ReadCache
     ) -> StoredSession | None:
         """A session with all its events; those that are not known yet are built."""
+        began = monotonic()
         drops, known = cache.drops, cache.get(key)
         found = await self._find(key, known)
         session = self._session(found.heads)
@@ -112,6 +115,7 @@ class SessionReader:
                 last=last,
                 revision=_revision(last),
                 blocks=(*(known.blocks if known else ()), *blocks),
+                read_at=known.read_at if known else began,
             )
             cache.put(key, log, drops)
         return session._replace(events=[*events, *built])

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import read_cache
 from mongo_session_service.sessions.read_cache import CachedLog, ReadCache
 
-LOG = CachedLog(create_time=1.0, first=1, last=b"x", revision=64, blocks=(b"x" * 9000,))
+LOG = CachedLog(
+    create_time=1.0,
+    first=1,
+    last=b"x",
+    revision=64,
+    blocks=(b"x" * 9000,),
+    read_at=float("inf"),
+)
 ADA, BOB = SessionKey("app", "ada", "1"), SessionKey("app", "bob", "1")
 OTHER = SessionKey("other", "ada", "1")
 
@@ -46,7 +55,7 @@ async def test_a_log_beyond_the_limit_is_not_kept() -> None:
     """It makes room of nothing."""
     cache = ReadCache(LOG.size)
     keep(cache, ADA)
-    cache.put(BOB, LOG.__class__(1.0, 1, b"x", 64, (b"x" * 10_000,)), cache.drops)
+    cache.put(BOB, replace(LOG, blocks=(b"x" * 10_000,)), cache.drops)
 
     assert kept(cache) == {ADA}
 
@@ -98,3 +107,21 @@ async def test_what_is_idle_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert kept(cache) == {ADA}
     assert cache.size == LOG.size
+
+
+async def test_a_log_is_read_anew_after_some_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often it is read meanwhile, since it may have been edited."""
+    now = 1000.0
+    monkeypatch.setattr(read_cache, "monotonic", lambda: now)
+    cache = ReadCache(LOG.size)
+    cache.put(ADA, replace(LOG, read_at=now), cache.drops)
+
+    for _ in range(4):
+        now += read_cache.LIFETIME / 4
+        assert cache.get(ADA)
+    now += 1
+
+    assert cache.get(ADA) is None
+    assert cache.size == 0
