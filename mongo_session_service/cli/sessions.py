@@ -69,7 +69,9 @@ def _condition(text: str) -> tuple[str, Any]:
     help="By default create_time. update_time needs --user, or the index that"
     " `setup --index activity` creates.",
 )
-@click.option("--oldest-first", is_flag=True, help="Begin with the smallest time.")
+@click.option(
+    "--oldest-first", is_flag=True, help="Begin with the oldest, not the newest."
+)
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
@@ -90,10 +92,9 @@ async def sessions(
 ) -> None:
     """Lists an app's sessions, or without --app the apps.
 
-    Only sessions with exactly the title, all the labels and all the values that are
-    given are listed. State is neither read nor shown. What before_store seals is found
-    by --where only if the application seals equal values equally, and then by the
-    sealed value.
+    It lists the sessions that have exactly this title, and all of these labels and
+    values. State is neither read nor shown. If the application seals state with
+    before_store, --where compares with the sealed values.
 
     \b
     Example:
