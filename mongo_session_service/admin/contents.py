@@ -83,12 +83,14 @@ async def sessions(
         **wanted: What to look for, as for ``find_sessions``.
 
     Raises:
-        InvalidInputError: an argument is invalid.
+        InvalidInputError: an argument is invalid, or the order needs an index that does
+            not exist.
     """
     looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
     after: search.Place | None = None
     left = limit
     async with backend_of(service).call(sets_up=False) as backend:
+        await search.check_order(backend.connection, looked_for)
         while left is None or left > 0:
             size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
             now = platform_time.get_time()

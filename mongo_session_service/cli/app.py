@@ -56,6 +56,15 @@ Exit codes:
   {_BROKEN_PIPE}  the output was closed early, for example by "| head"
 """
 
+_HEADINGS: Final = {
+    "Look at sessions": ("sessions", "show", "watch", "live"),
+    "Change sessions": ("set", "fork", "prune", "erase"),
+    "Move sessions": ("import", "verify", "export"),
+    "Run MongoDB": ("setup", "migrate", "grants", "doctor", "shard", "mongod"),
+    "Other commands": ("consumers", "completion"),
+}
+"""The commands as the help lists them."""
+
 _UNWRITABLE: Final = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
 _NOISE: Final = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
 """In the driver's message about a server that it cannot find."""
@@ -81,6 +90,20 @@ class _Application(click.Group):
             sys.exit(1)
         finally:
             _drop_unwritten()
+
+    @override
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        width = max(map(len, self.commands))
+        for heading, names in _HEADINGS.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), self.commands[name].get_short_help_str(80))
+                        for name in names
+                    ]
+                )
 
     @override
     def invoke(self, ctx: click.Context) -> Any:

@@ -38,12 +38,12 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
     """Shows the status of every durable consumer.
 
     Below the table it says what needs attention, and what to do. LAG is how far a
-    consumer's checkpoint is behind MongoDB. A running consumer that has handled
-    everything stays below 15 seconds: so often it saves a checkpoint, whose age is
-    SAVED. A lag that grows means that changes come faster than the handler returns, or
-    that nobody runs the consumer. It must stay below the time that MongoDB's oplog
-    reaches back, or changes are lost. A dead letter is a change that the handler failed
-    on in every attempt; the consumer has continued after it.
+    consumer's checkpoint is behind MongoDB, and SAVED is the checkpoint's age. A
+    running consumer saves one every 15 seconds, so its lag stays below that if it has
+    handled everything. A lag that grows means that changes come faster than the handler
+    returns, or that nobody runs the consumer. It must stay below the time that
+    MongoDB's oplog reaches back, or changes are lost. A dead letter is a change that
+    the handler failed on in every attempt; the consumer has continued after it.
 
     \b
     Example:
@@ -105,12 +105,14 @@ def advice(status: ConsumerStatus) -> Iterator[str]:
         )
 
 
-@consumers.command("dead-letters")
+@consumers.command(
+    "dead-letters", short_help="Lists the changes that a handler failed on."
+)
 @click.argument("name")
 @options.as_json
 @options.connected
 async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> None:
-    """Lists the changes that a consumer's handler failed on, the oldest failure first.
+    """Lists the changes that a handler failed on, the oldest failure first.
 
     Credentials are left out, and so is the text of an error that may quote them.
 

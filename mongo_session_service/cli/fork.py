@@ -28,11 +28,11 @@ async def fork(
     *,
     as_json: bool,
 ) -> None:
-    """Creates a session with another's first events.
+    """Creates a session from the first events of another.
 
-    Its state is what these events leave. It prints the new session's id. The server
-    copies the events, so their content is not read. App and user state stay as they
-    are.
+    Its state is the state after these events. The command prints the new session's id.
+    The server copies the events, so their content is not read. App and user state stay
+    as they are.
 
     \b
     Example:

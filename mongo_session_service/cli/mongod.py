@@ -21,7 +21,8 @@ from mongo_session_service.cli import options, terminal
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the data and the port there; without it the data is deleted at the end.",
+    help="Keep the data here, and use the same port again; without it the data is"
+    " deleted at the end.",
 )
 @click.option(
     "--port",

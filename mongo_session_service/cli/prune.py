@@ -20,13 +20,13 @@ from mongo_session_service.model.wording import counted
     "--idle-for",
     type=options.duration,
     metavar="DURATION",
-    help="Instead, those without an event for so long: 7200s, 12h, 90d.",
+    help="Remove sessions without an event for this long: 7200s, 12h, 90d.",
 )
 @click.option(
     "--created-before",
     type=options.timestamp,
     metavar="TIME",
-    help="Instead, those created before this ISO 8601 time.",
+    help="Remove sessions created before this ISO 8601 time.",
 )
 @options.dry_run
 @options.as_json

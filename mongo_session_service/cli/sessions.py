@@ -64,11 +64,13 @@ def _condition(text: str) -> tuple[str, Any]:
     help="Only those whose own state has this value; repeatable.",
 )
 @click.option(
-    "--order",
-    type=click.Choice(["newest", "oldest"]),
-    default="newest",
-    show_default=True,
-    help="Which come first, by their creation.",
+    "--order-by",
+    type=click.Choice(["create_time", "update_time"]),
+    help="By default create_time. update_time needs --user, or the index that"
+    " `setup --index activity` creates.",
+)
+@click.option(
+    "--oldest-first", is_flag=True, help="Begin with the oldest, not the newest."
 )
 @click.option(
     "--limit",
@@ -83,7 +85,6 @@ def _condition(text: str) -> tuple[str, Any]:
 async def sessions(
     place: options.Place,
     app: str | None,
-    order: str,
     limit: int,
     *,
     as_json: bool,
@@ -91,20 +92,20 @@ async def sessions(
 ) -> None:
     """Lists an app's sessions, or without --app the apps.
 
-    Only sessions with exactly the title, all the labels and all the values that are
-    given are listed. State is neither read nor shown. What before_store seals is found
-    by --where only if the application seals equal values equally, and then by the
-    sealed value.
+    It lists the sessions that have exactly this title, and all of these labels and
+    values. State is neither read nor shown. If the application seals state with
+    before_store, --where compares with the sealed values.
 
     \b
     Example:
       mongo-session-service sessions
       mongo-session-service sessions --app my_app --label stage=test
       mongo-session-service sessions --app my_app --where 'city="Turin"' --json
+      mongo-session-service sessions --app my_app --user ada --order-by update_time
     """  # noqa: D301  \b is click's sign
     given = [name for name, value in filters.items() if value]
     if app is None and given:
-        name = given[0].removesuffix("s")
+        name = given[0].removesuffix("s").replace("_", "-")
         raise click.UsageError(f"--{name} needs --app.")
     async with place.service() as service:
         if app is None:
@@ -116,7 +117,8 @@ async def sessions(
             "title": filters["title"],
             "labels": dict(filters["labels"]) or None,
             "where": dict(filters["where"]) or None,
-            "newest_first": order == "newest",
+            "order_by": filters["order_by"] or "create_time",
+            "newest_first": not filters["oldest_first"],
         }
         await _show_sessions(place, service, wanted, limit, as_json=as_json)
 

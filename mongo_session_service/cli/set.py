@@ -42,7 +42,7 @@ from mongo_session_service.cli.terminal import printable
     metavar="TIME",
     help="When it expires, whatever happens: ISO 8601, in UTC if it names no zone.",
 )
-@click.option("--no-expiry", is_flag=True, help="Let it live for ever.")
+@click.option("--no-expiry", is_flag=True, help="Never let it expire.")
 @options.as_json
 @options.connected
 async def set_session(

@@ -25,10 +25,10 @@ async def setup(
     """Creates the collections and indexes that are missing.
 
     A service does so on its first use. This command does it beforehand, for example as
-    a user who may, or while nobody waits. What exists is left as it is. An index that
-    cannot be created is named on stderr; the exit code is then 3.
+    a user with more privileges, or before the first users come. What exists is left as
+    it is. An index that cannot be created is named on stderr; the exit code is then 3.
 
-    An --index is one that appends have to write as well, so it is created on request.
+    An --index is created on request only, since it makes every append slower.
 
     \b
     Example:

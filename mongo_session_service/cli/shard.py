@@ -21,7 +21,7 @@ def _zone(text: str) -> tuple[str, str]:
     "--plan",
     "is_plan",
     is_flag=True,
-    help="Only show what would be done.",
+    help="Print what would be done, and do nothing.",
 )
 @click.option(
     "--zone",
@@ -39,8 +39,8 @@ def shard(
     """Prints a script for mongosh that shards the collections which grow with users.
 
     Each user's sessions, events and state have the same shard key. The script creates
-    the indexes that the key needs, and can be run again; this command itself connects
-    to nothing.
+    the indexes that the key needs, and can be run again. This command itself connects
+    to nothing, and always needs --plan.
 
     \b
     Example:

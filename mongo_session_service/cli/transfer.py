@@ -249,7 +249,9 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
     ),
 )
 @uri_argument
-@click.option("--plan", "is_plan", is_flag=True, help="Only show what would be done.")
+@click.option(
+    "--plan", "is_plan", is_flag=True, help="Print what would be done, and do nothing."
+)
 @place_options
 @click.pass_context
 def migrate_(context: click.Context, *, is_plan: bool) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+
+from click.testing import CliRunner
+
+from mongo_session_service.cli import main
 
 ASK_ALL = """
 import sys
@@ -35,3 +40,11 @@ def test_help_imports_little() -> None:
     imported = set(done.stderr.split())
     assert "mongo_session_service.cli.app" in imported
     assert imported & COSTLY == set()
+
+
+def test_help_lists_each_command_once_in_a_sentence() -> None:
+    """Every command is under a heading, with a sentence that is not cut off."""
+    done = CliRunner().invoke(main, ["--help"], terminal_width=100)
+
+    listed = re.findall(r"^  ([a-z]+) +([A-Z][a-z]+s .*\.)$", done.output, re.MULTILINE)
+    assert sorted(name for name, _ in listed) == sorted(main.commands)
