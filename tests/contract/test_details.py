@@ -42,6 +42,7 @@ async def test_a_session_keeps_its_details(ours: MongoSessionService) -> None:
         "labels": labels,
         "state": None,
         "revision": 1,
+        "log_begins": 0,
         "create_time": clock.now - 10,
         "last_update_time": session.last_update_time,
         "ttl": 60.0,

@@ -86,6 +86,7 @@ async def test_an_item_is_what_a_list_shows(ours: MongoSessionService) -> None:
         "id": "s",
         "state": {**state, "more": None},
         "revision": 1,
+        "log_begins": 0,
         "create_time": clock.now,
         "last_update_time": event.timestamp,
         "expire_time": clock.now + 60,
