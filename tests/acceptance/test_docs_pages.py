@@ -16,10 +16,13 @@ PAGES = {
 SLOW = {
     "docs/guide/adk-tools.md",
     "docs/guide/changing-keys.md",
+    "docs/guide/importing.md",
+    "docs/guide/terminal.md",
     "docs/guide/testing.md",
+    "docs/operations/backup.md",
     "docs/operations/dockerfile.md",
 }
-"""They take seconds, mostly for servers of their own; other tests do the same."""
+"""They take seconds, mostly for processes of their own; other tests do the same."""
 
 MARKS = {"", "Fragment", "Example", *OUTPUTS}
 

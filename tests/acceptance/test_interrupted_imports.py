@@ -94,6 +94,7 @@ def test_a_killed_import_goes_on(
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
+@pytest.mark.release
 def test_a_killed_catch_up_goes_on(
     large: Path, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_killed_catch_up_goes_on(
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
+@pytest.mark.release
 def test_a_killed_replacement_goes_on(
     large: Path, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
