@@ -129,7 +129,7 @@ async def load_view(
         if is_complete:
             missed += _shared_state(key, found.documents, hooks, update_time)
             details = Details.of(session)
-            if details.title is not None or details.labels:
+            if "title" in session or details.labels:  # an empty title was removed
                 missed.append(Updated(key, details, update_time).change())
     expire_time = session.get("expire_time")
     marker = Marker.of(session)

@@ -118,11 +118,13 @@ class SessionPage {
       this.hasSharedState = true;
       // A page that reconnects receives all of it again.
       this.state.set(Object.entries(change.state_delta ?? {}), { revision: null, words: inCalendar(seconds), isRepeat: true });
-    } else if (kind === "updated" && change.title) {
+    } else if (kind === "updated") {
       // As a snapshot shows a title.
       const name = "__session_metadata__";
-      const value = { ...this.state.rows.get(name)?.value, displayName: change.title };
-      this.state.set([[name, value]], { revision: null, words: inCalendar(seconds), isRepeat: true });
+      const { displayName, ...others } = this.state.rows.get(name)?.value ?? {};
+      const value = change.title ? { ...others, displayName: change.title } : others;
+      if (change.title || displayName)
+        this.state.set([[name, value]], { revision: null, words: inCalendar(seconds), isRepeat: true });
     } else if (kind === "deleted") {
       document.body.classList.add("gone");
       this.timeline.note(`The session was deleted, ${inCalendar(seconds)}.`, "note bad");

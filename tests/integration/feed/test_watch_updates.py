@@ -64,6 +64,19 @@ async def test_who_returns_receives_details(service: MongoSessionService) -> Non
         assert details(await anext(changes)) == ("B", {}, None)
 
 
+async def test_who_returns_receives_that_a_title_was_removed(
+    service: MongoSessionService,
+) -> None:
+    """A subscriber that had seen it would go on to show it."""
+    await service.create_session(**SESSION, title="A")
+    await service.update_session(**SESSION, title=None)
+
+    async with service.watch(**SESSION, after_revision=0) as changes:
+        change = await anext(changes)
+
+    assert (change.kind, change.title) == ("updated", None)
+
+
 async def test_consumers_receive_updates_on_request(
     service: MongoSessionService,
 ) -> None:
