@@ -78,7 +78,8 @@ async def sessions(
                 yield each
             if page.last is None:
                 return
-            after, left = page.last, None if left is None else left - size
+            after = page.last
+            left = None if left is None else left - len(page.summaries)
 
 
 async def details(service: MongoSessionService, key: SessionKey) -> SessionSummary:
