@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
@@ -26,50 +26,27 @@ from mongo_session_service.schema.indexes import OPTIONAL
 from mongo_session_service.schema.setup import has_index, missing_indexes
 from mongo_session_service.schema.version import recorded_version
 from mongo_session_service.service import MongoSessionService
-from mongo_session_service.sessions import event_log, placeholders, queries, search
+from mongo_session_service.sessions import (
+    directory,
+    event_log,
+    placeholders,
+    queries,
+    search,
+)
+from mongo_session_service.sessions.directory import AppCount
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.store import not_found
 
-_USER: Final = {"app": "$_id.app_name", "user": "$_id.user_id"}
-_BY_USER: Final = ("_id.app_name", "_id.user_id", "create_time", "_id.session_id")
 _DETAILS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
     *DETAILS,
 )
-_TOTALS: Final = {"users": {"$sum": 1}, "sessions": {"$sum": "$sessions"}}
-
-
-class AppCount(NamedTuple):
-    """How much an app has stored."""
-
-    app_name: str
-    users: int
-    """Those with sessions."""
-    sessions: int
-    """Those being imported included."""
 
 
 async def apps(service: MongoSessionService) -> list[AppCount]:
     """Every app that has sessions, by name; counted from indexes alone."""
-    expired = queries.expired(platform_time.get_time())
-    over: list[Document] = [
-        {"$match": expired},
-        {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
-    ]
     async with backend_of(service).call(sets_up=False) as backend:
-        at = backend.connection
-        stages: list[Document] = [
-            # An order that an index has, so that it is read instead of the sessions.
-            {"$sort": dict.fromkeys(_BY_USER, 1)},
-            {"$group": {"_id": _USER, "sessions": {"$sum": 1}}},
-            {"$unionWith": {"coll": at.sessions.name, "pipeline": over}},
-            {"$group": {"_id": "$_id", "sessions": {"$sum": "$sessions"}}},
-            {"$match": {"sessions": {"$gt": 0}}},
-            {"$group": {"_id": "$_id.app", **_TOTALS}},
-            {"$sort": {"_id": 1}},
-        ]
-        found = await at.aggregate(at.sessions, stages)
-    return [AppCount(each["_id"], each["users"], each["sessions"]) for each in found]
+        return await directory.counts(backend.connection, platform_time.get_time())
 
 
 async def sessions(
@@ -101,7 +78,8 @@ async def sessions(
                 yield each
             if page.last is None:
                 return
-            after, left = page.last, None if left is None else left - size
+            after = page.last
+            left = None if left is None else left - len(page.summaries)
 
 
 async def details(service: MongoSessionService, key: SessionKey) -> SessionSummary:

@@ -83,7 +83,10 @@ async def order_of(service: MongoSessionService, request: Request, scope: Scope)
 async def apps(
     service: MongoSessionService, access: Access, request: Request
 ) -> list[dict[str, Any]]:
-    """The apps of which something is listed, with the latest session of each."""
+    """The apps of which something is listed, with the latest session of each.
+
+    Only sessions that ``authorize`` permits are counted, which no index knows.
+    """
     async with backend_of(service).call() as opened:
         names = await directory.apps(opened.connection)
     shown = []

@@ -1,8 +1,8 @@
-"""Directory of sessions: the apps that have some, and sessions found by their id."""
+"""Directory of sessions: the apps, how many they have, and sessions by their id."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from mongo_session_service.codec.documents import INITIAL, summaries
 from mongo_session_service.driver.connection import Connection
@@ -14,6 +14,20 @@ from mongo_session_service.sessions import queries
 _MOST: Final = 50
 """Sessions of one id that are found."""
 
+_USER: Final = {"app": "$_id.app_name", "user": "$_id.user_id"}
+_BY_USER: Final = ("_id.app_name", "_id.user_id", "create_time", "_id.session_id")
+_TOTALS: Final = {"users": {"$sum": 1}, "sessions": {"$sum": "$sessions"}}
+
+
+class AppCount(NamedTuple):
+    """How much an app has stored."""
+
+    app_name: str
+    users: int
+    """Those with sessions."""
+    sessions: int
+    """Those being imported included."""
+
 
 async def apps(at: Connection) -> list[str]:
     """The apps that sessions are stored of, in the order of their names.
@@ -24,9 +38,39 @@ async def apps(at: Connection) -> list[str]:
         StorageUnavailableError: MongoDB was unavailable for a minute.
     """
     stages: list[Document] = [{"$group": {"_id": "$_id.app_name"}}]
+    return sorted(each["_id"] for each in await _named(at, stages))
+
+
+async def counts(at: Connection, now: float) -> list[AppCount]:
+    """The apps with sessions that have not expired, and how many, by name.
+
+    The server reads an index as a whole, and no session.
+
+    Raises:
+        StorageUnavailableError: MongoDB was unavailable for a minute.
+    """
+    over: list[Document] = [
+        {"$match": queries.expired(now)},
+        {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
+    ]
+    stages: list[Document] = [
+        # An order that an index has, so that it is read instead of the sessions.
+        {"$sort": dict.fromkeys(_BY_USER, 1)},
+        {"$group": {"_id": _USER, "sessions": {"$sum": 1}}},
+        {"$unionWith": {"coll": at.sessions.name, "pipeline": over}},
+        {"$group": {"_id": "$_id", "sessions": {"$sum": "$sessions"}}},
+        {"$match": {"sessions": {"$gt": 0}}},
+        {"$group": {"_id": "$_id.app", **_TOTALS}},
+        {"$sort": {"_id": 1}},
+    ]
+    found = await _named(at, stages)
+    return [AppCount(each["_id"], each["users"], each["sessions"]) for each in found]
+
+
+async def _named(at: Connection, stages: list[Document]) -> list[Document]:
+    """What a pipeline finds by app; another tool may have stored what is no name."""
     found = await persistently(lambda: at.aggregate(at.sessions, stages))
-    # Another tool may have stored what is no name.
-    return sorted(each["_id"] for each in found if isinstance(each["_id"], str))
+    return [each for each in found if isinstance(each["_id"], str)]
 
 
 async def with_id(

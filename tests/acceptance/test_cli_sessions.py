@@ -100,6 +100,28 @@ async def test_a_list_of_sessions_is_safe_to_read(
     assert "state" not in json.loads(line.stdout)
 
 
+async def test_a_damaged_session_does_not_hide_the_others(
+    service: MongoSessionService,
+    at: tuple[str, ...],
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """It is named on stderr, and takes no other's place in the list."""
+    for each in ("a", "b", "c"):
+        await service.create_session(**ADA, session_id=each)
+    damage = {"$set": {"update_time": "hunter2"}}
+    admin[database].sessions.update_one({"_id.session_id": "b"}, damage)
+
+    done = call(*at, "sessions", "-v", "--app", "trips", "--json", "--limit", "2")
+    fewer = call(*at, "sessions", "--app", "trips", "--json", "--limit", "1")
+
+    ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
+    assert (done.returncode, ids) == (0, ["c", "a"])
+    assert done.stderr.count("Session 'b' is not as this package stores it") == 1
+    assert "hunter2" not in done.stderr
+    assert "There are more: --limit 2" in fewer.stderr
+
+
 async def test_a_misspelt_app_is_guessed(
     service: MongoSessionService, at: tuple[str, ...]
 ) -> None:

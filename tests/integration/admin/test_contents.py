@@ -10,14 +10,17 @@ from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.admin import contents
-from mongo_session_service.admin.contents import AppCount
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions.directory import AppCount
 
 
 async def test_apps_are_counted_without_reading_sessions(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """An index has all that is needed; only what has expired is looked at as well."""
+    """An index has all that is needed; only what has expired is looked at as well.
+
+    What another tool has stored under no app's name is not counted.
+    """
     await service.setup()
     stored = [
         {
@@ -32,7 +35,8 @@ async def test_apps_are_counted_without_reading_sessions(
         for user in ("ada", "bob")
         for number in range(50)
     ]
-    admin[database].sessions.insert_many(stored)
+    foreign = [{"_id": "x"}, {"_id": {**stored[0]["_id"], "app_name": 7}}]
+    admin[database].sessions.insert_many([*stored, *foreign])
     admin[database].command("profile", 2)
 
     counted = await contents.apps(service)
