@@ -155,11 +155,15 @@ def leave_out(error: UnreadableError) -> None:
     logger.warning("A session is missing from a list. %s", error)
 
 
-def key_of(session: Document) -> SessionKey | None:
-    """The key of a document of the sessions collection; None if it has no session's."""
-    id_ = session["_id"]
-    is_key = tuple(id_) == SessionKey._fields and {*map(type, id_.values())} == {str}
-    return SessionKey(**id_) if is_key else None
+_KEY: Final = SessionKey._fields
+
+
+def is_key(id_: Document) -> bool:
+    """Whether an ``_id`` is a session's; spelt out, since a list asks it of each."""
+    if tuple(id_) != _KEY:
+        return False
+    app_name, user_id, session_id = id_.values()
+    return type(app_name) is type(user_id) is type(session_id) is str
 
 
 def unreadable_session(id_: Document) -> UnreadableError:
@@ -173,7 +177,7 @@ def unreadable_session(id_: Document) -> UnreadableError:
 def check_session(session: dict[str, Any]) -> None:
     """Refuse a document of another tool that cannot be a session's."""
     id_ = session["_id"]
-    if key_of(session) is None:
+    if not is_key(id_):
         raise unreadable_session(id_)
     get = session.get
     # Spelt out, since a list asks it of each session.
@@ -556,11 +560,11 @@ def summary(document: Document, state: dict[str, Any] | None) -> SessionSummary:
     Raises:
         UnreadableError: it is not as this package stores it.
     """
-    key = key_of(document)
-    if key is None:
-        raise unreadable_session(document["_id"])
+    id_ = document["_id"]
+    if not is_key(id_):
+        raise unreadable_session(id_)
     try:
-        details = Details.of(document)
+        key, details = SessionKey(**id_), Details.of(document)
         return SessionSummary(
             id=key.session_id,
             app_name=key.app_name,
@@ -577,4 +581,4 @@ def summary(document: Document, state: dict[str, Any] | None) -> SessionSummary:
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         # The original may quote what is stored.
-        raise unreadable_session(document["_id"]) from None
+        raise unreadable_session(id_) from None
