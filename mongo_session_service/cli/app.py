@@ -58,7 +58,7 @@ Exit codes:
 
 _HEADINGS: Final = {
     "Look at sessions": ("sessions", "show", "watch", "live"),
-    "Change sessions": ("set", "fork", "prune", "erase"),
+    "Change sessions": ("set", "fork", "trim", "prune", "erase"),
     "Move sessions": ("import", "verify", "export"),
     "Run MongoDB": ("setup", "migrate", "grants", "doctor", "shard", "mongod"),
     "Other commands": ("consumers", "completion"),
