@@ -64,7 +64,7 @@ def _condition(text: str) -> tuple[str, Any]:
     help="Only those whose own state has this value; repeatable.",
 )
 @click.option(
-    "--order-by",
+    "--order",
     type=click.Choice(["create_time", "update_time"]),
     help="By default create_time. update_time needs --user, or the index that"
     " `setup --index activity` creates.",
@@ -101,7 +101,7 @@ async def sessions(
       mongo-session-service sessions
       mongo-session-service sessions --app my_app --label stage=test
       mongo-session-service sessions --app my_app --where 'city="Turin"' --json
-      mongo-session-service sessions --app my_app --user ada --order-by update_time
+      mongo-session-service sessions --app my_app --user ada --order update_time
     """  # noqa: D301  \b is click's sign
     given = [name for name, value in filters.items() if value]
     if app is None and given:

@@ -28,7 +28,7 @@ echo "${COMPREPLY[*]}"
     [
         ("adk-mongo", "", "se", {"sessions", "set", "setup"}),
         ("mongo-session-service", "erase", "", {"app", "session", "user"}),
-        ("mongo-session-service", "sessions --order-by", "u", {"update_time"}),
+        ("mongo-session-service", "sessions --order", "u", {"update_time"}),
     ],
 )
 def test_bash_completes(

@@ -67,7 +67,7 @@ async def test_sessions_are_found_by_every_filter(
     session = await service.get_session(**ADA, session_id="a")
     assert session is not None
     await service.append_event(session, Event(author="user"))
-    of_ada = ("--user", "ada", "--order-by", "update_time")
+    of_ada = ("--user", "ada", "--order", "update_time")
     assert found(*of_ada) == ["a", "b"]
     assert found(*of_ada, "--oldest-first") == ["b", "a"]
     assert found("--user", "ada") == ["b", "a"]
@@ -265,12 +265,12 @@ async def test_an_event_that_cannot_be_read_hides_no_other(
         (["sessions", "--app", "a", "--where", "b=c"], 2, "quotes: 'b=\"c\"'."),
         (["sessions", "--app", "a", "--where", "user:b=1"], 1, "own state only"),
         (
-            ["sessions", "--app", "a", "--order-by", "update_time"],
+            ["sessions", "--app", "a", "--order", "update_time"],
             1,
             "--index activity",
         ),
         (["sessions", "--oldest-first"], 2, "--oldest-first needs --app."),
-        (["sessions", "--order-by", "update_time"], 2, "--order-by needs --app."),
+        (["sessions", "--order", "update_time"], 2, "--order needs --app."),
         (["show", "trips", "ada"], 2, "Missing argument 'SESSION'"),
         (["show", "trips", "ada", "x"], 1, "sessions --app APP` lists them"),
         (["show", "trips", "", "x"], 1, "user_id must not be empty"),
