@@ -65,6 +65,7 @@ def _condition(text: str) -> tuple[str, Any]:
 )
 @click.option(
     "--order",
+    "order_by",
     type=click.Choice(["create_time", "update_time"]),
     help="By default create_time. update_time needs --user, or the index that"
     " `setup --index activity` creates.",
@@ -105,7 +106,7 @@ async def sessions(
     """  # noqa: D301  \b is click's sign
     given = [name for name, value in filters.items() if value]
     if app is None and given:
-        name = given[0].removesuffix("s").replace("_", "-")
+        name = given[0].removesuffix("s").removesuffix("_by").replace("_", "-")
         raise click.UsageError(f"--{name} needs --app.")
     async with place.service() as service:
         if app is None:
