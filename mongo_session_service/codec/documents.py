@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import bson
@@ -201,13 +202,12 @@ def decode_session_state(
 
     With hooks that is left out, since titles are stored in clear.
     """
-    owner = Owner.of_session(key)
     state = session["state"]
     if not bson_values.is_decoded(state):
-        state = _readable(state, owner)
+        state = _readable(state, key)
     if hooks.is_missing:
         return metadata.titled(state, session["title"]) if "title" in session else state
-    return hooks.loaded_state(state, owner)
+    return hooks.loaded_state(state, Owner.of_session(key))
 
 
 def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
@@ -215,10 +215,12 @@ def decode_state(fields: Any, owner: Owner, hooks: Hooks) -> dict[str, Any]:
     return hooks.loaded_state(_readable(fields, owner), owner)
 
 
-def _readable(fields: Any, owner: Owner) -> dict[str, Any]:
+def _readable(fields: Any, of: Owner | SessionKey) -> dict[str, Any]:
     try:
         return bson_values.decode_fields(fields)
     except (AttributeError, UnreadableError):
+        # A list makes no owner of each session.
+        owner = Owner.of_session(of) if isinstance(of, SessionKey) else of
         raise UnreadableError(f"The state of {owner}") from None
 
 
@@ -395,8 +397,8 @@ def decode_sessions(
     Raises:
         UnreadableError: shared state cannot be read, or a session, if that is refused.
     """
-    sessions: list[Document] = []
-    app: _Copies | None = None
+    sessions: list[tuple[float, SessionKey, Document]] = []
+    app: _Copies = dict
     users: dict[str, _Copies] = {}
     for document in documents:
         id_ = document["_id"]
@@ -404,28 +406,27 @@ def decode_sessions(
             app = _copies(document.get("state"), Owner.of_shared(id_), hooks)
         elif "session_id" in id_:
             if is_visible(document, now) and _is_readable(document, if_unreadable):
-                sessions.append(document)
+                key = SessionKey(*id_.values())
+                sessions.append((document["update_time"], key, document))
         elif "user_id" in id_:
             owner = Owner.of_shared(id_["app_name"], id_["user_id"])
             users[id_["user_id"]] = _copies(document.get("state"), owner, hooks)
-    sessions.sort(key=lambda each: (each["update_time"], *each["_id"].values()))
+    sessions.sort(key=itemgetter(0, 1))
     sessions.reverse()
     while sessions:
-        document = sessions.pop()
-        key = SessionKey(*document["_id"].values())
+        update_time, key, document = sessions.pop()
         try:
             state = decode_session_state(document, key, hooks)
         except UnreadableError as error:
             if_unreadable(error)
             continue
-        if app or users:
-            user = users.get(key.user_id, dict)()
-            state = scopes.merge(ScopedState(app() if app else {}, user, state))
+        if shared := app() | users.get(key.user_id, dict)():
+            state = state | shared
         marker = Marker.of(document)
         yield StoredSession(
             key,
             marker,
-            document["update_time"],
+            update_time,
             state,
             [*events],
             log_begins(document),
@@ -447,11 +448,19 @@ _Copies = Callable[[], dict[str, Any]]
 def _copies(fields: Any, owner: Owner, hooks: Hooks) -> _Copies:
     """Makes the state that sessions share, of which no two share a mutable value.
 
-    It is decoded again each time, unless that would call the application's hook.
+    Its keys are as ADK shows them. It is decoded again each time, unless that would
+    call the application's hook, or no value of it is mutable.
     """
-    if hooks.after_load is None:
-        return partial(_readable, fields, owner)
-    return partial(copy.deepcopy, decode_state(fields, owner, hooks))
+    if hooks.after_load is not None:
+        return partial(copy.deepcopy, _shown(decode_state(fields, owner, hooks), owner))
+    if isinstance(fields, dict) and bson_values.is_decoded(fields):
+        shown = _shown(fields, owner)
+        return lambda: shown
+    return lambda: _shown(_readable(fields, owner), owner)
+
+
+def _shown(state: dict[str, Any], owner: Owner) -> dict[str, Any]:
+    return {owner.prefix + key: value for key, value in state.items()}
 
 
 def decode_shared_state(
