@@ -39,25 +39,15 @@ RAW: Final = codec_options.CodecOptions[RawBSONDocument](document_class=RawBSOND
 _TOGETHER: Final = 65_536
 """Bytes decoded at once: each call of the decoder costs as much as four documents."""
 
-_LENGTH: Final = 4
-_END: Final = b"\0"
-
 
 def decoded(documents: Iterable[bytes | memoryview]) -> Iterator[Document]:
     """Encoded documents, each decoded shortly before it is asked for."""
-    elements: list[bytes | memoryview] = []
+    together: list[bytes | memoryview] = []
     size = 0
     for each in documents:
-        elements += (b"\x03%d\0" % len(elements), each)
+        together.append(each)
         size += len(each)
         if size >= _TOGETHER:
-            yield from _decode(elements)
-            elements, size = [], 0
-    yield from _decode(elements)
-
-
-def _decode(elements: list[bytes | memoryview]) -> Iterable[Document]:
-    content = b"".join((*elements, _END))
-    length = (_LENGTH + len(content)).to_bytes(_LENGTH, "little")
-    found: dict[str, Document] = bson.decode(length + content, CODEC_OPTIONS)
-    return found.values()
+            yield from bson.decode_all(b"".join(together), CODEC_OPTIONS)
+            together, size = [], 0
+    yield from bson.decode_all(b"".join(together), CODEC_OPTIONS)

@@ -63,7 +63,7 @@ def own_states(draw: st.DrawFn) -> list[ScopedState]:
 
 
 @pytest.mark.parametrize("hooks", HOOKS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(own=own_states())
 def test_a_list_is_as_if_validated(hooks: Hooks, own: list[ScopedState]) -> None:
     """Every field is what ADK's validation makes of the parts, in the same order."""
@@ -95,7 +95,7 @@ def test_a_list_is_as_if_validated(hooks: Hooks, own: list[ScopedState]) -> None
 
 
 @pytest.mark.parametrize("hooks", HOOKS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(own=own_states())
 def test_a_change_of_one_is_seen_in_no_other(
     hooks: Hooks, own: list[ScopedState]
