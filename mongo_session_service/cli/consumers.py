@@ -49,7 +49,7 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
     Example:
       mongo-session-service consumers
       mongo-session-service consumers dead-letters billing
-      mongo-session-service consumers replay billing --handler my_app.billing:handle
+      mongo-session-service consumers replay billing --handler my_app:handle
     """  # noqa: D301  \b is click's sign
     screen = terminal.Screen()
     async with place.service() as service:
@@ -219,7 +219,7 @@ async def replay(
 
     \b
     Example:
-      mongo-session-service consumers replay billing --handler my_app.billing:handle
+      mongo-session-service consumers replay billing --handler my_app:handle
     """  # noqa: D301
     async with place.service() as service:
         where = await _where_known(place, service, name)

@@ -23,7 +23,7 @@ def loaded(text: str) -> Callable[..., Any]:
     """
     module_name, _, path = text.partition(":")
     if not module_name or not path:
-        message = f"{text!r} is not MODULE:FUNCTION, such as my_app.billing:handle."
+        message = f"{text!r} is not MODULE:FUNCTION, such as my_app.name:function."
         raise click.BadParameter(message)
     found = _imported(module_name)
     for name in path.split("."):

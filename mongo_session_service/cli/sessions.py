@@ -11,7 +11,6 @@ import click
 
 from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -180,7 +179,7 @@ async def _show_sessions(
         return
     if rows:
         terminal.say(f"Sessions of app {printable(wanted['app_name'])}:")
-        screen.show(terminal.table(rows))
+        screen.show(terminal.table(rows, "USER"))
     if limit and count > limit:
         terminal.warn(f"There are more: --limit {limit * 2}, or 0 for all.")
 
@@ -223,4 +222,4 @@ async def _nearest_app(service: MongoSessionService, app: str) -> str:
     near = get_close_matches(app, names, n=1, cutoff=_NEAR)
     if near:
         return f" Did you mean --app {printable(near[0])}?"
-    return f" App {printable(app)} has none; {counted(len(names), 'app')} have some."
+    return f" App {printable(app)} has none; leave out --app to see those that have."

@@ -188,7 +188,7 @@ def expiry_text(summary: SessionSummary) -> str:
         return ""
     text = terminal.moment(summary.expire_time)
     if summary.ttl is not None:
-        text += f", {terminal.duration(summary.ttl)} after the last event"
+        text += f" ({terminal.duration(summary.ttl)}, renewed by each event)"
     return text
 
 

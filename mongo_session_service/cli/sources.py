@@ -46,7 +46,7 @@ _zone = click.option(
     " 1.x ran, or UTC for ADK 2; by default that of this machine.",
 )
 
-_factory = click.argument("factory", metavar="MODULE:FACTORY", type=loaded)
+_factory = click.argument("factory", metavar="MODULE:FUNCTION", type=loaded)
 
 KINDS: Final = (
     Kind(
@@ -82,8 +82,8 @@ KINDS: Final = (
     ),
     Kind(
         "service",
-        "any BaseSessionService, which MODULE:FACTORY returns when it is called",
-        "service my_app.sessions:make_service --app my_app",
+        "any BaseSessionService, which MODULE:FUNCTION returns",
+        "service old_service:make --app my_app",
         _factory,
         "ServiceSource",
     ),

@@ -70,14 +70,18 @@ def styled(value: object, style: str = "") -> Text:
     return Text(printable(str(value)), style, no_wrap=True, overflow="ellipsis")
 
 
-def table(rows: Sequence[dict[str, Text]]) -> Table:
-    """Rows of named cells in aligned columns; the last column shrinks if needed."""
+def table(rows: Sequence[dict[str, Text]], *shrinking: str) -> Table:
+    """Rows of named cells in aligned columns.
+
+    The last column and the named ones shrink if needed, the widest first.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     names = list(rows[0])
     for name in names:
-        table.add_column(name, no_wrap=name != names[-1])
+        shrinks = name in shrinking or name == names[-1]
+        table.add_column(styled(name), no_wrap=not shrinks)
     for row in rows:
         table.add_row(*row.values())
     return table

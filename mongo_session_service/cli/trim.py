@@ -34,11 +34,11 @@ _PAGE: Final = 1000
 async def trim(
     place: options.Place, *, app_name: str, older_than: float, as_json: bool
 ) -> None:
-    """Removes old events from all sessions of an app; their state stays.
+    """Removes old events from all sessions of an app.
 
-    Of each session it removes the events from the first on, up to one that is not
-    older. It keeps function calls together with their responses, and rewinds with what
-    they have undone. What was removed cannot be restored.
+    State stays. Of each session it removes the events from the first on, up to one that
+    is not older. It keeps function calls together with their responses, and rewinds
+    with what they have undone. What was removed cannot be restored.
 
     It removes a little at a time. So it can run while the service is in use, be
     interrupted and repeated, for example from cron.

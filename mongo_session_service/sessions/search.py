@@ -193,9 +193,10 @@ async def check_order(connection: Connection, search: Search) -> None:
         return
     if not await persistently(lambda: has_index(connection, BY_ACTIVITY)):
         raise InvalidInputError(
-            "order_by='update_time' needs a user_id, or an index that does not exist:"
-            " call setup(index='activity'), or run `mongo-session-service setup --index"
-            " activity`. Appends take longer with it."
+            "Ordering all sessions of an app by update_time needs an index that does"
+            " not exist. Name a user, or create it: setup(index='activity') in Python,"
+            " `mongo-session-service setup --index activity` in a terminal. Appends"
+            " take longer with it."
         )
 
 

@@ -28,7 +28,7 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_parts
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.errors import StorageUnavailableError
+from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import history, lookups, queries
 from mongo_session_service.sessions.deletion import STEP
@@ -68,8 +68,11 @@ class Criterion:
             return int(session["revision"]) - self.keep_last
         if self.before_revision is None:
             return older
-        before = self.before_revision - 1
-        return min(before, history.checked(session, max(before, log_begins(session))))
+        end = int(session["revision"]) + 1
+        if self.before_revision > end:
+            message = f"before_revision must be at most {end}, after the last event."
+            raise InvalidInputError(message)
+        return self.before_revision - 1
 
 
 @dataclass(slots=True)

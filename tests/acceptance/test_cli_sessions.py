@@ -178,7 +178,7 @@ def test_a_session_reads_as_a_conversation(
 
     assert plain[0] == "Trip to Turin"
     assert "labels   stage=test" in plain
-    assert "7 days after the last event" in shown
+    assert "(7 days, renewed by each event)" in shown
     assert "\x1b" not in shown
     asked = plain.index("    Is it warm?")
     assert plain[asked - 1].startswith("r1 ")

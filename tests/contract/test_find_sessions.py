@@ -120,7 +120,7 @@ async def test_pages_are_in_the_order_of_updates(ours: MongoSessionService) -> N
     of_team = await find(ours, **ADA, **by, labels={"team": "red"})
     assert of_team == ["s6", "s2", "s4", "s0"]
 
-    with pytest.raises(InvalidInputError, match="needs a user_id, or an index"):
+    with pytest.raises(InvalidInputError, match="Name a user, or create it"):
         await ours.find_sessions(**APP, **by)
     await ours.setup(index="activity")
     everyone = [*of_ada[:5], "b0", "b1", *of_ada[5:]]

@@ -149,3 +149,20 @@ def test_a_terminal_gets_colours_unless_it_wants_none(
     Screen().show(styled("abcdefghijkl", "red"))
 
     assert terminal.getvalue() == shown
+
+
+def test_a_narrow_table_keeps_what_is_copied() -> None:
+    """Names and titles shrink; ids, numbers and ages are shown whole, in one line."""
+    row = {
+        "SESSION": styled("f" * 36),
+        "USER": styled("ada.lovelace@" + "x" * 30),
+        "EVENTS": styled("12"),
+        "UPDATED": styled("3 min ago"),
+        "TITLE AND LABELS": styled("A trip to Turin " * 5),
+    }
+
+    heading, line = rendered(table([row], "USER"), 80, is_coloured=False)
+
+    assert "UPDATED" in heading
+    for shown in ("f" * 36, "ada.l", "12", "3 min ago", "A trip"):
+        assert shown in line
