@@ -27,6 +27,7 @@ from mongo_session_service.schema.setup import has_index, missing_indexes
 from mongo_session_service.schema.version import recorded_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import (
+    deletion,
     directory,
     event_log,
     placeholders,
@@ -223,12 +224,13 @@ async def erasable_session(
     async with backend_of(service).call(sets_up=False) as backend:
         deletable = placeholders.deletable(platform_time.get_time())
         found = await backend.connection.sessions.find_one(
-            {"_id": key.id, **deletable}, {"revision": 1}
+            {"_id": key.id, **deletable}, deletion.LENGTH
         )
     if found is None:
         return None
     sessions = int(not placeholders.is_placeholder(found))
-    return Erased(sessions, found.get("revision", 0), 0, 0, 0, 0)
+    events = deletion.stored_events(found) if "revision" in found else 0
+    return Erased(sessions, events, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

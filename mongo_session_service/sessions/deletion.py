@@ -42,7 +42,7 @@ _MARK_PART_MS: Final = 20
 _MARK_TIMES: Final = 20
 """How often a limit may be reached before the rest is left for later."""
 
-_LENGTH: Final = dict.fromkeys(("revision", LOG_BEGINS, TRIMMING), 1)
+LENGTH: Final = dict.fromkeys(("revision", LOG_BEGINS, TRIMMING), 1)
 """What tells how many events a session has."""
 
 _UNAUTHORIZED: Final = 13
@@ -149,14 +149,14 @@ async def remove_some(connection: Connection, wanted: Document) -> Step:
 
     async def work(txn: Txn) -> Step:
         where = queries.routed(connection, wanted)
-        cursor = connection.sessions.find(where, _LENGTH, session=txn)
+        cursor = connection.sessions.find(where, LENGTH, session=txn)
         found = await cursor.limit(_SESSIONS).to_list(None)
         if not found:
             return Step(0, 0, is_last=True)
         for each in found:
             if placeholders.is_placeholder(each):
                 return await _shorten(connection, each["_id"], txn)
-        totals = accumulate(map(_stored, found))
+        totals = accumulate(map(stored_events, found))
         short = [
             each for each, events in zip(found, totals, strict=True) if events <= STEP
         ]
@@ -178,10 +178,10 @@ async def _remove_short(
     logs = [queries.all_events(SessionKey(**each["_id"])) for each in short]
     which = queries.any_of([queries.routed(connection, log) for log in logs])
     await connection.events.delete_many(which, session=txn)
-    return Step(len(short), sum(map(_stored, short)), is_last)
+    return Step(len(short), sum(map(stored_events, short)), is_last)
 
 
-def _stored(session: Document) -> int:
+def stored_events(session: Document) -> int:
     """How many events of a session are stored, at most."""
     removed: int = session.get(TRIMMING, log_begins(session))
     return int(session["revision"]) - removed

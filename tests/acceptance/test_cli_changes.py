@@ -123,6 +123,18 @@ async def test_erasing_a_user_says_what_goes(
     assert left_in(admin, database) == {"sessions": 1, "events": 0}
 
 
+async def test_erasing_a_trimmed_session_counts_what_is_stored(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Events that were trimmed before are not erased again."""
+    await fill(service, 5)
+    await service.trim_session(**IDS, keep_last=2)
+
+    done = call(*at, "erase", "session", *WHO, "--yes")
+
+    assert ": 1 session, 2 events.\nErased 1 session, 2 events.\n" in done.stderr
+
+
 async def test_erasing_an_app_removes_its_consumers(
     service: MongoSessionService,
     at: tuple[str, ...],
