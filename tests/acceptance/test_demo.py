@@ -66,6 +66,7 @@ def test_demo_shows_what_outlives_a_process() -> None:
     assert f"Database {database_of(before)} is dropped again.\n" in after
 
 
+@pytest.mark.release
 def test_demo_keeps_its_database_when_asked(
     mongodb_uri: str, admin: MongoClient
 ) -> None:

@@ -16,11 +16,16 @@ PAGES = {
 SLOW = {
     "docs/guide/adk-tools.md",
     "docs/guide/changing-keys.md",
+    "docs/guide/consumers.md",
     "docs/guide/importing.md",
+    "docs/guide/memory.md",
+    "docs/guide/parallel-requests.md",
+    "docs/guide/second-writers.md",
     "docs/guide/terminal.md",
     "docs/guide/testing.md",
     "docs/operations/backup.md",
     "docs/operations/dockerfile.md",
+    "docs/operations/mongodb.md",
 }
 """They take seconds, mostly for processes of their own; other tests do the same."""
 

@@ -183,7 +183,8 @@ async def test_one_limit_bounds_retries_and_rebasing(
             pytest.raises(StorageUnavailableError, match="within 2 seconds"),
         ):
             await hasty.append_event(session, Event(author="x"))
-        assert 1.9 < time.monotonic() - began < 3.4
+        # The server may be at one command, or two, when the time is over.
+        assert 1.9 < time.monotonic() - began < 5.0
         assert open_transactions(admin) == 0
         await hasty.append_event(session, Event(author="x"))
         assert [each.author for each in (await read(calm)).events] == ["other", "x"]
