@@ -398,6 +398,17 @@ def label(text: str) -> tuple[str, str]:
     return name, value
 
 
+title: Final = click.option("--title", help="The session's title.")
+labels: Final = click.option(
+    "--label",
+    "labels",
+    type=label,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A label of the session; repeatable.",
+)
+
+
 def named_database(context: click.Context) -> str:
     """The name of the database that is meant; nothing connects to it."""
     from mongo_session_service.driver import uri as uris

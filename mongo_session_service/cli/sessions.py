@@ -46,15 +46,8 @@ def _condition(text: str) -> tuple[str, Any]:
 @options.uri_argument
 @click.option("--app", help="Only this app.")
 @click.option("--user", help="Only this user.")
-@click.option("--title", help="The session's title.")
-@click.option(
-    "--label",
-    "labels",
-    type=options.label,
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the session; repeatable.",
-)
+@options.title
+@options.labels
 @click.option(
     "--where",
     type=_condition,

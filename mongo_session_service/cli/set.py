@@ -15,16 +15,9 @@ from mongo_session_service.cli.terminal import printable
 
 @click.command("set")
 @options.session_arguments
-@click.option("--title", help="The session's title.")
+@options.title
 @click.option("--no-title", is_flag=True, help="Remove its title.")
-@click.option(
-    "--label",
-    "labels",
-    type=options.label,
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the session; repeatable.",
-)
+@options.labels
 @click.option(
     "--no-labels",
     is_flag=True,

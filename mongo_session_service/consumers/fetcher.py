@@ -20,10 +20,10 @@ from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import Position
-from mongo_session_service.consumers.pace import Pace
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
+from mongo_session_service.driver.slices import Pace
 from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries

@@ -18,8 +18,8 @@ from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.coordinator import Coordinator
 from mongo_session_service.consumers.fetcher import Delivery
 from mongo_session_service.consumers.lanes import Lanes, end, lane_of
-from mongo_session_service.consumers.pace import Pace
 from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.slices import Pace
 from mongo_session_service.driver.transactions import Txn
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Sliced work: long decoding that takes turns with the other tasks of its loop."""
+"""Sliced work: what takes long takes turns with the other tasks of its event loop."""
 
 from __future__ import annotations
 
@@ -42,3 +42,16 @@ def _fill(made: list[Result], rest: Iterator[Result]) -> bool:
                 return False
             earliest = now + left  # a thread has no more CPU than there is time
     return True
+
+
+class Pace:
+    """Lets other tasks run between steps that may not wait for anything themselves."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + _SLICE
+
+    async def keep(self) -> None:
+        """Let them run if a slice is over."""
+        if time.monotonic() >= self._end:
+            await asyncio.sleep(0)
+            self._end = time.monotonic() + _SLICE
