@@ -7,15 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
 
-
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await source.read(65536):
-            target.write(data)
-            await target.drain()
-    target.close()
+from support.tcp_proxy import copy
 
 
 async def main(host: str, port: int) -> None:
@@ -23,7 +16,7 @@ async def main(host: str, port: int) -> None:
 
     async def accept(here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         there, forth = await asyncio.open_connection(host, port)
-        await asyncio.gather(_copy(here, forth), _copy(there, back))
+        await asyncio.gather(copy(here, forth), copy(there, back))
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")

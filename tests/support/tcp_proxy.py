@@ -68,7 +68,7 @@ class Proxy:
         writers = {client[1], server[1]}
         self._writers |= writers
         # Who waits for an answer hears nothing, but who streams them hears many.
-        back = asyncio.create_task(_copy(server[0], client[1]))
+        back = asyncio.create_task(copy(server[0], client[1]))
         try:
             with suppress(OSError, asyncio.IncompleteReadError):
                 while message := await _message(client[0]):
@@ -93,7 +93,8 @@ class Proxy:
         return len(self.commands) in self._lost
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Pass on all that comes, then close the target."""
     with suppress(OSError):
         while data := await source.read(65536):
             target.write(data)

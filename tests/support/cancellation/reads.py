@@ -79,26 +79,16 @@ async def get_user_state(world: World) -> Prepared:
 
 async def iterate(world: World) -> Prepared:
     """A history of two pages, read to its end."""
-    session = await world.known()
-    told: list[int] = []
-
-    async def read() -> None:
-        async for revision, _ in world.service.iter_events(**ids_of(session)):
-            told.append(revision)
-
-    async def check() -> None:
-        assert told == [1, 2, 3][: len(told)]
-        told.clear()
-        await read()
-        assert told == [1, 2, 3]
-
-    return read(), check
+    return await _history(world, rewound=True)
 
 
 async def iterate_live(world: World) -> Prepared:
     """What rewinds leave of a history, read to its end."""
-    session = await world.known()
-    asked = {**ids_of(session), "rewound": False}
+    return await _history(world, rewound=False)
+
+
+async def _history(world: World, *, rewound: bool) -> Prepared:
+    asked = {**ids_of(await world.known()), "rewound": rewound}
     told: list[int] = []
 
     async def read() -> None:
