@@ -14,8 +14,8 @@ from mongo_session_service import MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedServerError
 
 WHAT = (
-    *("services", "consumers", "disk", "feed", "lists", "reloads", "stuck", "tracing"),
-    *("transfer", "turns"),
+    *("services", "consumers", "curves", "disk", "feed", "lists", "reloads", "starts"),
+    *("stuck", "tracing", "transfer", "turns"),
 )
 
 

@@ -21,6 +21,12 @@ class Pace:
     """Seconds per turn, roughly."""
     is_quick: bool
     """Whether the heaviest workloads have one round, without references."""
+    is_frozen: bool = True
+    """Whether what is there before the turns is hidden from the garbage collector.
+
+    There is less noise, then. But Python looks at everything when a quarter as much is
+    new as it knows of, so a call that makes very much causes this more often.
+    """
 
 
 @dataclass
@@ -56,7 +62,8 @@ class Run:
             if not await self._step("preparing", entry):
                 entries.remove(entry)
         gc.collect()
-        gc.freeze()  # what is there by now costs nobody's turn a thing
+        if self.pace.is_frozen:
+            gc.freeze()  # what is there by now costs nobody's turn a thing
         for number in range(self.pace.rounds):
             for entry in list(entries):
                 if number and self.pace.is_quick and entry[0].heavy:
@@ -120,6 +127,14 @@ class Run:
             result.note = f"LOST {lost}"
             if contestant.is_ours:
                 raise Check(f"{lost} state keys were lost")
+
+
+def say(step: str) -> None:
+    """Show what is done now: on one line of a terminal, else on a line of its own."""
+    if sys.stderr.isatty():
+        tell(step)
+    else:
+        print(step, file=sys.stderr, flush=True)
 
 
 def tell(text: str) -> None:

@@ -33,18 +33,19 @@ def _line(contestant: str, workload: Mapping[str, Any]) -> str:
     figures = workload["contestants"][contestant]
     if figures["median"] is None:
         return f"  {contestant:15}{figures['note']}"
-    spread = f"{_number(figures['p25'])} - {_number(figures['p75'])}"
-    text = f"  {contestant:16}{_number(figures['median']):>9}{spread:>20}"
+    spread = f"{number(figures['p25'])} - {number(figures['p75'])}"
+    text = f"  {contestant:16}{number(figures['median']):>9}{spread:>20}"
     for name in ("p99", "client", "server"):
-        text += f"{_number(figures[name]):>11}"
+        text += f"{number(figures[name]):>11}"
     for other in (RIVAL, LIMIT):
         ratio = times_as_good(workload, contestant, other)
         is_shown = ratio is not None and contestant != other
-        text += f"{f'{_number(ratio)}x' if is_shown else '':>11}"
+        text += f"{f'{number(ratio)}x' if is_shown else '':>11}"
     return f"{text}  {figures['note']}".rstrip()
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Three digits of a figure, if it is known."""
     if value is None:
         return "-"
     if abs(value) >= 100:  # noqa: PLR2004  three digits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -141,3 +142,60 @@ def test_figures_stand_at_their_bars(ours: float, hand: float) -> None:
     assert 0 < left - end < 10
     assert float(wide.attrib["y"]) < baseline < float(narrow.attrib["y"]) - 2
     assert left + 34 < 760
+
+
+def drawn_growth(ends: list[float]) -> ET.Element:
+    """The picture of curves that begin at 1 ms and end there, of ten and a thousand."""
+    from benchmark.panels import picture  # noqa: PLC0415  not on the path before
+
+    lines = [
+        {
+            "name": f"line {number}",
+            "points": [
+                {"at": at, "client": micros / 2, "server": micros / 2}
+                for at, micros in ((10, 1000.0), (1000, end))
+            ],
+        }
+        for number, end in enumerate(ends)
+    ]
+    growth = [{"name": "Things", "axis": "things", "note": "", "lines": lines}]
+    drawn = picture({"about": QUIET, "growth": growth})
+    return ET.fromstring(drawn)  # noqa: S314  by this very project
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [1000.0] * 5,
+        [1000.0, 990.0, 1010.0, 1.0],
+        [1e7, 9.9e6, 1000.0, 300.0, 0.5],
+        [5000.0, 2000.0],
+    ],
+)
+def test_curves_can_be_told_apart(ends: list[float]) -> None:
+    """Each has a name beside its end, none touches another, all are in the picture."""
+    drawn = drawn_growth(ends)
+    _, _, width, height = map(float, drawn.attrib["viewBox"].split())
+    names = [each for each in drawn if (each.text or "").startswith("line ")]
+    places = sorted(float(each.attrib["y"]) for each in names)
+
+    assert len(names) == len(ends)
+    assert len({each.attrib["class"] for each in names}) == len(ends)
+    assert all(b - a >= 14 for a, b in pairwise(places))
+    assert places[-1] < height
+    assert places[0] > 0
+    for each in drawn.iter("{http://www.w3.org/2000/svg}circle"):
+        assert 0 < float(each.attrib["cx"]) < width
+        assert 0 < float(each.attrib["cy"]) < height
+
+
+def test_level_curve_is_level() -> None:
+    """What costs the same is drawn as level; what costs ten times as much rises."""
+    level, rising = (
+        [float(pair.split(",")[1]) for pair in each.attrib["points"].split()]
+        for each in drawn_growth([1000.0, 10_000.0])
+        if each.tag.endswith("polyline")
+    )
+
+    assert level[0] == level[1] == rising[0]
+    assert rising[1] < rising[0] - 50
