@@ -12,10 +12,15 @@ from benchmark import drawing
 from benchmark.report import Report, circumstances
 
 COLOURS: Final = ("blue", "green", "purple", "amber", "red")
-_COLUMN, _ROW, _TOP = 379, 262, 66
-_LEFT, _RIGHT, _ABOVE, _BELOW = 58, 104, 46, 44  # of a panel, around its curves
+_COLUMN, _ROW, _TOP = 379, 262, 84
+_LEFT, _RIGHT, _ABOVE, _BELOW = 56, 112, 46, 44  # of a panel, around its curves
+_NUMBERS: Final = 7
+"""Beside each other on an axis, at most."""
 _LINE: Final = 15
 """Between two labels."""
+_LEGEND: Final = (
+    "Both axes are logarithmic: what costs the same however much there is, is level."
+)
 _DECADES: Final = 2
 """Beyond which an axis has a tick for each decade only."""
 
@@ -37,12 +42,10 @@ def picture(report: Report) -> str:
     """All panels, two in a row, as SVG."""
     found = list(panels(report["growth"]))
     title = "What a call costs as work grows"
-    legend = (
-        "both axes logarithmic: what is level costs the same, however much there is"
-    )
+    note = f"medians; {circumstances(report['about'])}"
     parts = [drawing.text(12, 24, title, "title", "start")]
-    note = f"{circumstances(report['about'])}, medians; {legend}"
-    parts.append(drawing.text(12, 44, note, "faint", "start"))
+    for y, told in ((44, _LEGEND), (62, note)):
+        parts.append(drawing.text(12, y, told, "faint", "start"))
     for number, panel in enumerate(found):
         row, column = divmod(number, 2)
         parts += _drawn(panel, column * _COLUMN, _TOP + row * _ROW)
@@ -91,7 +94,7 @@ def _drawn(panel: Panel, left: float, top: float) -> Iterator[str]:
         at = y.at(tick)
         yield drawing.line((start, at), (end, at))
         yield drawing.text(start - 6, at + 4, _time(tick), "faint", "end")
-    for level in levels:
+    for level in levels[:: -(-len(levels) // _NUMBERS)]:
         yield drawing.text(x.at(level), low + 16, _number(level), "faint")
     yield drawing.text((start + end) / 2, low + 33, panel.axis, "faint")
     places = _spread([y.at(points[-1][1]) + 4 for _, points in panel.curves], low)

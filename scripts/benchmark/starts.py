@@ -2,9 +2,9 @@
 
 On a new database, whose collections and indexes are created on the way, and on one that
 is known already. This package takes turns with ADK's MongoDB service and a hand-written
-script, each with a client of its own that has yet to connect. Medians of time, with
-commands and round trips: commands that are under way at the same time are one. Python's
-imports are done before. Takes ten seconds.
+script, each with a client of its own that has yet to connect; imports are done before.
+Medians of time, with commands and round trips: commands that are under way at the same
+time are one. These are counted while each takes long. Needs a quarter of a minute.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from google.adk.integrations.mongodb import MongoDbSessionService
@@ -29,11 +31,15 @@ from benchmark.measure import WrongError
 from benchmark.plan import LIMIT, OURS, RIVAL
 from benchmark.report import circumstances
 from benchmark.run import Pace
-from benchmark.tables import number
 from mongo_session_service import MongoSessionService
 
 NEW, KNOWN = "a new database", "a known one"
 _PER_ROUND: Final = 4
+_LONG: Final = 100  # milliseconds
+_COMMANDS: Final = (
+    *("aggregate", "commitTransaction", "create", "createIndexes", "find", "insert"),
+    *("listCollections", "listIndexes", "update"),
+)
 
 
 @dataclass(frozen=True)
@@ -117,53 +123,80 @@ async def start(name: str, uri: str, database: str, session_id: str) -> Start:
     return found
 
 
-async def measure(place: Place, pace: Pace) -> dict[str, dict[str, list[Start]]]:
-    """What each took, of each database."""
-    found: dict[str, dict[str, list[Start]]] = {NEW: defaultdict(list)}
-    found[KNOWN] = defaultdict(list)
+@asynccontextmanager
+async def slow(admin: AsyncMongoClient[Any]) -> AsyncIterator[None]:
+    """Have the server take long for each command, whatever else the machine does.
+
+    Then those that do not wait for each other overlap, although the connections that
+    they need are opened one after the other.
+    """
+    blocking = {
+        "blockConnection": True,
+        "blockTimeMS": _LONG,
+        "failCommands": _COMMANDS,
+    }
+    point = {"configureFailPoint": "failCommand"}
+    await admin.admin.command({**point, "mode": "alwaysOn", "data": blocking})
+    try:
+        yield
+    finally:
+        await admin.admin.command({**point, "mode": "off"})
+
+
+async def measure(place: Place, pace: Pace) -> dict[str, dict[str, dict[str, float]]]:
+    """The figures of each database and service."""
+    found: dict[tuple[str, str], list[Start]] = defaultdict(list)
+    slowly: dict[tuple[str, str], Start] = {}
     admin: AsyncMongoClient[Any] = AsyncMongoClient(place.uri)
-    for turn in range(_PER_ROUND * pace.rounds + 1):
-        names = list(SERVICES) if turn % 2 else list(reversed(SERVICES))
-        for name in names:
-            database = f"adk_bench_{place.run}_{turn}_{name.replace(' ', '_')}"
-            try:
-                for kind, starts in found.items():
+    turns = _PER_ROUND * pace.rounds
+    for turn in range(turns + 2):
+        for name in SERVICES if turn % 2 else reversed(SERVICES):
+            database = f"{place.run}_{turn}_{name.replace(' ', '_')}"
+            for kind in (NEW, KNOWN):
+                if turn <= turns:
                     took = await start(name, place.uri, database, kind)
-                    if turn:  # the first one warms up
-                        starts[name].append(took)
-            finally:
-                await admin.drop_database(database)
+                    found[kind, name].append(took)
+                else:
+                    async with slow(admin):
+                        took = await start(name, place.uri, database, kind)
+                    slowly[kind, name] = took
+            await admin.drop_database(database)
     await admin.close()
-    return found
+    return {
+        kind: {
+            name: {
+                # The first one warms up.
+                "ms": statistics.median(each.ms for each in found[kind, name][1:]),
+                "round_trips": slowly[kind, name].round_trips,
+                "commands": slowly[kind, name].commands,
+            }
+            for name in SERVICES
+        }
+        for kind in (NEW, KNOWN)
+    }
 
 
 def main() -> int:
     """Run the bench; the exit code."""
     parser = argparse.ArgumentParser("scripts/bench starts", description=__doc__)
-    options.add(parser, quick="two seconds, and rough")
+    parser.add_argument("--quick", action="store_true", help="rough: 2 rounds")
+    parser.add_argument("--rounds", type=int, help="of four starts of each")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.set_defaults(uri=None)  # not everywhere can commands be slowed down
     arguments = options.parse(parser)
     with options.begun(arguments) as (place, pace, facts):
-        found = asyncio.run(measure(place, pace))
-    figures = {
-        kind: {
-            name: {
-                figure: statistics.median(getattr(each, figure) for each in starts)
-                for figure in Start.__annotations__
-            }
-            for name, starts in services.items()
-        }
-        for kind, services in found.items()
-    }
+        figures = asyncio.run(measure(place, pace))
     print(f"First session of a new service, {circumstances(facts)}", end="\n\n")
     print(f"| | {' | '.join(SERVICES)} |\n|{' --- |' * (len(SERVICES) + 1)}")
     for kind, services in figures.items():
         for figure, name in _FIGURES.items():
-            cells = [number(services[each][figure]) for each in SERVICES]
+            cells = [f"{services[each][figure]:.3g}" for each in SERVICES]
             print(f"| {kind}: {name} | {' | '.join(cells)} |")
     print()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"about": facts, "figures": figures}))
+        report = {"about": facts, "figures": figures}
+        arguments.json.write_text(json.dumps(report, indent=1))
     return 0
 
 

@@ -152,11 +152,16 @@ class Stored:
         stats = await self.ours.database.command("dbStats")
         return int(stats["dataSize"] + stats["indexSize"])
 
-    async def pages_read(self, calls: int = 300) -> float:
-        """How many pages MongoDB reads from its files for a session, in the mean."""
+    async def pages_read(self, warm_up: int = 4000, calls: int = 400) -> float:
+        """How many pages MongoDB reads from its files for a session, in the mean.
+
+        That is after so many reads that its cache holds all that these need, if it can.
+        """
         chance = random.Random(2)  # noqa: S311  the same in each run
-        before = await self._pages()
-        for _ in range(calls):
+        before = 0
+        for number in range(warm_up + calls):
+            if number == warm_up:
+                before = await self._pages()
             await self.read(chance.randrange(self.sessions))
         return (await self._pages() - before) / calls
 

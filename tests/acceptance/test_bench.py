@@ -146,7 +146,7 @@ async def test_a_wrong_answer_ends_the_curves(
 @pytest.mark.release
 @pytest.mark.parametrize("what", ["curves", "starts"])
 def test_command_reports(mongodb_uri: str, tmp_path: Path, what: str) -> None:
-    """A table, JSON and, of curves, a picture; on a MongoDB that is given."""
+    """A table, JSON and, of curves, a picture."""
     figures, picture = tmp_path / "bench.json", tmp_path / "bench.svg"
     command = [sys.executable, "-m", "benchmark", what, "--quick", "--json", figures]
     done = subprocess.run(
