@@ -199,3 +199,24 @@ def test_level_curve_is_level() -> None:
 
     assert level[0] == level[1] == rising[0]
     assert rising[1] < rising[0] - 50
+
+
+@pytest.mark.parametrize(
+    ("spans", "trips"),
+    [
+        ([], 0),
+        ([(1.0, 2.0), (2.5, 3.0)], 2),
+        ([(1.0, 2.0), (1.1, 1.9), (1.2, 4.0)], 1),
+        ([(1.0, 2.0), (1.5, 3.0), (2.5, 4.0), (5.0, 6.0)], 3),
+    ],
+)
+def test_commands_at_once_are_one_round_trip(
+    spans: list[tuple[float, float]], trips: int
+) -> None:
+    """Only what begins when the one before has ended is a round trip more."""
+    from benchmark.starts import Commands  # noqa: PLC0415  not on the path before
+
+    commands = Commands()
+    commands.spans = spans[::-1]
+
+    assert commands.round_trips() == trips
