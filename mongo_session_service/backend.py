@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.driver.cancellation import (
+    SwallowedCancellation,
     background,
-    cancellations,
-    heed_cancellation,
     running_loop,
 )
 from mongo_session_service.driver.causal import Latest
@@ -69,14 +68,14 @@ class Call:
     class, where a generator for each concern would take four times as long.
     """
 
-    __slots__ = ("_backend", "_backends", "_cancellations", "_sets_up")
+    __slots__ = ("_backend", "_backends", "_sets_up", "_swallowed")
 
     def __init__(self, backends: Backends, *, sets_up: bool) -> None:
         self._backends = backends
         self._sets_up = sets_up
 
     async def __aenter__(self) -> Backend:
-        self._cancellations = cancellations()
+        self._swallowed = SwallowedCancellation()
         self._backend = await self._backends.here(sets_up=self._sets_up)
         return self._backend
 
@@ -87,7 +86,7 @@ class Call:
         traceback: TracebackType | None,
     ) -> None:
         if exc is None:
-            heed_cancellation(self._cancellations)
+            self._swallowed.raise_it()
         elif isinstance(exc, Exception):
             async with naming_privileges(self._backend.connection):
                 raise exc

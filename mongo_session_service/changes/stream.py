@@ -15,7 +15,10 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Names
 from mongo_session_service.driver import snapshots
-from mongo_session_service.driver.cancellation import background, heeding_cancellation
+from mongo_session_service.driver.cancellation import (
+    SwallowedCancellation,
+    background,
+)
 from mongo_session_service.driver.compat import Driver, renewing
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translation
@@ -122,7 +125,7 @@ class Stream:
 
     async def _read(self) -> Document | None:
         try:
-            with heeding_cancellation():
+            with SwallowedCancellation():
                 async with renewing(self._connection.client):
                     change = await self._try_next()
         except BaseException:

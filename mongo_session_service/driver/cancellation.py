@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, Generic, TypeVar
 
@@ -113,25 +113,28 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-def cancellations() -> int:
-    """How many cancellations of the current task were requested."""
-    task = asyncio.current_task(running_loop())
-    return task.cancelling() if task else 0
-
-
-def heed_cancellation(since: int) -> None:
-    """Raise a cancellation that was swallowed after ``since`` of them.
+class SwallowedCancellation:
+    """A cancellation of the current task that arrives from now on, and may get lost.
 
     Python 3.11's ``asyncio.wait_for``, which the driver uses to write, swallows a
-    cancellation that arrives as it completes (python/cpython#86296).
+    cancellation that arrives as it completes (python/cpython#86296). As a context, it
+    is raised after a block that has swallowed it.
     """
-    if cancellations() > since:
-        raise asyncio.CancelledError
 
+    __slots__ = ("_before", "_task")
 
-@contextmanager
-def heeding_cancellation() -> Iterator[None]:
-    """Call :func:`heed_cancellation` after the block, if it succeeds."""
-    before = cancellations()
-    yield
-    heed_cancellation(before)
+    def __init__(self) -> None:
+        self._task = asyncio.current_task(running_loop())
+        self._before = self._task.cancelling() if self._task else 0
+
+    def raise_it(self) -> None:
+        """Raise it, if one has arrived."""
+        if self._task and self._task.cancelling() > self._before:
+            raise asyncio.CancelledError
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is None:
+            self.raise_it()

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from mongo_session_service.driver.cancellation import heeding_cancellation
+from mongo_session_service.driver.cancellation import SwallowedCancellation
 from mongo_session_service.driver.compat import (
     LoginLostError,
     is_logged_out,
@@ -75,7 +75,7 @@ async def persistently(
     waiting = pauses()
     while True:
         try:
-            with heeding_cancellation():
+            with SwallowedCancellation():
                 return await read()
         except PyMongoError as error:
             if not is_passing(error):

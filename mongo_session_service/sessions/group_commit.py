@@ -113,6 +113,7 @@ class Committer:
         """What lanes need next: batches leave it to them."""
         self._freed = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
+        self._expires_at = 0.0  # on the monotonic clock
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -130,7 +131,7 @@ class Committer:
         """
         self._waiting.append(caller)
         self._start_soon()
-        self._expire_within(self.left(caller))
+        self._expire_by(caller.started + self._limit)
         try:
             await caller.is_done.wait()
         except asyncio.CancelledError:
@@ -384,15 +385,15 @@ class Committer:
     def _queues(self) -> list[deque[Caller]]:
         return [self._waiting, *(lane.waiting for lane in self._open_lanes)]
 
-    def _expire_within(self, seconds: float) -> None:
+    def _expire_by(self, moment: float) -> None:
         """End the calls that wait for too long, even if no batch ever ends."""
-        loop = asyncio.get_running_loop()
-        at = loop.time() + max(seconds, 0.0)
         if self._expiry is not None:
-            if self._expiry.when() <= at:
+            if self._expires_at <= moment:
                 return
             self._expiry.cancel()
-        self._expiry = loop.call_at(at, self._expire)
+        self._expires_at = moment
+        seconds = max(moment - time.monotonic(), 0.0)
+        self._expiry = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
@@ -401,7 +402,8 @@ class Committer:
             lane.waiting = deque(self._in_time(lane.waiting, _LOCKED))
         waiting = [*chain.from_iterable(self._queues())]
         if waiting or self._tasks:  # whose callers may have to wait again
-            self._expire_within(min(map(self.left, waiting), default=self._limit))
+            started = (each.started for each in waiting)
+            self._expire_by(min(started, default=time.monotonic()) + self._limit)
 
     def _set_aside(self, batch: list[Caller], length: int, lane: Lane | None) -> None:
         """Move writes that met a lock to lanes, and let the others continue.

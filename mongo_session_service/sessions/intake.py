@@ -23,7 +23,7 @@ MAX_BYTES: Final = 64_000_000
 """Of the writes that have a place, and of those that are set aside."""
 
 _TURN: Final = 0.02
-"""Seconds of CPU that may be spent on encoding in one turn of the event loop."""
+"""Seconds that may be spent on encoding in one turn of the event loop."""
 
 _AT_ONCE: Final = 128
 """Calls that are woken at once: as many as a turn has time for, if they are short."""
@@ -130,7 +130,7 @@ class Intake:
                 self._woken += 1
 
     def _is_open(self) -> bool:
-        now = time.thread_time()
+        now = time.monotonic()
         if self._turn_ends is None:
             self._turn_ends = now + _TURN
             asyncio.get_running_loop().call_soon(self._begin_turn)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from typing import Any
 
 import pymongo
 import pytest
 from google.adk.events import Event, EventActions
 from pymongo import MongoClient
+from pymongo.asynchronous.database import AsyncDatabase
 from support.failpoints import failing, held, open_transactions
 from support.one_session import IDS, read
 
@@ -155,3 +158,26 @@ async def test_closing_finishes_what_is_under_way(
     assert open_transactions(admin) == 0
     await appending
     assert len((await read(victim)).events) == 1
+
+
+async def test_a_cancellation_that_the_driver_swallows_is_raised(
+    victim: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call is cancelled even if a driver's call has swallowed the cancellation."""
+    await victim.create_session(**IDS)
+    asked = asyncio.Event()
+    command = AsyncDatabase.command
+
+    async def swallowing(self: AsyncDatabase, *args: Any, **options: Any) -> Any:
+        asked.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await command(self, *args, **options)
+
+    monkeypatch.setattr(AsyncDatabase, "command", swallowing)
+    reading = asyncio.create_task(read(victim))
+    await asked.wait()
+    reading.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await reading
