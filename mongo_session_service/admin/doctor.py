@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 
 from mongo_session_service import errors
 from mongo_session_service.backend import backend_of
-from mongo_session_service.codec import replies
 from mongo_session_service.codec.documents import LOG_BEGINS
 from mongo_session_service.driver import products, server, snapshots
 from mongo_session_service.driver.compat import Driver
@@ -472,7 +471,7 @@ async def _examined(
         wrong = await connection.aggregate(collection, pipeline)
     else:
         found = await snapshots.read(connection, collection, pipeline)
-        wrong = [*replies.decoded(found)]
+        wrong = [*found.documents()]
     return Examined(total, is_sample, [each["_id"] for each in wrong])
 
 

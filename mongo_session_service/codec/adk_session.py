@@ -35,28 +35,30 @@ def _is_known() -> bool:
 
 
 _IS_KNOWN: Final = _is_known()
+_FIELDS: Final = set(Session.model_fields)
 
 
 def to_session(stored: StoredSession) -> Session:
     """A stored session as ADK's callers get it."""
+    (app_name, user_id, session_id), marker, update_time, state, events, _ = stored
     fields = {
-        "id": stored.key.session_id,
-        "app_name": stored.key.app_name,
-        "user_id": stored.key.user_id,
-        "state": stored.state,
-        "events": [*stored.events],
-        "last_update_time": stored.update_time,
+        "id": session_id,
+        "app_name": app_name,
+        "user_id": user_id,
+        "state": state,
+        "events": [*events],
+        "last_update_time": update_time,
     }
     if not _IS_KNOWN:
         session = Session.model_validate(fields)
-        mark(session, stored.marker)
+        mark(session, marker)
         return session
     # As pickle does it, for nothing is left to validate: half the time of a list.
     session = Session.__new__(Session)
     _set(session, "__dict__", fields)
-    _set(session, "__pydantic_fields_set__", set(fields))
+    _set(session, "__pydantic_fields_set__", _FIELDS.copy())
     _set(session, "__pydantic_extra__", None)
-    _set(session, "__pydantic_private__", {_MARK: stored.marker})
+    _set(session, "__pydantic_private__", {_MARK: marker})
     return session
 
 

@@ -137,9 +137,11 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
 
     The server's filter is :func:`queries.visible`.
     """
-    expires = session.get("expire_time", math.inf)
-    is_over = isinstance(expires, _NUMBER) and expires <= now
-    return "revision" in session and not is_over and session.get("ttl") != OVER
+    if "ttl" in session or "expire_time" in session:
+        expires = session.get("expire_time", math.inf)
+        is_over = isinstance(expires, _NUMBER) and expires <= now
+        return "revision" in session and not is_over and session.get("ttl") != OVER
+    return "revision" in session
 
 
 IfUnreadable: TypeAlias = Callable[[UnreadableError], None]
@@ -159,12 +161,13 @@ def leave_out(error: UnreadableError) -> None:
 _KEY: Final = SessionKey._fields
 
 
-def is_key(id_: Document) -> bool:
-    """Whether an ``_id`` is a session's; spelt out, since a list asks it of each."""
-    if tuple(id_) != _KEY:
-        return False
-    app_name, user_id, session_id = id_.values()
-    return type(app_name) is type(user_id) is type(session_id) is str
+def key_of(id_: Document) -> SessionKey | None:
+    """The key of the session that has an ``_id``; None if no session can have it."""
+    if tuple(id_) == _KEY:
+        app_name, user_id, session_id = id_.values()
+        if type(app_name) is type(user_id) is type(session_id) is str:
+            return SessionKey(app_name, user_id, session_id)
+    return None
 
 
 def unreadable_session(id_: Document) -> UnreadableError:
@@ -175,20 +178,26 @@ def unreadable_session(id_: Document) -> UnreadableError:
     return UnreadableError(f"A session of app {quoted(str(id_['app_name']))}")
 
 
-def check_session(session: dict[str, Any]) -> None:
-    """Refuse a document of another tool that cannot be a session's."""
-    id_ = session["_id"]
-    if not is_key(id_):
-        raise unreadable_session(id_)
-    get = session.get
+def checked_key(session: Document) -> SessionKey:
+    """The key of a session's document.
+
+    Raises:
+        UnreadableError: another tool has written it, and it cannot be a session's.
+    """
+    key = key_of(session["_id"])
     # Spelt out, since a list asks it of each session.
-    if not (
-        isinstance(get("state"), dict)
-        and isinstance(get("revision"), int)
-        and isinstance(get("create_time"), _NUMBER)
-        and isinstance(get("update_time"), _NUMBER)
-    ):
-        raise unreadable_session(id_)
+    try:
+        is_session = (
+            isinstance(session["state"], dict)
+            and isinstance(session["revision"], int)
+            and isinstance(session["create_time"], _NUMBER)
+            and isinstance(session["update_time"], _NUMBER)
+        )
+    except KeyError:
+        is_session = False
+    if key is None or not is_session:
+        raise unreadable_session(session["_id"])
+    return key
 
 
 _WHERE: Final = "The event of session {session_id!r} at revision {revision}"
@@ -196,14 +205,15 @@ _WRAPPER_FIELD: Final = bson_values.WRAPPER.encode() + b"\0"
 
 
 def decode_session_state(
-    session: dict[str, Any], key: SessionKey, hooks: Hooks
+    session: dict[str, Any], key: SessionKey, hooks: Hooks, *, is_plain: bool = False
 ) -> dict[str, Any]:
     """A session's own state as it is shown: its title is the display name in it.
 
-    With hooks that is left out, since titles are stored in clear.
+    With hooks that is left out, since titles are stored in clear. What is known to be
+    plain is stored as it is shown, and is not copied.
     """
     state = session["state"]
-    if not bson_values.is_decoded(state):
+    if not (is_plain or bson_values.is_decoded(state)):
         state = _readable(state, key)
     if hooks.is_missing:
         return metadata.titled(state, session["title"]) if "title" in session else state
@@ -388,6 +398,8 @@ def decode_sessions(
     hooks: Hooks,
     events: Iterable[Event] = (),
     if_unreadable: IfUnreadable = refuse,
+    *,
+    is_plain: bool = False,
 ) -> Iterator[StoredSession]:
     """The sessions among mixed documents, each with the state it shares.
 
@@ -405,41 +417,33 @@ def decode_sessions(
         if isinstance(id_, str):
             app = _copies(document.get("state"), Owner.of_shared(id_), hooks)
         elif "session_id" in id_:
-            if is_visible(document, now) and _is_readable(document, if_unreadable):
-                key = SessionKey(*id_.values())
-                sessions.append((document["update_time"], key, document))
+            if not is_visible(document, now):
+                continue
+            try:
+                key = checked_key(document)
+            except UnreadableError as error:
+                if_unreadable(error)
+                continue
+            sessions.append((document["update_time"], key, document))
         elif "user_id" in id_:
             owner = Owner.of_shared(id_["app_name"], id_["user_id"])
             users[id_["user_id"]] = _copies(document.get("state"), owner, hooks)
     sessions.sort(key=itemgetter(0, 1))
     sessions.reverse()
+    is_alone = app is dict and not users
     while sessions:
         update_time, key, document = sessions.pop()
         try:
-            state = decode_session_state(document, key, hooks)
+            state = decode_session_state(document, key, hooks, is_plain=is_plain)
         except UnreadableError as error:
             if_unreadable(error)
             continue
-        if shared := app() | users.get(key.user_id, dict)():
+        if not is_alone and (shared := app() | users.get(key.user_id, dict)()):
             state = state | shared
         marker = Marker.of(document)
         yield StoredSession(
-            key,
-            marker,
-            update_time,
-            state,
-            [*events],
-            log_begins(document),
+            key, marker, update_time, state, [*events], log_begins(document)
         )
-
-
-def _is_readable(session: Document, if_unreadable: IfUnreadable) -> bool:
-    try:
-        check_session(session)
-    except UnreadableError as error:
-        if_unreadable(error)
-        return False
-    return True
 
 
 _Copies = Callable[[], dict[str, Any]]
@@ -570,10 +574,10 @@ def summary(document: Document, state: dict[str, Any] | None) -> SessionSummary:
         UnreadableError: it is not as this package stores it.
     """
     id_ = document["_id"]
-    if not is_key(id_):
+    if (key := key_of(id_)) is None:
         raise unreadable_session(id_)
     try:
-        key, details = SessionKey(**id_), Details.of(document)
+        details = Details.of(document)
         return SessionSummary(
             id=key.session_id,
             app_name=key.app_name,

@@ -1,19 +1,24 @@
 """Stored documents as a reply holds them: encoded, and decoded a few at a time.
 
 A reply of 16 MB takes a tenth of a second to decode, in which nothing else could run.
+A small one is decoded as a whole, in two thirds of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import bson
 from bson import codec_options
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
+from mongo_session_service.codec import bson_values
 from mongo_session_service.model.records import Document
+
+Encoded = bytes | memoryview
+"""A document that :func:`decoded` decodes."""
 
 
 class _PlainInt(codec_options.TypeDecoder):
@@ -36,13 +41,42 @@ CODEC_OPTIONS: Final = codec_options.CodecOptions[dict[str, Any]](
 RAW: Final = codec_options.CodecOptions[RawBSONDocument](document_class=RawBSONDocument)
 """How documents are left encoded."""
 
+_SMALL: Final = 262_144
+"""Bytes of a reply that is decoded as a whole, in 1.5 ms."""
+
 _TOGETHER: Final = 65_536
 """Bytes decoded at once: each call of the decoder costs as much as four documents."""
 
 
-def decoded(documents: Iterable[bytes | memoryview]) -> Iterator[Document]:
+class Found(NamedTuple):
+    """Documents that were found: encoded, or decoded if they are few."""
+
+    encoded: list[Encoded]
+    few: list[Document] | None = None
+    reply: bytes | memoryview | None = None
+    """What these few were decoded from, if that is known."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is certain that all state in them is stored as it is shown."""
+        return self.reply is not None and bson_values.is_plain(self.reply)
+
+    def documents(self) -> Iterable[Document]:
+        """The documents, decoded as they are asked for."""
+        return decoded(self.encoded) if self.few is None else self.few
+
+
+def cursor(reply: RawBSONDocument) -> Document | None:
+    """The cursor in a small reply, decoded; None if the reply is not small."""
+    if len(reply.raw) > _SMALL:
+        return None
+    found: Document = bson.decode(reply.raw, CODEC_OPTIONS)["cursor"]
+    return found
+
+
+def decoded(documents: Iterable[Encoded]) -> Iterator[Document]:
     """Encoded documents, each decoded shortly before it is asked for."""
-    together: list[bytes | memoryview] = []
+    together: list[Encoded] = []
     size = 0
     for each in documents:
         together.append(each)

@@ -21,7 +21,9 @@ _TURNS: Final = 3
 
 
 async def in_slices(results: Iterable[Result]) -> list[Result]:
-    """All results of an iterator that computes them."""
+    """All results of an iterator that computes them; a list is computed already."""
+    if isinstance(results, list):
+        return results
     made: list[Result] = []
     rest = iter(results)
     while True:

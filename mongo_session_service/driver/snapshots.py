@@ -12,6 +12,7 @@ from pymongo import errors
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
+from mongo_session_service.codec.replies import Encoded, Found
 from mongo_session_service.driver import transactions
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Secondaries
@@ -29,9 +30,6 @@ _CREATION_PAUSES: Final = (0.01, 0.05, 0.2)
 
 Result = TypeVar("Result")
 
-Encoded = bytes | memoryview
-"""A document that :func:`replies.decoded` decodes."""
-
 
 class Snapshot(NamedTuple):
     """Documents of one point in time."""
@@ -43,9 +41,9 @@ class Snapshot(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """The same, encoded."""
+    """The same, as it was found."""
 
-    documents: list[Encoded]
+    found: Found
     at: Timestamp
     is_whole: bool
 
@@ -101,11 +99,13 @@ async def read(
     pipeline: list[dict[str, Any]],
     *,
     anywhere: bool = False,
-) -> list[Encoded]:
+    encoded: bool = False,
+) -> Found:
     """All results of an aggregation, from one point in time of every collection.
 
     The point is not before the latest write of this service. The primary is read, or
-    the member that the client prefers if ``anywhere`` is set.
+    the member that the client prefers if ``anywhere`` is set. A few are decoded unless
+    they are wanted ``encoded``.
     """
     if anywhere and (preferred := connection.secondaries) is not None:
         try:
@@ -119,21 +119,20 @@ async def read(
         async with connection.reading() as session:
             # A tenth faster than a cursor, if the results are few. The driver does not
             # retry it: whatever fails here is read through a cursor below.
-            found = await _aggregate(
-                connection, session, collection, pipeline, whole=True
+            reply = await _aggregate(
+                connection, session, collection, pipeline, whole=True, encoded=encoded
             )
     except errors.ServerSelectionTimeoutError:
         raise
     except errors.PyMongoError:
         pass
     else:
-        if _has_latest_write(connection, found.at):
-            return found.documents
+        if _has_latest_write(connection, reply.at):
+            return reply.found
     options: dict[str, Any] = {"read_concern": _SNAPSHOT, "codec_options": replies.RAW}
     collection = collection.with_options(**options)
-    return _encoded(
-        await _once_created(lambda: connection.aggregate(collection, pipeline))
-    )
+    results = await _once_created(lambda: connection.aggregate(collection, pipeline))
+    return Found(_encoded(results))
 
 
 async def snapshot(
@@ -170,14 +169,14 @@ async def snapshot_at(
     These are those of the first reply unless ``whole`` is set.
     """
     async with connection.reading() as session:
-        found = await _aggregate(
+        reply = await _aggregate(
             connection, session, collection, pipeline, at=at, whole=whole
         )
         if connection.secondaries is not None:
             # What the caller has seen here must not be missing from a later read.
-            connection.secondaries.heard_of(found.at, session)
-    documents = await in_slices(replies.decoded(found.documents))
-    return Snapshot(documents, found.at, found.is_whole)
+            connection.secondaries.heard_of(reply.at, session)
+    documents = await in_slices(reply.found.documents())
+    return Snapshot(documents, reply.at, reply.is_whole)
 
 
 async def _aggregate(
@@ -188,6 +187,7 @@ async def _aggregate(
     *,
     at: Timestamp | None = None,
     whole: bool,
+    encoded: bool = False,
 ) -> _Reply:
     """Read by commands: cursors can neither ask for a point in time nor report it."""
     concern = _SNAPSHOT.document | ({} if at is None else {"atClusterTime": at})
@@ -197,7 +197,12 @@ async def _aggregate(
         "cursor": {"batchSize": BATCH},
         "readConcern": concern,
     }
-    cursor = (await connection.reply(command, session))["cursor"]
+    reply = await connection.reply(command, session)
+    few = None if encoded else replies.cursor(reply)
+    if few is not None and not few["id"]:
+        found = Found([], few["firstBatch"], reply.raw)
+        return _Reply(found, few["atClusterTime"], is_whole=True)
+    cursor = reply["cursor"]
     read_at, documents = cursor["atClusterTime"], _encoded(cursor["firstBatch"])
     while whole and cursor["id"]:
         more = {"getMore": cursor["id"], "collection": collection.name}
@@ -206,7 +211,7 @@ async def _aggregate(
     if left := cursor["id"]:
         rest = {"killCursors": collection.name, "cursors": [left]}
         await connection.reply(rest, session)
-    return _Reply(documents, read_at, is_whole=not left)
+    return _Reply(Found(documents), read_at, is_whole=not left)
 
 
 def _encoded(documents: list[Any]) -> list[Encoded]:
@@ -218,7 +223,7 @@ async def _read_secondary(
     secondaries: Secondaries,
     collection: Any,
     pipeline: list[dict[str, Any]],
-) -> list[Encoded]:
+) -> Found:
     """All results, from a member that the client prefers and that catches up in time.
 
     Raises:
@@ -244,7 +249,7 @@ async def _read_secondary(
             await uninterrupted(transactions.end(session, secondaries.preference))
             raise
         secondaries.heard_of(session.operation_time, session)
-        return _encoded(results)
+        return Found(_encoded(results))
 
 
 def _has_latest_write(connection: Connection, at: Timestamp) -> bool:

@@ -101,7 +101,7 @@ async def load_view(
     session = next((it for it in found.documents if it["_id"] == key.id), None)
     if session is None:
         return None
-    documents.check_session(session)
+    documents.checked_key(session)
     hooks, update_time = connection.hooks, session["update_time"]
     begins = documents.log_begins(session)
     if after_revision is None:

@@ -21,11 +21,11 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import compaction, documents, event_blocks, replies
 from mongo_session_service.codec.compaction import FIELDS, Trace
+from mongo_session_service.codec.replies import Encoded, Found
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.slices import in_slices
-from mongo_session_service.driver.snapshots import Encoded
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
 from mongo_session_service.model.since_compaction import SinceCompaction
 from mongo_session_service.sessions import queries
@@ -54,19 +54,20 @@ class SessionReader:
         self._at = connection
         self._cache = cache if connection.has_transactions else None
 
-    async def read(self, *wanted: Wanted, anywhere: bool = False) -> Iterable[Document]:
-        """Documents of several collections, in one round trip and from one snapshot.
-
-        They are decoded as they are asked for.
-        """
+    async def read(self, *wanted: Wanted, anywhere: bool = False) -> Found:
+        """Documents of several collections, in one round trip and from one snapshot."""
         if not self._at.has_transactions:
-            return await queries.read_each(self._at, *wanted)
-        return replies.decoded(await self._read(*wanted, anywhere=anywhere))
+            return Found([], await queries.read_each(self._at, *wanted))
+        return await self._read(*wanted, anywhere=anywhere)
 
-    async def _read(self, *wanted: Wanted, anywhere: bool) -> list[Encoded]:
+    async def _read(
+        self, *wanted: Wanted, anywhere: bool, encoded: bool = False
+    ) -> Found:
         collection = getattr(self._at, wanted[0].collection)
         stages = queries.union(self._at, *wanted)
-        return await snapshots.read(self._at, collection, stages, anywhere=anywhere)
+        return await snapshots.read(
+            self._at, collection, stages, anywhere=anywhere, encoded=encoded
+        )
 
     async def load(
         self,
@@ -83,7 +84,7 @@ class SessionReader:
         events = queries.events(key, config, after_revision)
         found = await self.read(*_head(key), *events, anywhere=True)
         heads: list[Document] = []
-        log = documents.decode_log(found, self._at.hooks, heads)
+        log = documents.decode_log(found.documents(), self._at.hooks, heads)
         newest_first = await in_slices(log)
         session = self._session(heads)
         return session and session._replace(events=newest_first[::-1])
@@ -138,11 +139,8 @@ class SessionReader:
         # The server cannot see what is needed, or may show another log the next time.
         log = Wanted("events", queries.events_after(key, 0), order=1)
         heads: list[Document] = []
-        stored = await in_slices(
-            _fields_of(
-                await self.read(*_head(key), log, anywhere=True), heads, self._at
-            )
-        )
+        found = await self.read(*_head(key), log, anywhere=True)
+        stored = await in_slices(_fields_of(found.documents(), heads, self._at))
         traces = (Trace.of(id_["revision"], fields) for fields, id_ in stored)
         wanted = compaction.needed(await in_slices(traces), overlap)
         events = await in_slices(
@@ -191,7 +189,8 @@ class SessionReader:
             )
             beginning = Wanted("events", every, order=1, limit=1, fields=("_id",))
             log = [beginning, Wanted("events", since, order=-1)]
-        found = await self._read(*_head(key), *log, anywhere=True)
+        read = await self._read(*_head(key), *log, anywhere=True, encoded=True)
+        found = read.encoded
         heads: list[Document] = []
         for each in replies.decoded(found[:_BEFORE]):
             if _is_event(each):

@@ -23,7 +23,7 @@ from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import check_labels, check_title, label_list
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_choice, check_flag, check_id
 from mongo_session_service.schema.indexes import BY_ACTIVITY
@@ -384,16 +384,10 @@ async def load_page(
             both, now, hooks, if_unreadable=documents.leave_out
         )
         states = {each.key: each.state for each in await in_slices(decoded)}
-        shown = [each for each in shown if _key_of(each) in states]
+        shown = [each for each in shown if documents.key_of(each["_id"]) in states]
     summaries = documents.summaries(shown, states)
     is_last = len(found) <= limit
     return Page(summaries, None if is_last else search.place_of(found[limit - 1]))
-
-
-def _key_of(session: Document) -> SessionKey | None:
-    """A stored session's key; None if another tool has given it none."""
-    id_ = session["_id"]
-    return SessionKey(**id_) if documents.is_key(id_) else None
 
 
 async def _load(
@@ -405,7 +399,7 @@ async def _load(
         found, read_at, _ = await snapshots.snapshot(at, at.sessions, stages)
     else:
         found = await at.aggregate(at.sessions, stages)
-    keys = [key for each in found if (key := _key_of(each))]
+    keys = [key for each in found if (key := documents.key_of(each["_id"]))]
     if not with_state or not keys:
         return found, []
     wanted = queries.shared_states(keys)

@@ -224,14 +224,17 @@ class SessionStore:
         """
         now = platform_time.get_time()
         wanted = {**queries.all_sessions(app_name, user_id), **queries.visible(now)}
-        found = await self.read(
+        found = await self._reader.read(
             queries.Wanted("sessions", wanted, fields=documents.LISTED),
             *queries.shared_state(app_name, user_id),
             anywhere=True,
         )
-        hooks = self._connection.hooks
         return documents.decode_sessions(
-            found, now, hooks, if_unreadable=documents.leave_out
+            await in_slices(found.documents()),
+            now,
+            self._connection.hooks,
+            if_unreadable=documents.leave_out,
+            is_plain=found.is_plain,
         )
 
     def reading_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:
@@ -252,7 +255,8 @@ class SessionStore:
         self, *wanted: queries.Wanted, anywhere: bool = False
     ) -> list[Document]:
         """Documents of several collections, in one round trip and from one snapshot."""
-        return await in_slices(await self._reader.read(*wanted, anywhere=anywhere))
+        found = await self._reader.read(*wanted, anywhere=anywhere)
+        return await in_slices(found.documents())
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""

@@ -7,15 +7,16 @@ from typing import Any, Final
 
 import bson
 import pytest
+from bson.raw_bson import RawBSONDocument
 from google.adk.sessions import Session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import identical, states
 
-from mongo_session_service.codec import documents
+from mongo_session_service.codec import documents, replies
 from mongo_session_service.codec.adk_session import mark, to_session
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
-from mongo_session_service.codec.replies import CODEC_OPTIONS
+from mongo_session_service.codec.replies import Found
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
@@ -43,8 +44,12 @@ def listed(own: list[ScopedState], hooks: Hooks) -> list[Session]:
         id_ = {"app_name": "app", "user_id": user_id}
         found.append({"_id": id_, "state": new.delta.user})
     found.append({"_id": "app", "state": new.delta.app})
-    reply = [bson.decode(bson.encode(each), CODEC_OPTIONS) for each in found]
-    return [*map(to_session, documents.decode_sessions(reply, NOW, hooks))]
+    reply = RawBSONDocument(bson.encode({"cursor": {"firstBatch": found}}))
+    few = Found([], (replies.cursor(reply) or {})["firstBatch"], reply.raw)
+    decoded = documents.decode_sessions(
+        few.documents(), NOW, hooks, is_plain=few.is_plain
+    )
+    return [*map(to_session, decoded)]
 
 
 def changed(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Replies: documents decoded a few at a time are what they were."""
+"""Replies: documents decoded a few at a time, or all at once, are what they were."""
 
 from __future__ import annotations
 
@@ -40,3 +40,27 @@ def test_documents_are_decoded_when_they_are_asked_for() -> None:
     next(replies.decoded(endless))
 
     assert len(asked) == 2
+
+
+def test_a_small_reply_is_decoded_at_once() -> None:
+    """Its documents are those of a long reply, with plain integers."""
+    batch = [{"_id": "a", "n": 2**40}]
+    small, long = (
+        RawBSONDocument(bson.encode({"cursor": {"firstBatch": batch, "x": text}}))
+        for text in ("x", "x" * 300_000)
+    )
+
+    decoded = (replies.cursor(small) or {})["firstBatch"]
+
+    assert decoded == batch
+    assert type(decoded[0]["n"]) is int
+    assert replies.cursor(long) is None
+
+
+def test_what_was_not_decoded_at_once_is_not_known_to_be_plain() -> None:
+    """Only of a small reply it is known that nothing in it is escaped or wrapped."""
+    plain, escaped = ({"state": {name: 1}} for name in ("a", "%2E"))
+
+    assert replies.Found([], [plain], bson.encode(plain)).is_plain
+    assert not replies.Found([], [escaped], bson.encode(escaped)).is_plain
+    assert not replies.Found([bson.encode(plain)]).is_plain
