@@ -14,7 +14,6 @@ from bson import codec_options
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from mongo_session_service.codec import bson_values
 from mongo_session_service.model.records import Document
 
 Encoded = bytes | memoryview
@@ -49,17 +48,12 @@ _TOGETHER: Final = 65_536
 
 
 class Found(NamedTuple):
-    """Documents that were found: encoded, or decoded if they are few."""
+    """Documents that were found."""
 
     encoded: list[Encoded]
+    """Each of them, or the reply that holds all; empty if that is not known."""
     few: list[Document] | None = None
-    reply: bytes | memoryview | None = None
-    """What these few were decoded from, if that is known."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is certain that all state in them is stored as it is shown."""
-        return self.reply is not None and bson_values.is_plain(self.reply)
+    """The documents, if they are decoded already, for they are few."""
 
     def documents(self) -> Iterable[Document]:
         """The documents, decoded as they are asked for."""

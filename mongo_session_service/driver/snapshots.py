@@ -200,7 +200,7 @@ async def _aggregate(
     reply = await connection.reply(command, session)
     few = None if encoded else replies.cursor(reply)
     if few is not None and not few["id"]:
-        found = Found([], few["firstBatch"], reply.raw)
+        found = Found([reply.raw], few["firstBatch"])
         return _Reply(found, few["atClusterTime"], is_whole=True)
     cursor = reply["cursor"]
     read_at, documents = cursor["atClusterTime"], _encoded(cursor["firstBatch"])

@@ -19,10 +19,16 @@ from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec import compaction, documents, event_blocks, replies
+from mongo_session_service.codec import (
+    bson_values,
+    compaction,
+    documents,
+    event_blocks,
+    replies,
+)
 from mongo_session_service.codec.compaction import FIELDS, Trace
 from mongo_session_service.codec.replies import Encoded, Found
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import collector, snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.slices import in_slices
@@ -45,6 +51,8 @@ class _Found(NamedTuple):
     """The first document of the log that was read."""
     log: list[Encoded]
     """The events that were read, the latest first."""
+    is_plain: bool
+    """Whether it is certain that all state is stored as it is shown."""
 
 
 class SessionReader:
@@ -96,12 +104,12 @@ class SessionReader:
         began = monotonic()
         drops, known = cache.drops, cache.get(key)
         found = await self._find(key, known)
-        session = self._session(found.heads)
+        session = self._session(found.heads, is_plain=found.is_plain)
         if known and session and not _continues(found, session, known):
             cache.drop(*key)
             drops, known = cache.drops, None
             found = await self._find(key, known)
-            session = self._session(found.heads)
+            session = self._session(found.heads, is_plain=found.is_plain)
         if session is None:
             cache.drop(*key)
             return None
@@ -192,19 +200,23 @@ class SessionReader:
         read = await self._read(*_head(key), *log, anywhere=True, encoded=True)
         found = read.encoded
         heads: list[Document] = []
-        for each in replies.decoded(found[:_BEFORE]):
+        for each in await in_slices(replies.decoded(found[:_BEFORE])):
             if _is_event(each):
                 events = found[len(heads) + (known is not None) :]
                 begins = max(map(documents.log_begins, heads), default=0)
                 while begins and events and _revision(events[-1]) <= begins:
                     events.pop()  # a trim is about to remove it
-                return _Found(heads, each, events)
+                is_plain = all(map(bson_values.is_plain, found[: len(heads)]))
+                return _Found(heads, each, events, is_plain)
             heads.append(each)
-        return _Found(heads, None, [])
+        return _Found(heads, None, [], all(map(bson_values.is_plain, found)))
 
-    def _session(self, heads: list[Document]) -> StoredSession | None:
+    def _session(
+        self, heads: list[Document], *, is_plain: bool = False
+    ) -> StoredSession | None:
         now, hooks = platform_time.get_time(), self._at.hooks
-        return next(documents.decode_sessions(heads, now, hooks), None)
+        decoded = documents.decode_sessions(heads, now, hooks, is_plain=is_plain)
+        return collector.paused(lambda: next(decoded, None))
 
 
 def _head(key: SessionKey) -> list[Wanted]:

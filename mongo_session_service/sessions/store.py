@@ -14,7 +14,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 
 from mongo_session_service import telemetry
-from mongo_session_service.codec import documents
+from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.cancellation import background, uninterrupted
 from mongo_session_service.driver.connection import Connection
@@ -229,12 +229,13 @@ class SessionStore:
             *queries.shared_state(app_name, user_id),
             anywhere=True,
         )
+        plain = await in_slices(map(bson_values.is_plain, found.encoded))
         return documents.decode_sessions(
             await in_slices(found.documents()),
             now,
             self._connection.hooks,
             if_unreadable=documents.leave_out,
-            is_plain=found.is_plain,
+            is_plain=bool(plain) and all(plain),
         )
 
     def reading_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import identical, states
 
-from mongo_session_service.codec import documents, replies
+from mongo_session_service.codec import bson_values, documents, replies
 from mongo_session_service.codec.adk_session import mark, to_session
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
-from mongo_session_service.codec.replies import Found
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
@@ -45,10 +44,9 @@ def listed(own: list[ScopedState], hooks: Hooks) -> list[Session]:
         found.append({"_id": id_, "state": new.delta.user})
     found.append({"_id": "app", "state": new.delta.app})
     reply = RawBSONDocument(bson.encode({"cursor": {"firstBatch": found}}))
-    few = Found([], (replies.cursor(reply) or {})["firstBatch"], reply.raw)
-    decoded = documents.decode_sessions(
-        few.documents(), NOW, hooks, is_plain=few.is_plain
-    )
+    few = (replies.cursor(reply) or {})["firstBatch"]
+    is_plain = bson_values.is_plain(reply.raw)
+    decoded = documents.decode_sessions(few, NOW, hooks, is_plain=is_plain)
     return [*map(to_session, decoded)]
 
 

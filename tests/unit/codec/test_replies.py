@@ -57,10 +57,10 @@ def test_a_small_reply_is_decoded_at_once() -> None:
     assert replies.cursor(long) is None
 
 
-def test_what_was_not_decoded_at_once_is_not_known_to_be_plain() -> None:
-    """Only of a small reply it is known that nothing in it is escaped or wrapped."""
-    plain, escaped = ({"state": {name: 1}} for name in ("a", "%2E"))
+def test_few_documents_are_decoded_once() -> None:
+    """Others are decoded as they are asked for."""
+    stored = [{"_id": "a"}]
+    encoded = [bson.encode(each) for each in stored]
 
-    assert replies.Found([], [plain], bson.encode(plain)).is_plain
-    assert not replies.Found([], [escaped], bson.encode(escaped)).is_plain
-    assert not replies.Found([bson.encode(plain)]).is_plain
+    assert replies.Found([b"reply"], stored).documents() is stored
+    assert [*replies.Found(encoded).documents()] == stored

@@ -1,0 +1,57 @@
+"""Plain state, which is shown as it is stored, beside state that is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mongo_session_service import MongoSessionService
+
+IDS = {"app_name": "app", "user_id": "ada"}
+PLAIN: dict[str, Any] = {"notes": [{"text": "100 % sure", "tags": ["a"]}]}
+ODD: dict[str, Any] = {"a.b": {"n": 2**70}, "": [1], "user:%": {"%json": "x"}}
+
+
+async def states(service: MongoSessionService) -> dict[str, list[dict[str, Any]]]:
+    """The state of each session, by every way of reading it."""
+    listed = (await service.list_sessions(**IDS)).sessions
+    found = (await service.find_sessions(**IDS)).sessions
+    read = {
+        each.id: [each.state, *(it.state or {} for it in found if it.id == each.id)]
+        for each in listed
+    }
+    for id_, ways in read.items():
+        one = await service.get_session(**IDS, session_id=id_)
+        assert one is not None
+        ways.append(one.state)
+    return read
+
+
+@pytest.mark.parametrize("filling", ["", "x" * 300_000], ids=["small", "large"])
+async def test_both_are_shown_as_they_were_given(
+    service: MongoSessionService, filling: str
+) -> None:
+    """In replies that are decoded as a whole, and in those that are not."""
+    plain = {**PLAIN, "filling": filling}
+    await service.create_session(**IDS, session_id="plain", state=plain)
+    assert await states(service) == {"plain": [plain] * 3}
+
+    await service.create_session(**IDS, session_id="odd", state=ODD)
+
+    shared = {"user:%": {"%json": "x"}}
+    assert await states(service) == {"plain": [plain | shared] * 3, "odd": [ODD] * 3}
+
+
+async def test_what_callers_change_is_theirs(service: MongoSessionService) -> None:
+    """However often it is read, nested values are shared by no two sessions."""
+    both = PLAIN | {"app:l": [0]}
+    for id_ in ("one", "two"):
+        await service.create_session(**IDS, session_id=id_, state=both)
+    for ways in [*(await states(service)).values()]:
+        for state in ways:
+            state["notes"][0]["tags"].append("changed")
+            state["app:l"].append(1)
+            assert state["app:l"] == [0, 1]
+
+    assert await states(service) == {"one": [both] * 3, "two": [both] * 3}
