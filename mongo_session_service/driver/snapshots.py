@@ -13,7 +13,7 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.replies import Encoded, Found
-from mongo_session_service.driver import transactions
+from mongo_session_service.driver import collector, transactions
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Secondaries
 from mongo_session_service.driver.connection import BATCH, Connection
@@ -198,7 +198,7 @@ async def _aggregate(
         "readConcern": concern,
     }
     reply = await connection.reply(command, session)
-    few = None if encoded else replies.cursor(reply)
+    few = None if encoded else collector.paused(lambda: replies.cursor(reply))
     if few is not None and not few["id"]:
         found = Found([reply.raw], few["firstBatch"])
         return _Reply(found, few["atClusterTime"], is_whole=True)

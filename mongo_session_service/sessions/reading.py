@@ -94,7 +94,10 @@ class SessionReader:
         heads: list[Document] = []
         log = documents.decode_log(found.documents(), self._at.hooks, heads)
         newest_first = await in_slices(log)
-        session = self._session(heads)
+        # To look at what is encoded pays if it is large.
+        first = () if found.few else found.encoded[:_BEFORE]
+        is_plain = bool(first) and all(map(bson_values.is_plain, first))
+        session = self._session(heads, is_plain=is_plain)
         return session and session._replace(events=newest_first[::-1])
 
     async def _load_whole(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service import MongoSessionService
 
@@ -22,25 +23,26 @@ async def states(service: MongoSessionService) -> dict[str, list[dict[str, Any]]
         for each in listed
     }
     for id_, ways in read.items():
-        one = await service.get_session(**IDS, session_id=id_)
-        assert one is not None
-        ways.append(one.state)
+        for config in (None, GetSessionConfig(num_recent_events=0)):
+            one = await service.get_session(**IDS, session_id=id_, config=config)
+            assert one is not None
+            ways.append(one.state)
     return read
 
 
-@pytest.mark.parametrize("filling", ["", "x" * 300_000], ids=["small", "large"])
+@pytest.mark.parametrize("filling", ["", "x" * 400_000], ids=["small", "large"])
 async def test_both_are_shown_as_they_were_given(
     service: MongoSessionService, filling: str
 ) -> None:
     """In replies that are decoded as a whole, and in those that are not."""
     plain = {**PLAIN, "filling": filling}
     await service.create_session(**IDS, session_id="plain", state=plain)
-    assert await states(service) == {"plain": [plain] * 3}
+    assert await states(service) == {"plain": [plain] * 4}
 
     await service.create_session(**IDS, session_id="odd", state=ODD)
 
     shared = {"user:%": {"%json": "x"}}
-    assert await states(service) == {"plain": [plain | shared] * 3, "odd": [ODD] * 3}
+    assert await states(service) == {"plain": [plain | shared] * 4, "odd": [ODD] * 4}
 
 
 async def test_what_callers_change_is_theirs(service: MongoSessionService) -> None:
@@ -54,4 +56,4 @@ async def test_what_callers_change_is_theirs(service: MongoSessionService) -> No
             state["app:l"].append(1)
             assert state["app:l"] == [0, 1]
 
-    assert await states(service) == {"one": [both] * 3, "two": [both] * 3}
+    assert await states(service) == {"one": [both] * 4, "two": [both] * 4}
