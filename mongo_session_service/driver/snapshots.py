@@ -197,16 +197,20 @@ async def _aggregate(
         "cursor": {"batchSize": BATCH},
         "readConcern": concern,
     }
-    cursor = (await connection.reply(command, session))["cursor"]
-    read_at, documents = cursor["atClusterTime"], _encoded(cursor["firstBatch"])
+    reply = await connection.reply(command, session)
+    documents, cursor = replies.batch(reply, "firstBatch")
+    read_at = cursor["atClusterTime"]
+    found: list[Encoded] = [*documents]
     while whole and cursor["id"]:
+        # No more than in the first reply: what one holds is split without a pause.
         more = {"getMore": cursor["id"], "collection": collection.name}
-        cursor = (await connection.reply(more, session))["cursor"]
-        documents += _encoded(cursor["nextBatch"])
+        reply = await connection.reply(more | {"batchSize": BATCH}, session)
+        documents, cursor = replies.batch(reply, "nextBatch")
+        found += documents
     if left := cursor["id"]:
         rest = {"killCursors": collection.name, "cursors": [left]}
         await connection.reply(rest, session)
-    return _Reply(documents, read_at, is_whole=not left)
+    return _Reply(found, read_at, is_whole=not left)
 
 
 def _encoded(documents: list[Any]) -> list[Encoded]:
