@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from math import inf
+from operator import itemgetter
 from typing import Any, Final
 
 FIELDS: Final = (
@@ -23,6 +25,16 @@ FIELDS: Final = (
     *("content.parts.function_call.id", "content.parts.function_response.id"),
 )
 """The fields of an event that decide whether it is needed."""
+
+SPECIAL: Final = (
+    *("isolation_scope", "branch", "long_running_tool_ids", "actions.compaction"),
+    "actions.rewind_before_invocation_id",
+    *("content.parts.function_call.id", "content.parts.function_response.id"),
+)
+"""Those that an ordinary event has none of: of it, time and invocation decide."""
+
+_TOGETHER: Final = 2000
+"""Events looked at in one step, which takes a millisecond at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,36 +100,70 @@ def _ids(parts: Iterable[Mapping[str, Any]], name: str) -> frozenset[str]:
     return frozenset(id_ for id_ in found if id_)
 
 
-def needed(traces: list[Trace], overlap: int) -> set[int]:
-    """The revisions that are needed of a log.
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What decides which events of a log are needed."""
+
+    events: list[tuple[int, float, str]]
+    """The revision, the time and the invocation of each, the oldest first."""
+    traces: list[Trace]
+    """Of those that are not ordinary, at least."""
+
+    @classmethod
+    def of(cls, traces: list[Trace]) -> Log:
+        """The log of which these are the traces."""
+        return cls([(it.revision, it.time, it.invocation_id) for it in traces], traces)
+
+    def firsts(self) -> dict[str, int]:
+        """The first revision of each invocation."""
+        return {id_: revision for revision, _, id_ in reversed(self.events) if id_}
+
+
+def needed(log: Log, overlap: int) -> Iterator[Iterable[int]]:
+    """The revisions that are needed of a log, found step by step, some more than once.
 
     Args:
-        traces: Its events, the oldest first.
+        log: The log.
         overlap: How many invocations the next summary repeats.
     """
-    live = _after_rewinds(traces)
+    rewinds = [each for each in log.traces if each.rewinds]
+    firsts = log.firsts() if rewinds else {}
+    is_undone = _within(_undone(rewinds, firsts))
+    live = [each for each in log.traces if not is_undone(each.revision)]
     ranges = [each.covers for each in live if each.covers]
     if not ranges:
-        return {each.revision for each in traces}
-    firsts = _firsts(traces)
-    undone = (firsts.get(each.rewinds) for each in traces if each.rewinds)
-    wanted = [traces[at] for at in undone if at is not None]
-    wanted += (it for it in traces if it.is_summary or it.rewinds or it.scope)
+        yield [revision for revision, _, _ in log.events]
+        return
+    wanted = {firsts[it.rewinds] for it in rewinds if it.rewinds in firsts}
     answered = frozenset(chain.from_iterable(each.answers for each in live))
-    whole = _repeated(live, overlap) | {
+    whole = _repeated(log, live, is_undone, overlap) | {
         each.invocation_id
         for each in live
         if each.is_long_running or each.calls - answered
     }
-    is_covered = _covering(ranges)
-    for each in live:
-        if not is_covered(each.time) or each.invocation_id in whole:
-            wanted.append(each)
-    return _with_calls(traces, wanted)
+    is_covered = _within(ranges)
+    events = iter(log.events)
+    while page := [*islice(events, _TOGETHER)]:
+        wanted.update(
+            revision
+            for revision, time, invocation_id in page
+            if (not is_covered(time) or invocation_id in whole)
+            and not is_undone(revision)
+        )
+        yield ()
+    yield wanted
+    yield _with_calls(
+        log.traces,
+        [
+            each
+            for each in log.traces
+            if each.revision in wanted or each.is_summary or each.rewinds or each.scope
+        ],
+    )
 
 
-def _covering(ranges: list[tuple[float, float]]) -> Callable[[float], bool]:
-    """Whether a time is in one of these ranges, ends included."""
+def _within(ranges: Iterable[tuple[float, float]]) -> Callable[[float], bool]:
+    """Whether a number is in one of these ranges, ends included."""
     joined: list[tuple[float, float]] = []
     for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:
@@ -126,51 +172,43 @@ def _covering(ranges: list[tuple[float, float]]) -> Callable[[float], bool]:
             joined.append((start, end))
     starts = [start for start, _ in joined]
 
-    def is_covered(time: float) -> bool:
-        at = bisect_right(starts, time) - 1
-        return at >= 0 and time <= joined[at][1]
+    def is_within(number: float) -> bool:
+        at = bisect_right(starts, number) - 1
+        return at >= 0 and number <= joined[at][1]
 
-    return is_covered
-
-
-def _firsts(traces: list[Trace]) -> dict[str, int]:
-    """Where each invocation begins."""
-    firsts: dict[str, int] = {}
-    for at, each in enumerate(traces):
-        if each.invocation_id:
-            firsts.setdefault(each.invocation_id, at)
-    return firsts
+    return is_within
 
 
-def _after_rewinds(traces: list[Trace]) -> list[Trace]:
-    """What is left of a log, as ADK finds it."""
-    firsts = _firsts(traces)
-    left: list[Trace] = []
-    at = len(traces) - 1
-    while at >= 0:
-        undone = traces[at].rewinds
-        if undone is None:
-            left.append(traces[at])
-        elif firsts.get(undone, at) < at:
-            at = firsts[undone]
-        at -= 1
-    return left[::-1]
+def _undone(rewinds: list[Trace], firsts: dict[str, int]) -> Iterator[tuple[int, int]]:
+    """The revisions between which a log was rewound, as ADK finds them."""
+    before: float = inf
+    for each in reversed(rewinds):
+        if each.revision < before:
+            last = each.revision
+            before = min(firsts.get(each.rewinds or "", last), last)
+            yield before, last
 
 
-def _repeated(live: list[Trace], overlap: int) -> set[str]:
+def _repeated(
+    log: Log, live: list[Trace], is_undone: Callable[[float], bool], overlap: int
+) -> set[str]:
     """The invocations that the next summary of a sliding window repeats."""
-    events = [each for each in live if each.scope is None]
-    ends = [each.end for each in events if each.end]
-    latest: dict[str, float] = defaultdict(float)
-    for each in events:
-        if each.invocation_id and not each.is_summary:
-            latest[each.invocation_id] = max(latest[each.invocation_id], each.time)
-    invocations = [*latest]
+    if not overlap:
+        return set()
+    others = {it.revision for it in live if it.is_summary or it.scope is not None}
+    events = [
+        (invocation_id, time)
+        for revision, time, invocation_id in log.events
+        if invocation_id and revision not in others and not is_undone(revision)
+    ]
+    latest = dict(sorted(events, key=itemgetter(1)))
+    invocation_ids = [*dict(events)]
+    ends = [each.end for each in live if each.end and each.scope is None]
     new = (
-        at for at, id_ in enumerate(invocations) if latest[id_] > (ends or [0.0])[-1]
+        at for at, id_ in enumerate(invocation_ids) if latest[id_] > (ends or [0.0])[-1]
     )
-    first = next(new, len(invocations))
-    return {*invocations[max(first - overlap, 0) : first]}
+    first = next(new, len(invocation_ids))
+    return {*invocation_ids[max(first - overlap, 0) : first]}
 
 
 def _with_calls(traces: list[Trace], wanted: list[Trace]) -> set[int]:

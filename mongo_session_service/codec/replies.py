@@ -7,6 +7,7 @@ A small one is decoded as a whole, in two thirds of the time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import bson
@@ -40,11 +41,43 @@ CODEC_OPTIONS: Final = codec_options.CodecOptions[dict[str, Any]](
 RAW: Final = codec_options.CodecOptions[RawBSONDocument](document_class=RawBSONDocument)
 """How documents are left encoded."""
 
+_SIZE: Final = Struct("<i")
+"""How arrays and documents begin: with their bytes, these four among them."""
+
 _SMALL: Final = 262_144
 """Bytes of a reply that is decoded as a whole, in 1.5 ms."""
 
 _TOGETHER: Final = 65_536
 """Bytes decoded at once: each call of the decoder costs as much as four documents."""
+
+
+class Batch(NamedTuple):
+    """What one reply holds of a cursor."""
+
+    documents: list[bytes]
+    cursor: Document
+    """Its other fields, such as its ``id``."""
+
+
+def batch(reply: RawBSONDocument, name: str) -> Batch:
+    """The documents of a reply, found in its ``firstBatch`` or its ``nextBatch``.
+
+    The driver would make an object for each, in four times the time.
+    """
+    raw, marker = bytes(reply["cursor"].raw), b"\x04%b\0" % name.encode()
+    begin = raw.index(marker)
+    at = begin + len(marker)
+    end = at + _SIZE.unpack_from(raw, at)[0]
+    rest = raw[_SIZE.size : begin] + raw[end:]
+    cursor = bson.decode(_SIZE.pack(_SIZE.size + len(rest)) + rest)
+    documents = []
+    at += _SIZE.size
+    while at < end - 1:
+        at = raw.index(0, at + 1) + 1  # behind an element's type and its number
+        (size,) = _SIZE.unpack_from(raw, at)
+        documents.append(raw[at : at + size])
+        at += size
+    return Batch(documents, cursor)
 
 
 class Found(NamedTuple):
@@ -60,7 +93,7 @@ class Found(NamedTuple):
         return decoded(self.encoded) if self.few is None else self.few
 
 
-def cursor(reply: RawBSONDocument) -> Document | None:
+def small_cursor(reply: RawBSONDocument) -> Document | None:
     """The cursor in a small reply, decoded; None if the reply is not small."""
     if len(reply.raw) > _SMALL:
         return None

@@ -11,7 +11,7 @@ from mongo_session_service.driver import collector
 
 Result = TypeVar("Result")
 
-_SLICE: Final = 0.002
+_SLICE: Final = 0.0015
 """Seconds of CPU after which other tasks run. The garbage collector, which is paused in
 each slice, then looks at what it has made; every eleventh time at what these all have
 made, which takes 15 ms."""

@@ -198,20 +198,23 @@ async def _aggregate(
         "readConcern": concern,
     }
     reply = await connection.reply(command, session)
-    few = None if encoded else collector.paused(lambda: replies.cursor(reply))
-    if few is not None and not few["id"]:
-        found = Found([reply.raw], few["firstBatch"])
-        return _Reply(found, few["atClusterTime"], is_whole=True)
-    cursor = reply["cursor"]
-    read_at, documents = cursor["atClusterTime"], _encoded(cursor["firstBatch"])
+    small = None if encoded else collector.paused(lambda: replies.small_cursor(reply))
+    if small is not None and not small["id"]:
+        few = Found([reply.raw], small["firstBatch"])
+        return _Reply(few, small["atClusterTime"], is_whole=True)
+    documents, cursor = replies.batch(reply, "firstBatch")
+    read_at = cursor["atClusterTime"]
+    found: list[Encoded] = [*documents]
     while whole and cursor["id"]:
+        # No more than in the first reply: what one holds is split without a pause.
         more = {"getMore": cursor["id"], "collection": collection.name}
-        cursor = (await connection.reply(more, session))["cursor"]
-        documents += _encoded(cursor["nextBatch"])
+        reply = await connection.reply(more | {"batchSize": BATCH}, session)
+        documents, cursor = replies.batch(reply, "nextBatch")
+        found += documents
     if left := cursor["id"]:
         rest = {"killCursors": collection.name, "cursors": [left]}
         await connection.reply(rest, session)
-    return _Reply(Found(documents), read_at, is_whole=not left)
+    return _Reply(Found(found), read_at, is_whole=not left)
 
 
 def _encoded(documents: list[Any]) -> list[Encoded]:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
+from mongo_session_service.codec import compaction
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, OVER, is_apart
 from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import (
@@ -94,6 +95,32 @@ def events_after(key: SessionKey, revision: int, before: int | None = None) -> D
     """The events of a session after a revision, and before another if there is one."""
     upper = {**key.id, "revision": {} if before is None else before}
     return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
+
+
+_COLUMNS: Final = {
+    "_id": {"$floor": {"$divide": ["$_id.revision", 1000]}},
+    "revisions": {"$push": "$_id.revision"},
+    "times": {"$push": {"$ifNull": ["$event.timestamp", 0.0]}},
+    "invocation_ids": {"$push": {"$ifNull": ["$event.invocation_id", ""]}},
+}
+
+
+def deciding(key: SessionKey) -> list[Wanted]:
+    """What decides which events of a session are needed since a compaction.
+
+    First what decides of each that is not ordinary; then, of all of them, their
+    revisions, times and invocations, a thousand in a document, in no order.
+    """
+    log = events_after(key, 0)
+    paths, special = (
+        [f"event.{name}" for name in names]
+        for names in (compaction.FIELDS, compaction.SPECIAL)
+    )
+    present = {"$or": [{path: {"$exists": True}} for path in special]}
+    return [
+        Wanted("events", log | present, order=1, fields=("wrapped", *paths)),
+        Wanted("events", log, order=1, group=_COLUMNS),
+    ]
 
 
 def events_at(key: SessionKey, revisions: Iterable[int]) -> Document:
@@ -190,6 +217,8 @@ class Wanted:
     since: float | None = None
     fields: tuple[str, ...] = ()
     """Which are wanted beside the ``_id``; all by default."""
+    group: Document | None = None
+    """What is wanted of many together, as in ``$group``."""
 
     def stages(self, at: Any) -> list[Document]:
         """The pipeline that reads them from a connection."""
@@ -202,6 +231,8 @@ class Wanted:
             stages.append({"$match": {"event.timestamp": {"$gte": self.since}}})
         if self.fields:
             stages.append({"$project": dict.fromkeys(self.fields, 1)})
+        if self.group is not None:
+            stages.append({"$group": self.group})
         return stages
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
+from operator import itemgetter
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,8 @@ from mongo_session_service.codec import (
     event_blocks,
     replies,
 )
-from mongo_session_service.codec.compaction import FIELDS, Trace
+from mongo_session_service.codec.compaction import Log, Trace
+from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.codec.replies import Encoded, Found
 from mongo_session_service.driver import collector, snapshots
 from mongo_session_service.driver.connection import Connection
@@ -149,44 +151,39 @@ class SessionReader:
             return await persistently(lambda: self._load_needed(key, overlap))
         # The server cannot see what is needed, or may show another log the next time.
         log = Wanted("events", queries.events_after(key, 0), order=1)
-        heads: list[Document] = []
-        found = await self.read(*_head(key), log, anywhere=True)
-        stored = await in_slices(_fields_of(found.documents(), heads, self._at))
+        read = await self.read(*_head(key), log, anywhere=True)
+        found = _Parts(read.documents())
+        stored = await in_slices(found.events(self._at.hooks))
         traces = (Trace.of(id_["revision"], fields) for fields, id_ in stored)
-        wanted = compaction.needed(await in_slices(traces), overlap)
+        wanted = await _needed(Log.of(await in_slices(traces)), overlap)
         events = await in_slices(
             documents.built_event(fields, id_)
             for fields, id_ in stored
             if id_["revision"] in wanted
         )
-        session = self._session(heads)
+        session = self._session(found.heads)
         return session and session._replace(events=events)
 
     async def _load_needed(self, key: SessionKey, overlap: int) -> StoredSession | None:
         """The same by two reads of one time: what decides, and what is needed."""
-        log, names = queries.events_after(key, 0), (f"event.{it}" for it in FIELDS)
-        deciding = Wanted("events", log, order=1, fields=(*names,))
-        stages = queries.union(self._at, *_head(key), deciding)
-        found = await snapshots.snapshot(self._at, self._at.sessions, stages)
-        first = next(
-            (at for at, each in enumerate(found.documents) if _is_event(each)),
-            len(found.documents),
+        stages = queries.union(self._at, *_head(key), *queries.deciding(key))
+        first = await snapshots.snapshot(self._at, self._at.sessions, stages)
+        found = _Parts(first.documents)
+        special = await in_slices(
+            Trace.of(id_["revision"], fields)
+            for fields, id_ in found.events(self._at.hooks)
         )
-        session = self._session(found.documents[:first])
-        seen = (
-            Trace.of(each["_id"]["revision"], each["event"])
-            for each in found.documents[first:]
-        )
-        wanted = compaction.needed(await in_slices(seen), overlap)
+        log = Log(await in_slices(found.rows()), special)
+        wanted, session = await _needed(log, overlap), self._session(found.heads)
         if session is None or not wanted:
             return session
         events = Wanted("events", queries.events_at(key, wanted), order=1)
         stages = queries.union(self._at, events)
-        stored = await snapshots.snapshot_at(
-            self._at, self._at.events, stages, at=found.at
+        second = await snapshots.snapshot_at(
+            self._at, self._at.events, stages, at=first.at
         )
         built = (
-            documents.decode_event(each, self._at.hooks) for each in stored.documents
+            documents.decode_event(each, self._at.hooks) for each in second.documents
         )
         return session._replace(events=await in_slices(built))
 
@@ -228,15 +225,37 @@ def _head(key: SessionKey) -> list[Wanted]:
     return [session, *queries.shared_state(key.app_name, key.user_id)]
 
 
-def _fields_of(
-    found: Iterable[Document], heads: list[Document], at: Connection
-) -> Iterator[tuple[Document, Document]]:
-    """The fields and the ``_id`` of each event; what is none is added to ``heads``."""
-    for each in found:
-        if _is_event(each):
-            yield documents.event_fields(each, at.hooks), each["_id"]
-        else:
-            heads.append(each)
+class _Parts:
+    """Documents of a session and its log, told apart as they are asked for."""
+
+    def __init__(self, found: Iterable[Document]) -> None:
+        self.heads: list[Document] = []
+        self._found = found
+        self._columns: list[Document] = []
+        self._begins = 0
+
+    def events(self, hooks: Hooks) -> Iterator[tuple[Document, Document]]:
+        """The fields and the ``_id`` of each event of the log."""
+        for each in self._found:
+            if "revisions" in each:
+                self._columns.append(each)
+            elif not _is_event(each):
+                self.heads.append(each)
+                self._begins = max(self._begins, documents.log_begins(each))
+            elif each["_id"]["revision"] > self._begins:
+                yield documents.event_fields(each, hooks), each["_id"]
+
+    def rows(self) -> Iterator[tuple[int, float, str]]:
+        """The revision, the time and the invocation of each, after its events."""
+        for each in sorted(self._columns, key=itemgetter("_id")):
+            names = bson_values.decode_value(each["invocation_ids"])
+            rows = zip(each["revisions"], each["times"], names, strict=True)
+            yield from (row for row in rows if row[0] > self._begins)
+
+
+async def _needed(log: Log, overlap: int) -> set[int]:
+    found = await in_slices(compaction.needed(log, overlap))
+    return {*chain.from_iterable(found)}
 
 
 def _is_event(document: Document) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import count, product
+import dataclasses
+from itertools import chain, count, product
 from typing import Any
 
 from google.adk.events import Event, EventActions
@@ -13,7 +14,8 @@ from google.genai import types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mongo_session_service.codec.compaction import Trace, needed
+from mongo_session_service.codec import compaction
+from mongo_session_service.codec.compaction import Trace
 from mongo_session_service.codec.documents import encode_event_fields
 
 
@@ -170,6 +172,42 @@ def logs(draw: Any) -> tuple[list[Event], list[Event]]:
     for step in draw(st.lists(st.sampled_from(STEPS), max_size=4)):
         step(log, draw)
     return log.events[:stored], log.events[stored:]
+
+
+def needed(
+    traces: list[Trace], overlap: int, special: list[Trace] | None = None
+) -> set[int]:
+    """What is needed of a log, of which as many traces are known as are special."""
+    log = compaction.Log.of(traces)
+    if special is not None:
+        log = dataclasses.replace(log, traces=special)
+    return {*chain.from_iterable(compaction.needed(log, overlap))}
+
+
+def has(value: Any, path: list[str]) -> bool:
+    """Whether a field is there, as MongoDB looks for it."""
+    if isinstance(value, list):
+        return any(has(each, path) for each in value)
+    if not path:
+        return True
+    return isinstance(value, dict) and has(value.get(path[0], []), path[1:])
+
+
+@settings(max_examples=100, deadline=None)
+@given(logs(), st.integers(0, 3))
+def test_ordinary_events_need_no_trace(
+    log: tuple[list[Event], list[Event]], overlap: int
+) -> None:
+    """Their times and invocations decide."""
+    stored = [fields(event) for event in log[0]]
+    traces = [Trace.of(at, each) for at, each in enumerate(stored)]
+    special = [
+        trace
+        for trace, each in zip(traces, stored, strict=True)
+        if any(has(each, path.split(".")) for path in compaction.SPECIAL)
+    ]
+
+    assert needed(traces, overlap, special) == needed(traces, overlap)
 
 
 def request(events: list[Event], agent: str, branch: str | None, **view: Any) -> Any:

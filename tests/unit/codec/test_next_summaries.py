@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from google.adk.events.event_actions import EventCompaction
 from google.adk.sessions import Session
 from google.genai import types
 
-from mongo_session_service.codec.compaction import Trace, needed
+from mongo_session_service.codec.compaction import Log, Trace, needed
 from mongo_session_service.codec.documents import encode_event_fields
 
 TURNS = 14
@@ -115,7 +116,7 @@ async def test_summaries_are_those_of_the_whole_log(
     for number in range(1, TURNS):
         fields = map(encode_event_fields, log)
         traces = [Trace.of(at, each) for at, each in enumerate(fields)]
-        wanted = needed(traces, overlap)
+        wanted = {*chain.from_iterable(needed(Log.of(traces), overlap))}
         loaded = [event for at, event in enumerate(log) if at in wanted]
         least = max(least, len(log) - len(loaded))
         added = turn(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bson
+import pytest
 from bson.raw_bson import RawBSONDocument
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +43,22 @@ def test_documents_are_decoded_when_they_are_asked_for() -> None:
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("name", ["firstBatch", "nextBatch"])
+@settings(max_examples=30)
+@given(st.lists(st.dictionaries(st.text("ab"), st.integers(0, 2**40)), max_size=120))
+def test_a_reply_is_split_into_its_documents(
+    name: str, documents: list[dict[str, int]]
+) -> None:
+    """Wherever the server puts the other fields, and whatever a document is about."""
+    encoded = [bson.encode(each) for each in [*documents, {name: [name]}]]
+    batch = [RawBSONDocument(each) for each in encoded]
+    fields = {"id": 2**60, name: batch, "ns": f"{name}.{name}", "at": 1.5}
+    reply = RawBSONDocument(bson.encode({"cursor": fields, "ok": 1.0}), replies.RAW)
+    del fields[name]
+
+    assert replies.batch(reply, name) == (encoded, fields)
+
+
 def test_a_small_reply_is_decoded_at_once() -> None:
     """Its documents are those of a long reply, with plain integers."""
     batch = [{"_id": "a", "n": 2**40}]
@@ -50,11 +67,11 @@ def test_a_small_reply_is_decoded_at_once() -> None:
         for text in ("x", "x" * 300_000)
     )
 
-    decoded = (replies.cursor(small) or {})["firstBatch"]
+    decoded = (replies.small_cursor(small) or {})["firstBatch"]
 
     assert decoded == batch
     assert type(decoded[0]["n"]) is int
-    assert replies.cursor(long) is None
+    assert replies.small_cursor(long) is None
 
 
 def test_few_documents_are_decoded_once() -> None:
