@@ -25,7 +25,7 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.sessions.intake import Place
 
-MIN_WRITES: Final = 16
+MIN_WRITES: Final = 32
 """Of each of two batches that could be one: smaller ones cost more than they gain."""
 
 MAX_BYTES: Final = 8_000_000
