@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -289,18 +290,49 @@ def timestamp(text: str) -> float:
     raise click.BadParameter(f"{text!r} is not a time such as 2026-11-21T04:00:00Z.")
 
 
+def past(text: str) -> float:
+    """A time between 1970 and now, as :func:`timestamp` reads it.
+
+    Raises:
+        BadParameter: it is not.
+    """
+    seconds = timestamp(text)
+    if not 0 < seconds <= time.time():
+        raise click.BadParameter(f"{text!r} is not in the past, after 1970.")
+    return seconds
+
+
+def future(text: str) -> float:
+    """A time after now, as :func:`timestamp` reads it.
+
+    Raises:
+        BadParameter: it is not.
+    """
+    seconds = timestamp(text)
+    if seconds <= time.time():
+        raise click.BadParameter(f"{text!r} is not in the future.")
+    return seconds
+
+
 def duration(text: str) -> float:
     """A duration in seconds: a number of seconds, or with a unit.
 
     Raises:
-        BadParameter: it is neither.
+        BadParameter: it is neither, or not within 100 years.
     """
+    from mongo_session_service.model.metadata import MAX_TTL
+
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if parts is None:
         raise click.BadParameter(
             f"{text!r} is not a duration such as 7200s, 12h or 7d."
         )
-    return float(parts[1]) * _UNITS[parts[2]]
+    seconds = float(parts[1]) * _UNITS[parts[2]]
+    if not 0 < seconds <= MAX_TTL:
+        longest = f"{MAX_TTL / _UNITS['d']:.0f}d (100 years)"
+        message = f"{text!r} is out of range: more than 0, at most {longest}."
+        raise click.BadParameter(message)
+    return seconds
 
 
 selection_options: Final = several(

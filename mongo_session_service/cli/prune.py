@@ -24,7 +24,7 @@ from mongo_session_service.model.wording import counted
 )
 @click.option(
     "--created-before",
-    type=options.timestamp,
+    type=options.past,
     metavar="TIME",
     help="Remove sessions created before this ISO 8601 time.",
 )

@@ -31,7 +31,7 @@ from mongo_session_service.cli.terminal import printable
 )
 @click.option(
     "--expire-time",
-    type=options.timestamp,
+    type=options.future,
     metavar="TIME",
     help="When it expires, whatever happens: ISO 8601, in UTC if it names no zone.",
 )
