@@ -78,7 +78,7 @@ async def live(
             query = urlencode({**chosen, "token": token})
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
             terminal.Screen().write(url)
-            where = await place.where(service)
+            where = await place.where(service, watched.app_name)
             terminal.say(f"Serving {watched.words} in {where}. Ctrl-C stops it.")
             config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
             serving = Server(config).serve(sockets=[listener])

@@ -163,8 +163,12 @@ class Place:
         )
 
     @asynccontextmanager
-    async def service(self) -> AsyncIterator[MongoSessionService]:
+    async def service(
+        self, app: str | None = None
+    ) -> AsyncIterator[MongoSessionService]:
         """A service there, once MongoDB has answered.
+
+        If a session is not found, it says whether its app has any.
 
         Raises:
             MongoSessionServiceError: the URI is invalid, or MongoDB does not answer
@@ -184,7 +188,7 @@ class Place:
             yield service
         except SessionNotFoundError as error:
             text = printable(str(error))
-            where = await self.where(service)
+            where = await self.where(service, app)
             raise click.ClickException(
                 f"{text} Check app, user and session; `mongo-session-service sessions"
                 f" --app APP` lists them. This is {where}."
@@ -192,11 +196,14 @@ class Place:
         finally:
             await service.close()
 
-    async def where(self, service: MongoSessionService) -> str:
-        """The database and the server, and where sessions are if it holds none."""
+    async def where(self, service: MongoSessionService, *apps: str | None) -> str:
+        """The database and the server, and where sessions are if it holds none.
+
+        The same of an app, if some are given.
+        """
         from mongo_session_service.cli.whereabouts import whereabouts
 
-        return await whereabouts(service, self.uri)
+        return await whereabouts(service, self.uri, list(filter(None, apps)))
 
     async def _knock(self) -> None:
         """Require that MongoDB answers soon; a service would wait longer."""

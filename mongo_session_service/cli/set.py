@@ -56,7 +56,7 @@ async def set_session(
     changes = _changes(given)
     if not changes and not labels and keeps_labels:
         raise click.UsageError("Nothing to set: give --title, --label or --ttl, say.")
-    async with place.service() as service:
+    async with place.service(ids[0]) as service:
         from mongo_session_service.admin import contents
         from mongo_session_service.model.records import session_key
 

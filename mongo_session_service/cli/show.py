@@ -55,7 +55,7 @@ async def show(
       mongo-session-service show my_app ada 5f0c --events 20
       mongo-session-service show my_app ada 5f0c --json | jq .event.content
     """  # noqa: D301  \b is click's sign
-    async with place.service() as service:
+    async with place.service(ids[0]) as service:
         from mongo_session_service.admin import contents
         from mongo_session_service.model.records import session_key
 

@@ -231,7 +231,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
                 exported = await export(
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )
-        origin = await place.where(service)
+        origin = await place.where(service, *sorted(chosen.apps))
         say(f"Exported {_contents(exported)} from {origin}, in clear.")
     if not exported.sessions and chosen.since is None:
         warn("Check that it is the right database, and --prefix, --app and --user.")

@@ -92,8 +92,10 @@ async def test_watch_can_print_json(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
     """With --json each line is a change, and Ctrl-C ends it quietly with 130."""
-    async with running(mongodb_uri, database, "watch", "--json") as command:
-        await command.line("stderr")
+    await service.create_session(app_name="apps", user_id="user")
+    watch = ("watch", "--json", "--app", "app")
+    async with running(mongodb_uri, database, *watch) as command:
+        assert "; there are some of app apps" in await command.line("stderr")
         await append(service, await create(service))
         created, appended = [json.loads(await command.line()) for _ in range(2)]
         command.process.send_signal(signal.SIGINT)

@@ -122,18 +122,6 @@ async def test_a_damaged_session_does_not_hide_the_others(
     assert "There are more: --limit 2" in fewer.stderr
 
 
-async def test_a_misspelt_app_is_guessed(
-    service: MongoSessionService, at: tuple[str, ...]
-) -> None:
-    """Who misspells an app's name is asked whether they mean the one there is."""
-    await service.create_session(app_name="shop_agent", user_id="eve")
-
-    done = call(*at, "sessions", "--app", "shopagent")
-
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.endswith("Did you mean --app shop_agent?\n")
-
-
 def model_says(*parts: types.Part, **fields: object) -> Event:
     """An event of an agent."""
     return Event(author="planner", content=types.ModelContent([*parts]), **fields)
