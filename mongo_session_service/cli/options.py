@@ -117,7 +117,7 @@ verbosity_options: Final = several(
         help="Show details, and what the library logs.",
     ),
     kept_option(
-        "-q", "--quiet", is_flag=True, help="Show only results, problems and errors."
+        "-q", "--quiet", is_flag=True, help="Show only results, warnings and errors."
     ),
     kept_option("--debug", is_flag=True, help="Show the traceback of a failure."),
 )
