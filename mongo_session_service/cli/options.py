@@ -119,7 +119,12 @@ verbosity_options: Final = several(
     kept_option(
         "-q", "--quiet", is_flag=True, help="Show only results, warnings and errors."
     ),
-    kept_option("--debug", is_flag=True, help="Show the traceback of a failure."),
+    kept_option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,  # before a function that an argument names is loaded
+        help="Show the traceback of a failure.",
+    ),
 )
 """How much is said, before or after the name of a command."""
 

@@ -45,6 +45,10 @@ _UNSAFE_IN_JSON: Final = re.compile(
 )
 
 
+SEE_WHERE: Final = "--debug shows where it comes from."
+"""Added to what is said of an error in code that is not this package's."""
+
+
 def printable(text: str) -> str:
     r"""A text on one line, with control characters escaped: ``\x1b``."""
     plain = re.sub(r"\s+", " ", text)
