@@ -205,6 +205,7 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
 @click.option(
     "--to",
     "path",
+    type=click.Path(allow_dash=True),
     default="-",
     help="A file, compressed if it ends in .gz; standard output by default.",
 )
