@@ -118,7 +118,7 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
 
     \b
     Example:
-      mongo-session-service consumers dead-letters billing --json | jq .change.event
+      mongo-session-service consumers dead-letters billing --json | jq .error
     """  # noqa: D301
     screen = terminal.Screen()
     async with place.service() as service:
