@@ -186,7 +186,7 @@ def _row(summary: SessionSummary) -> dict[str, Text]:
     about = styled(summary.title or "")
     if summary.labels:
         about.append("  " if summary.title else "")
-        about.append_text(styled(labels_text(summary.labels), "cyan"))
+        about.append_text(styled(terminal.labels_text(summary.labels), "cyan"))
     return {
         "SESSION": styled(summary.id, "bold"),
         "USER": styled(summary.user_id),
@@ -194,8 +194,3 @@ def _row(summary: SessionSummary) -> dict[str, Text]:
         "UPDATED": styled(f"{terminal.duration(since)} ago"),
         "TITLE AND LABELS": about,
     }
-
-
-def labels_text(labels: dict[str, str]) -> str:
-    """Labels as the options write them."""
-    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))

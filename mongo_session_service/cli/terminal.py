@@ -176,6 +176,13 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
         f"{revision:4} {printable(who)}",
     )
     said = ""
+    if change.kind == "updated":
+        expires = shown.get("expire_time")
+        said = details_text(
+            shown.get("title"),
+            shown.get("labels") or {},
+            None if expires is None else moment(expires),
+        )
     if event := shown.get("event"):
         head.append(f"  {printable(event['author']):13}", "bold")
         said = _said(event, width)
@@ -196,6 +203,21 @@ def moment(seconds: float) -> str:
     if local.date() == datetime.now().astimezone().date():
         return local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"
     return local.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def details_text(title: str | None, labels: dict[str, str], expires: str | None) -> str:
+    """A session's title, labels and expiry in words, or that it has none."""
+    shown = [
+        "no title" if title is None else f"title {printable(title)!r}",
+        f"labels {printable(labels_text(labels))}" if labels else "no labels",
+        f"expires {expires}" if expires else "no expiry",
+    ]
+    return "; ".join(shown)
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    """Labels as the options write them."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def _assignments(state: dict[str, Any], width: int | None) -> str:
