@@ -126,7 +126,7 @@ async def _show_apps(
         return
     where = await place.where(service)
     if not found:
-        terminal.say(f"No app has sessions in {where}.")
+        terminal.say(f"There are no apps in {where}.")
         return
     terminal.say(f"Apps in {where}:")
     rows = [
