@@ -105,7 +105,7 @@ class SessionPage {
     // received in between is later than it, and so is every event from there on.
     const later = delta.filter(([name]) => isNew || (this.hasSharedState && StateTree.isShared(name)));
     this.state.set(later, later.length ? at : null);
-    if (!isNew) this.state.date(delta.map(([name]) => name), at);
+    if (!isNew) this.state.date(delta, at);
     if (isNew && !isFlood) this.speak(change);
   }
 
