@@ -174,7 +174,8 @@ async def _erase(
             _ask()
         with _resumable():
             erased = await work()
-        terminal.say(f"Erased {_counts(erased) or 'all there was'}.")
+        gone = _counts(erased)
+        terminal.say(f"Erased {gone}." if gone else "Done.")
     if as_json:
         terminal.Screen().write_json(asdict(erased))
 

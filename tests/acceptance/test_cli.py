@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import click
@@ -303,6 +304,19 @@ def test_what_goes_wrong_is_said_in_one_line(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_a_port_in_use_is_named(mongodb_uri: str) -> None:
+    """With what to do about it."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        done = call("live", "--no-open", "--port", str(port), "--uri", mongodb_uri)
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"Error: Cannot listen on port {port}: Address already in use. Choose another"
+        " with --port, or any free one with --port 0.\n"
+    )
 
 
 @pytest.mark.parametrize(
