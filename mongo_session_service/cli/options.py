@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -194,9 +195,10 @@ class Place:
         except SessionNotFoundError as error:
             text = printable(str(error))
             where = await self.where(service, app)
+            named = "APP" if app is None else shlex.quote(printable(app))
             raise click.ClickException(
                 f"{text} Check app, user and session; `mongo-session-service sessions"
-                f" --app APP` lists them. This is {where}."
+                f" --app {named}` lists them. This is {where}."
             ) from None
         finally:
             await service.close()

@@ -261,7 +261,7 @@ async def test_an_event_that_cannot_be_read_hides_no_other(
         (["sessions", "--oldest-first"], 2, "--oldest-first needs --app."),
         (["sessions", "--order", "update_time"], 2, "--order needs --app."),
         (["show", "trips", "ada"], 2, "Missing argument 'SESSION'"),
-        (["show", "trips", "ada", "x"], 1, "sessions --app APP` lists them"),
+        (["show", "trips", "ada", "x"], 1, "sessions --app trips` lists them"),
         (["show", "trips", "", "x"], 1, "user_id must not be empty"),
         (["shwo"], 2, "Did you mean 'show'?"),
     ],
