@@ -145,7 +145,10 @@ async def test_watch_ends_when_nobody_reads(
 async def test_live_serves_the_page_to_this_machine_only(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
-    """The page, its changes and its list are served; other sessions are not."""
+    """The page, its changes and its list are served; other sessions are not.
+
+    Ctrl-C ends it quietly, though a page is open.
+    """
     await create(service)
     await create(service, "other")
     arguments = ("live", *SESSION, "--port", "0", "--no-open")
@@ -157,12 +160,6 @@ async def test_live_serves_the_page_to_this_machine_only(
         await command.line("stderr")
         page = await client.get(url)
         sessions = await client.get(url.join("/sessions"))
-        async with client.stream(
-            "GET", url.join("/changes?" + url.query.decode())
-        ) as r:
-            lines = r.aiter_lines()
-            while not (line := await anext(lines)).startswith("event:"):
-                pass
         other = await client.get(
             url.join("/changes?app_name=app&user_id=user&session_id=other")
         )
@@ -173,8 +170,15 @@ async def test_live_serves_the_page_to_this_machine_only(
                 for path in ("/", "/sessions", "/changes")
                 for query in (b"", b"app_name=app&user_id=user&session_id=s")
             ]
-        command.process.send_signal(signal.SIGINT)
-        assert await command.ended() == 130
+        changes = url.join("/changes?" + url.query.decode())
+        async with client.stream("GET", changes) as opened:
+            lines = opened.aiter_lines()
+            while not (line := await anext(lines)).startswith("event:"):
+                pass
+            command.process.send_signal(signal.SIGINT)
+            assert await command.ended() == 130
+            assert await command.line("stderr") == ""
+            assert [each async for each in lines][-1] == ""
 
     assert url.host == "127.0.0.1"
     assert len(url.params["token"]) > 40
