@@ -19,6 +19,7 @@ from mongo_session_service.errors import StorageError
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
     from mongo_session_service.consumers.dead_letters import DeadLetter
@@ -60,11 +61,16 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
             screen.write_json(asdict(each))
     elif found:
         terminal.say(f"Consumers of {where}:")
-        screen.show(terminal.table([_consumer(each) for each in found]))
+        screen.show(overview(found))
         for line in (line for each in found for line in advice(each)):
             terminal.warn(line)
     else:
         terminal.say(f"No consumer has read from {where}.")
+
+
+def overview(found: list[ConsumerStatus]) -> Table:
+    """Consumers as a table, whose ages and numbers stay whole where it is narrow."""
+    return terminal.table([_consumer(each) for each in found], "NAME", "APP")
 
 
 def _consumer(status: ConsumerStatus) -> dict[str, Text]:

@@ -137,7 +137,7 @@ async def _show_apps(
         }
         for each in found
     ]
-    screen.show(terminal.table(rows))
+    screen.show(terminal.table(rows, "APP"))
 
 
 async def _show_sessions(

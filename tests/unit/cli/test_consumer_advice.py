@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mongo_session_service.cli.consumers import advice
+from mongo_session_service.cli.consumers import advice, overview
+from mongo_session_service.cli.terminal import rendered
 from mongo_session_service.consumers.status import ConsumerStatus
 
 WELL = ConsumerStatus(
@@ -20,6 +21,15 @@ WELL = ConsumerStatus(
     checkpoint_age_seconds=12.0,
     dead_letters=0,
 )
+
+
+def test_a_long_name_leaves_room_for_the_lag() -> None:
+    """In a narrow terminal the name is cut, not the numbers."""
+    named = replace(WELL, name="memory-" + "0" * 40, lag_seconds=112.0)
+
+    _, line = rendered(overview([named]), 60, is_coloured=False)
+
+    assert "112 s  12 s   0" in line
 
 
 def test_a_consumer_that_is_well_needs_no_advice() -> None:
