@@ -163,18 +163,11 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
     Its event and state are shown as the public view has them. The first
     ``scope_length`` parts of its key are known from what is watched.
     """
-    from rich.text import Text
-
     shown = json.loads(change.json_text)
     key = (change.app_name, change.user_id, change.session_id)
     parts = [each for each in key if each is not None]
     who = "/".join(parts[min(scope_length, len(parts) - 1) :])
-    revision = "" if change.revision is None else f"r{change.revision}"
-    head = Text.assemble(
-        (f"{moment(change.time):12}  ", "dim"),
-        (f"{change.kind:8}  ", _KINDS.get(change.kind, "")),
-        f"{revision:4} {printable(who)}",
-    )
+    head = heading(change.time, change.kind, change.revision, who)
     said = ""
     if change.kind == "updated":
         expires = shown.get("expire_time")
@@ -187,8 +180,27 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
         head.append(f"  {printable(event['author']):13}", "bold")
         said = _said(event, width)
     changed = _assignments(shown.get("state", shown["state_delta"]), width)
+    return fitting(head, [styled(said), styled(changed, "cyan")], width)
+
+
+def heading(time: float, kind: str, revision: int | None, who: str) -> Text:
+    """What happened when, and to whom; columns that stand below each other."""
+    from rich.text import Text
+
+    number = "" if revision is None else f"r{revision}"
+    return Text.assemble(
+        (f"{moment(time):12}  ", "dim"),
+        (f"{kind:8}  ", _KINDS.get(kind, "")),
+        f"{number:4} {printable(who)}",
+    )
+
+
+def fitting(head: Text, pieces: Iterable[Text], width: int | None) -> list[Text]:
+    """One line or, if that is too wide, a heading and its pieces below it."""
+    from rich.text import Text
+
     lines = [head]
-    for piece in filter(None, (styled(said), styled(changed, "cyan"))):
+    for piece in filter(None, pieces):
         longer = Text("  ").join([lines[-1], piece])
         if width is None or longer.cell_len <= width:
             lines[-1] = longer
