@@ -51,7 +51,8 @@ async def me(request: Request) -> dict[str, str]:
 
 @app.post("/sessions")
 async def create_session(
-    request: Request, title: Annotated[str, Body(embed=True, min_length=1)]
+    request: Request,
+    title: Annotated[str, Body(embed=True, min_length=1, max_length=1000)],
 ) -> dict[str, str]:
     user = current_user(request)
     session = await service.create_session(app_name=APP, user_id=user, title=title)

@@ -23,10 +23,8 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import persistently
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
-from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.event_log import Page, read_page
-from mongo_session_service.sessions.queries import Wanted
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions.event_log import Page, Span, load_session_page
 from mongo_session_service.sessions.store import SessionStore
 
 __all__ = ["remember"]
@@ -45,9 +43,6 @@ _PAGE: Final = 64
 
 _GAP: Final = 32
 """Events of others after which nothing of a turn is looked for before its message."""
-
-_HEAD: Final = ("create_time", "revision", "expire_time", "ttl")
-"""What tells whether a session is visible."""
 
 
 def remember(memory_service: BaseMemoryService) -> Callable[[Change], Awaitable[None]]:
@@ -184,32 +179,31 @@ class _Log:
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
         at = await persistently(lambda: snapshots.now(self._connection))
-        before, is_last = revision + 1, False
-        while not is_last:
-            where = queries.events_after(self.key, 0, before)
-            page = await self._page(where, at=at)
+        span = Span(0, revision + 1, newest_first=True, left=_PAGE)
+        while True:
+            page = await load_session_page(self._connection, self.key, span, at=at)
             if not page.created(platform_time.get_time()):
                 return
-            if before > revision and not _begins_with(page, event):
+            if span.before == revision + 1 and not _begins_with(page, event):
                 return
             for each in page.events:
-                before = each["_id"]["revision"]
                 yield self._decoded(each)
-            is_last = page.is_last
+            if page.is_last:
+                return
+            span = span.beyond(_revision(page.events[-1]))
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """All events by revision, if the session is stored."""
-        after = 0
+        span = Span(0, None, newest_first=False, left=_PAGE)
         while True:
-            where = queries.events_after(self.key, after)
-            page = await self._page(where, order=1)
+            page = await load_session_page(self._connection, self.key, span)
             if not page.created(platform_time.get_time()):
                 return
             for each in page.events:
-                after = each["_id"]["revision"]
-                yield after, self._decoded(each)
+                yield _revision(each), self._decoded(each)
             if page.is_last:
                 return
+            span = span.beyond(_revision(page.events[-1]))
 
     async def session(self, event: Event) -> Session | None:
         """The session with all its events; None if it is not stored any more.
@@ -228,13 +222,13 @@ class _Log:
             )
         return session
 
-    async def _page(self, where: Any, *, order: int = -1, at: Any = None) -> Page:
-        head = Wanted("sessions", {"_id": self.key.id}, fields=_HEAD)
-        at_once = {"size": _PAGE, "order": order, "at": at, "session": head}
-        return await persistently(lambda: read_page(self._connection, where, **at_once))
-
     def _decoded(self, document: Any) -> Event:
         return documents.decode_event(document, self._connection.hooks)
+
+
+def _revision(event: Document) -> int:
+    revision: int = event["_id"]["revision"]
+    return revision
 
 
 def _begins_with(page: Page, event: Event) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import click
 from typing_extensions import override
 
+from mongo_session_service import errors
 from mongo_session_service._version import __version__
 from mongo_session_service.cli.completion import PROGRAMS, completion
 from mongo_session_service.cli.consumers import consumers
@@ -35,11 +36,10 @@ from mongo_session_service.cli.set import set_session
 from mongo_session_service.cli.setup import setup
 from mongo_session_service.cli.shard import shard
 from mongo_session_service.cli.show import show
-from mongo_session_service.cli.terminal import printable
+from mongo_session_service.cli.terminal import SEE_WHERE, printable
 from mongo_session_service.cli.transfer import COMMANDS
 from mongo_session_service.cli.trim import trim
 from mongo_session_service.cli.watch import watch
-from mongo_session_service.errors import MongoSessionServiceError, SlowSubscriberError
 
 _Command = TypeVar("_Command", bound=click.Command)
 
@@ -116,6 +116,8 @@ class _Application(click.Group):
         except click.exceptions.Exit:
             raise
         except click.ClickException as error:
+            if said(ctx, "debug") and error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)
             raise _without_password(error) from None
         except Exception as error:  # noqa: BLE001  a command's last resort
             if said(ctx, "debug"):
@@ -176,19 +178,21 @@ def _without_password(error: click.ClickException) -> click.ClickException:
 def _in_one_line(error: Exception) -> str:
     """What went wrong, and what to do about it."""
     text = printable(str(error))
-    if isinstance(error, SlowSubscriberError):
+    if isinstance(error, errors.SlowSubscriberError):
         again = "Start again"
         if error.last_revision is not None:
             again += f" with --after-revision {error.last_revision}"
         return f"The changes came faster than they could be written. {again}."
-    if isinstance(error, MongoSessionServiceError):
+    if isinstance(error, errors.SourceError) and error.__cause__ is not None:
+        return f"{text} {SEE_WHERE}"
+    if isinstance(error, errors.MongoSessionServiceError):
         return re.sub(_NOISE, "", printable(error.message))
     if isinstance(error, ImportError):
         return text
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return f"The output cannot be written: {error.strerror}."
     # Its text may hold a password or stored data.
-    return f"Unexpected {type(error).__name__}: --debug shows where it comes from."
+    return f"Unexpected {type(error).__name__}: {SEE_WHERE}"
 
 
 @click.group(

@@ -19,6 +19,7 @@ from mongo_session_service.errors import StorageError
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
 
     from mongo_session_service.consumers.dead_letters import DeadLetter
@@ -60,11 +61,16 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
             screen.write_json(asdict(each))
     elif found:
         terminal.say(f"Consumers of {where}:")
-        screen.show(terminal.table([_consumer(each) for each in found]))
+        screen.show(overview(found))
         for line in (line for each in found for line in advice(each)):
             terminal.warn(line)
     else:
         terminal.say(f"No consumer has read from {where}.")
+
+
+def overview(found: list[ConsumerStatus]) -> Table:
+    """Consumers as a table, whose ages and numbers stay whole where it is narrow."""
+    return terminal.table([_consumer(each) for each in found], "NAME", "APP")
 
 
 def _consumer(status: ConsumerStatus) -> dict[str, Text]:
@@ -118,7 +124,7 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
 
     \b
     Example:
-      mongo-session-service consumers dead-letters billing --json | jq .change.event
+      mongo-session-service consumers dead-letters billing --json | jq .error
     """  # noqa: D301
     screen = terminal.Screen()
     async with place.service() as service:
@@ -128,10 +134,11 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
             async for letter in letters:
                 screen.write_json(_fields(letter))
             return
-        rows = [_dead_letter(letter) async for letter in letters]
-    if rows:
-        screen.show(terminal.table(rows))
-    else:
+        is_empty = True
+        async for letter in letters:
+            is_empty = False
+            screen.show(*dead_letter_lines(letter, screen.width))
+    if is_empty:
         terminal.say(f"Consumer {name!r} has no dead letters in {where}.")
 
 
@@ -152,15 +159,19 @@ async def _where_known(
     return where
 
 
-def _dead_letter(letter: DeadLetter) -> dict[str, Text]:
-    return {
-        "TIME": styled(terminal.moment(letter.time)),
-        "KIND": styled(letter.id["kind"]),
-        "KEY": styled("/".join(_key(letter).values()), "bold"),
-        "REVISION": styled(letter.id.get("revision", "")),
-        "ATTEMPTS": styled(letter.attempts),
-        "ERROR": styled(letter.public_error, "red"),
-    }
+def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
+    """A dead letter as one line or, if that is too wide, as several."""
+    from rich.text import Text
+
+    kind, revision = letter.id["kind"], letter.id.get("revision")
+    who = "/".join(_key(letter).values())
+    attempts = styled(f"({counted(letter.attempts, 'attempt')})", "dim")
+    pieces = [Text("  ").join([styled(letter.public_error, "red"), attempts])]
+    head = terminal.heading(letter.time, kind, revision, who)
+    if width is not None and head.cell_len > width:
+        head = terminal.heading(letter.time, kind, revision, "")
+        pieces.insert(0, styled(who))
+    return terminal.fitting(head, pieces, width)
 
 
 def _key(letter: DeadLetter) -> dict[str, str]:

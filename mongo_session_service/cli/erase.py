@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
@@ -66,13 +66,12 @@ async def user(
       mongo-session-service erase user my_app ada
     """  # noqa: D301
     _check_answerable(yes=yes)
-    what = f"user {printable(user)} of app {printable(app)}"
     async with place.service() as service:
         from mongo_session_service.admin import contents
 
         found = await contents.erasable(service, app, user)
         await _erase(
-            *(place, service, what, found),
+            *(place, service, (app, user), found),
             lambda: service.delete_user(app_name=app, user_id=user),
             yes=yes,
             as_json=as_json,
@@ -100,7 +99,7 @@ async def app_(place: options.Place, app: str, *, yes: bool, as_json: bool) -> N
 
         found = await contents.erasable(service, app, None)
         await _erase(
-            *(place, service, f"app {printable(app)}", found),
+            *(place, service, (app,), found),
             lambda: service.delete_app(app_name=app),
             yes=yes,
             as_json=as_json,
@@ -133,8 +132,7 @@ async def session(
             await service.delete_session(**key.id)
             return found or contents.NOTHING  # it counts nothing itself
 
-        what = f"session {printable('/'.join(key))}"
-        await _erase(*(place, service, what, found), work, yes=yes, as_json=as_json)
+        await _erase(*(place, service, ids, found), work, yes=yes, as_json=as_json)
 
 
 def _check_answerable(*, yes: bool) -> None:
@@ -151,7 +149,7 @@ def _check_answerable(*, yes: bool) -> None:
 async def _erase(
     place: options.Place,
     service: MongoSessionService,
-    what: str,
+    ids: Sequence[str],
     found: Erased | None,
     work: Callable[[], Awaitable[Erased]],
     *,
@@ -161,12 +159,13 @@ async def _erase(
     """Say what will go, ask, and erase it."""
     from mongo_session_service.admin import contents
 
-    where = await place.where(service)
+    what, counts = _named(ids), _counts(found) if found else ""
+    where = await place.where(service, None if counts else ids[0])
     if found is None:
         terminal.warn(f"Nothing is stored of {what} in {where}.")
         erased = contents.NOTHING
     else:
-        if counts := _counts(found):
+        if counts:
             tell = terminal.say if yes else terminal.warn
             tell(f"This erases {what} in {where}: {counts}.")
         else:
@@ -175,9 +174,22 @@ async def _erase(
             _ask()
         with _resumable():
             erased = await work()
-        terminal.say(f"Erased {_counts(erased) or 'all there was'}.")
+        gone = _counts(erased)
+        terminal.say(f"Erased {gone}." if gone else "Done.")
     if as_json:
         terminal.Screen().write_json(asdict(erased))
+
+
+def _named(ids: Sequence[str]) -> str:
+    """An app, a user of it or a session of that, in words."""
+    shown = [printable(each) for each in ids]
+    match shown:
+        case [app]:
+            return f"app {app}"
+        case [app, user]:
+            return f"user {user} of app {app}"
+        case _:
+            return f"session {'/'.join(shown)}"
 
 
 def _ask() -> None:

@@ -39,7 +39,7 @@ async def fork(
       mongo-session-service fork my_app ada 5f0c --at 12
     """  # noqa: D301  \b is click's sign
     screen = terminal.Screen()
-    async with place.service() as service:
+    async with place.service(ids[0]) as service:
         from google.adk.errors.already_exists_error import AlreadyExistsError
         from google.adk.platform import uuid
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -78,7 +79,7 @@ async def live(
             query = urlencode({**chosen, "token": token})
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
             terminal.Screen().write(url)
-            where = await place.where(service)
+            where = await place.where(service, watched.app_name)
             terminal.say(f"Serving {watched.words} in {where}. Ctrl-C stops it.")
             config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
             serving = Server(config).serve(sockets=[listener])
@@ -95,7 +96,9 @@ def _listening(port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
+        # Python adds the address to the error's own words.
+        why = os.strerror(error.errno) if error.errno else error.strerror
         raise click.ClickException(
-            f"Cannot listen on port {port}: {error.strerror}. Choose another with"
+            f"Cannot listen on port {port}: {why}. Choose another with"
             " --port, or any free one with --port 0."
         ) from None

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from mongo_session_service.cli.terminal import printable
+from mongo_session_service.cli.terminal import SEE_WHERE, printable
 
 
 def loaded(text: str) -> Callable[..., Any]:
@@ -53,5 +53,5 @@ def _imported(name: str) -> Any:
             )
             raise click.BadParameter(message) from None
         what = f"{type(error).__name__}: {printable(str(error))}"
-        message = f"Module {name!r} cannot be imported: {what}."
+        message = f"Module {name!r} cannot be imported: {what}. {SEE_WHERE}"
         raise click.ClickException(message) from error

@@ -6,7 +6,9 @@ import functools
 import logging
 import os
 import re
+import shlex
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -116,9 +118,14 @@ verbosity_options: Final = several(
         help="Show details, and what the library logs.",
     ),
     kept_option(
-        "-q", "--quiet", is_flag=True, help="Show only results, problems and errors."
+        "-q", "--quiet", is_flag=True, help="Show only results, warnings and errors."
     ),
-    kept_option("--debug", is_flag=True, help="Show the traceback of a failure."),
+    kept_option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,  # before a function that an argument names is loaded
+        help="Show the traceback of a failure.",
+    ),
 )
 """How much is said, before or after the name of a command."""
 
@@ -162,8 +169,12 @@ class Place:
         )
 
     @asynccontextmanager
-    async def service(self) -> AsyncIterator[MongoSessionService]:
+    async def service(
+        self, app: str | None = None
+    ) -> AsyncIterator[MongoSessionService]:
         """A service there, once MongoDB has answered.
+
+        If a session is not found, it says whether its app has any.
 
         Raises:
             MongoSessionServiceError: the URI is invalid, or MongoDB does not answer
@@ -183,19 +194,23 @@ class Place:
             yield service
         except SessionNotFoundError as error:
             text = printable(str(error))
-            where = await self.where(service)
+            where = await self.where(service, app)
+            named = "APP" if app is None else shlex.quote(printable(app))
             raise click.ClickException(
                 f"{text} Check app, user and session; `mongo-session-service sessions"
-                f" --app APP` lists them. This is {where}."
+                f" --app {named}` lists them. This is {where}."
             ) from None
         finally:
             await service.close()
 
-    async def where(self, service: MongoSessionService) -> str:
-        """The database and the server, and where sessions are if it holds none."""
+    async def where(self, service: MongoSessionService, *apps: str | None) -> str:
+        """The database and the server, and where sessions are if it holds none.
+
+        The same of an app, if some are given.
+        """
         from mongo_session_service.cli.whereabouts import whereabouts
 
-        return await whereabouts(service, self.uri)
+        return await whereabouts(service, self.uri, list(filter(None, apps)))
 
     async def _knock(self) -> None:
         """Require that MongoDB answers soon; a service would wait longer."""
@@ -289,18 +304,49 @@ def timestamp(text: str) -> float:
     raise click.BadParameter(f"{text!r} is not a time such as 2026-11-21T04:00:00Z.")
 
 
+def past(text: str) -> float:
+    """A time between 1970 and now, as :func:`timestamp` reads it.
+
+    Raises:
+        BadParameter: it is not.
+    """
+    seconds = timestamp(text)
+    if not 0 < seconds <= time.time():
+        raise click.BadParameter(f"{text!r} is not in the past, after 1970.")
+    return seconds
+
+
+def future(text: str) -> float:
+    """A time after now, as :func:`timestamp` reads it.
+
+    Raises:
+        BadParameter: it is not.
+    """
+    seconds = timestamp(text)
+    if seconds <= time.time():
+        raise click.BadParameter(f"{text!r} is not in the future.")
+    return seconds
+
+
 def duration(text: str) -> float:
     """A duration in seconds: a number of seconds, or with a unit.
 
     Raises:
-        BadParameter: it is neither.
+        BadParameter: it is neither, or not within 100 years.
     """
+    from mongo_session_service.model.metadata import MAX_TTL
+
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if parts is None:
         raise click.BadParameter(
             f"{text!r} is not a duration such as 7200s, 12h or 7d."
         )
-    return float(parts[1]) * _UNITS[parts[2]]
+    seconds = float(parts[1]) * _UNITS[parts[2]]
+    if not 0 < seconds <= MAX_TTL:
+        longest = f"{MAX_TTL / _UNITS['d']:.0f}d (100 years)"
+        message = f"{text!r} is out of range: more than 0, at most {longest}."
+        raise click.BadParameter(message)
+    return seconds
 
 
 selection_options: Final = several(

@@ -24,7 +24,7 @@ from mongo_session_service.model.wording import counted
 )
 @click.option(
     "--created-before",
-    type=options.timestamp,
+    type=options.past,
     metavar="TIME",
     help="Remove sessions created before this ISO 8601 time.",
 )
@@ -60,6 +60,7 @@ async def prune(
     if created_before is not None:
         wanted["created_before"] = datetime.fromtimestamp(created_before, UTC)
     async with place.service() as service:
+        where = await place.where(service, app)
         pruned = await service.prune(dry_run=True, **wanted)
         if not dry_run:
             total = pruned.sessions + pruned.events
@@ -69,7 +70,6 @@ async def prune(
                 pruned = await service.prune(
                     lambda now: advance(now.sessions + now.events), **wanted
                 )
-        where = await place.where(service)
     if as_json:
         terminal.Screen().write_json(asdict(pruned))
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 _FEW: Final = 50
 """Sessions shown by default."""
-_NEAR: Final = 0.5
-"""How alike two names are for one to be a misspelling of the other; 1 is equal."""
 
 
 def _condition(text: str) -> tuple[str, Any]:
@@ -129,7 +126,7 @@ async def _show_apps(
         return
     where = await place.where(service)
     if not found:
-        terminal.say(f"No app has sessions in {where}.")
+        terminal.say(f"There are no apps in {where}.")
         return
     terminal.say(f"Apps in {where}:")
     rows = [
@@ -140,7 +137,7 @@ async def _show_apps(
         }
         for each in found
     ]
-    screen.show(terminal.table(rows))
+    screen.show(terminal.table(rows, "APP"))
 
 
 async def _show_sessions(
@@ -166,9 +163,8 @@ async def _show_sessions(
         else:
             rows.append(_row(each))
     if not count and not as_json:
-        where = await place.where(service)
-        hint = await _nearest_app(service, wanted["app_name"])
-        terminal.say(f"No such session in {where}.{hint}")
+        where = await place.where(service, wanted["app_name"])
+        terminal.say(f"No such session in {where}.")
         return
     if rows:
         terminal.say(f"Sessions of app {printable(wanted['app_name'])}:")
@@ -190,7 +186,7 @@ def _row(summary: SessionSummary) -> dict[str, Text]:
     about = styled(summary.title or "")
     if summary.labels:
         about.append("  " if summary.title else "")
-        about.append_text(styled(labels_text(summary.labels), "cyan"))
+        about.append_text(styled(terminal.labels_text(summary.labels), "cyan"))
     return {
         "SESSION": styled(summary.id, "bold"),
         "USER": styled(summary.user_id),
@@ -198,21 +194,3 @@ def _row(summary: SessionSummary) -> dict[str, Text]:
         "UPDATED": styled(f"{terminal.duration(since)} ago"),
         "TITLE AND LABELS": about,
     }
-
-
-def labels_text(labels: dict[str, str]) -> str:
-    """Labels as the options write them."""
-    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
-
-
-async def _nearest_app(service: MongoSessionService, app: str) -> str:
-    """A question whether another app was meant, if this one has no sessions."""
-    from mongo_session_service.admin import contents
-
-    names = [each.app_name for each in await contents.apps(service)]
-    if not names or app in names:
-        return ""
-    near = get_close_matches(app, names, n=1, cutoff=_NEAR)
-    if near:
-        return f" Did you mean --app {printable(near[0])}?"
-    return f" App {printable(app)} has none; leave out --app to see those that have."

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.sessions import fields, labels_text
+from mongo_session_service.cli.sessions import fields
 from mongo_session_service.cli.show import expiry_text
 from mongo_session_service.cli.terminal import printable
 
@@ -31,7 +31,7 @@ from mongo_session_service.cli.terminal import printable
 )
 @click.option(
     "--expire-time",
-    type=options.timestamp,
+    type=options.future,
     metavar="TIME",
     help="When it expires, whatever happens: ISO 8601, in UTC if it names no zone.",
 )
@@ -56,7 +56,7 @@ async def set_session(
     changes = _changes(given)
     if not changes and not labels and keeps_labels:
         raise click.UsageError("Nothing to set: give --title, --label or --ttl, say.")
-    async with place.service() as service:
+    async with place.service(ids[0]) as service:
         from mongo_session_service.admin import contents
         from mongo_session_service.model.records import session_key
 
@@ -70,12 +70,8 @@ async def set_session(
     if as_json:
         terminal.Screen().write_json(fields(now))
         return
-    shown = [
-        f"title {printable(now.title)!r}" if now.title is not None else "no title",
-        f"labels {printable(labels_text(now.labels))}" if now.labels else "no labels",
-        f"expires {expiry_text(now)}" if now.expire_time is not None else "no expiry",
-    ]
-    terminal.say(f"Session {printable(now.id)}: {'; '.join(shown)}.")
+    details = terminal.details_text(now.title, now.labels, expiry_text(now))
+    terminal.say(f"Session {printable(now.id)}: {details}.")
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.sessions import fields, labels_text
+from mongo_session_service.cli.sessions import fields
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.model.wording import counted
 
@@ -55,7 +55,7 @@ async def show(
       mongo-session-service show my_app ada 5f0c --events 20
       mongo-session-service show my_app ada 5f0c --json | jq .event.content
     """  # noqa: D301  \b is click's sign
-    async with place.service() as service:
+    async with place.service(ids[0]) as service:
         from mongo_session_service.admin import contents
         from mongo_session_service.model.records import session_key
 
@@ -171,8 +171,8 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
         "session": f"{summary.app_name}/{summary.user_id}/{summary.id}",
         "created": terminal.moment(summary.create_time),
         "updated": f"{terminal.moment(summary.last_update_time)}, {ago} ago",
-        "events": f"{summary.event_count:,}",
-        "labels": labels_text(summary.labels),
+        "events": f"{summary.event_count:,}{_trimmed(summary)}",
+        "labels": terminal.labels_text(summary.labels),
         "expires": expiry_text(summary),
     }
     if summary.title:
@@ -180,6 +180,11 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
     for name, value in named.items():
         if value:
             yield Text.assemble((f"{name:9}", "dim"), printable(value))
+
+
+def _trimmed(summary: SessionSummary) -> str:
+    """How many events were trimmed; empty for none."""
+    return f" (the first {summary.log_begins:,} trimmed)" if summary.log_begins else ""
 
 
 def expiry_text(summary: SessionSummary) -> str:

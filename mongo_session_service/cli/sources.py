@@ -34,7 +34,7 @@ _password = click.option(
     help="Ask for the password of the user in SOURCE; or set SOURCE_PASSWORD.",
 )
 _source = several(click.argument("source", envvar="SOURCE_URL"), _password)
-_path = click.argument("source", metavar="PATH")
+_path = click.argument("source", metavar="PATH", type=click.Path(allow_dash=True))
 _mongodb = several(
     _source,
     click.option("--source-database", help="By default the one in SOURCE."),

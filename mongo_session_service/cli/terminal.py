@@ -45,6 +45,10 @@ _UNSAFE_IN_JSON: Final = re.compile(
 )
 
 
+SEE_WHERE: Final = "--debug shows where it comes from."
+"""Added to what is said of an error in code that is not this package's."""
+
+
 def printable(text: str) -> str:
     r"""A text on one line, with control characters escaped: ``\x1b``."""
     plain = re.sub(r"\s+", " ", text)
@@ -159,25 +163,44 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
     Its event and state are shown as the public view has them. The first
     ``scope_length`` parts of its key are known from what is watched.
     """
-    from rich.text import Text
-
     shown = json.loads(change.json_text)
     key = (change.app_name, change.user_id, change.session_id)
     parts = [each for each in key if each is not None]
     who = "/".join(parts[min(scope_length, len(parts) - 1) :])
-    revision = "" if change.revision is None else f"r{change.revision}"
-    head = Text.assemble(
-        (f"{moment(change.time):12}  ", "dim"),
-        (f"{change.kind:8}  ", _KINDS.get(change.kind, "")),
-        f"{revision:4} {printable(who)}",
-    )
+    head = heading(change.time, change.kind, change.revision, who)
     said = ""
+    if change.kind == "updated":
+        expires = shown.get("expire_time")
+        said = details_text(
+            shown.get("title"),
+            shown.get("labels") or {},
+            None if expires is None else moment(expires),
+        )
     if event := shown.get("event"):
         head.append(f"  {printable(event['author']):13}", "bold")
         said = _said(event, width)
     changed = _assignments(shown.get("state", shown["state_delta"]), width)
+    return fitting(head, [styled(said), styled(changed, "cyan")], width)
+
+
+def heading(time: float, kind: str, revision: int | None, who: str) -> Text:
+    """What happened when, and to whom; columns that stand below each other."""
+    from rich.text import Text
+
+    number = "" if revision is None else f"r{revision}"
+    return Text.assemble(
+        (f"{moment(time):12}  ", "dim"),
+        (f"{kind:8}  ", _KINDS.get(kind, "")),
+        f"{number:4} {printable(who)}",
+    )
+
+
+def fitting(head: Text, pieces: Iterable[Text], width: int | None) -> list[Text]:
+    """One line or, if that is too wide, a heading and its pieces below it."""
+    from rich.text import Text
+
     lines = [head]
-    for piece in filter(None, (styled(said), styled(changed, "cyan"))):
+    for piece in filter(None, pieces):
         longer = Text("  ").join([lines[-1], piece])
         if width is None or longer.cell_len <= width:
             lines[-1] = longer
@@ -192,6 +215,21 @@ def moment(seconds: float) -> str:
     if local.date() == datetime.now().astimezone().date():
         return local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"
     return local.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def details_text(title: str | None, labels: dict[str, str], expires: str | None) -> str:
+    """A session's title, labels and expiry in words, or that it has none."""
+    shown = [
+        "no title" if title is None else f"title {printable(title)!r}",
+        f"labels {printable(labels_text(labels))}" if labels else "no labels",
+        f"expires {expires}" if expires else "no expiry",
+    ]
+    return "; ".join(shown)
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    """Labels as the options write them."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def _assignments(state: dict[str, Any], width: int | None) -> str:

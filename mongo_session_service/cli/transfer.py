@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _AGAIN: Final = "Progress is kept; run the same command again to resume."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
+_EXAMPLE: Final = 74
+"""Columns of an example, so that the help fits into 80."""
 _MARGIN: Final = 3600
 """Seconds by which an event may be stored later than its own time."""
 
@@ -51,8 +54,16 @@ def _interruptible(advice: str) -> Iterator[None]:
 
 
 def _help(what: str, example: str) -> str:
-    """A command's help, with an example that is not wrapped."""
-    return f"{what}\n\n\b\nExample:\n  mongo-session-service {example}"
+    """A command's help, with an example that a shell takes as it is shown."""
+    text = f"mongo-session-service {example}"
+    lines = textwrap.wrap(
+        text,
+        _EXAMPLE,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"{what}\n\n\b\nExample:\n  " + " \\\n  ".join(lines)
 
 
 def _contents(of: Verified | Exported) -> str:
@@ -205,6 +216,7 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
 @click.option(
     "--to",
     "path",
+    type=click.Path(allow_dash=True),
     default="-",
     help="A file, compressed if it ends in .gz; standard output by default.",
 )
@@ -231,7 +243,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
                 exported = await export(
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )
-        origin = await place.where(service)
+        origin = await place.where(service, *sorted(chosen.apps))
         say(f"Exported {_contents(exported)} from {origin}, in clear.")
     if not exported.sessions and chosen.since is None:
         warn("Check that it is the right database, and --prefix, --app and --user.")

@@ -55,7 +55,7 @@ async def trim(
                 trimmed += removed > 0
                 events += removed
                 advance(events)
-        where = await place.where(service)
+        where = await place.where(service, app_name)
     if as_json:
         counts = {"sessions": sessions, "trimmed": trimmed, "events": events}
         terminal.Screen().write_json(counts)

@@ -44,11 +44,11 @@ async def watch(
     if after_revision is not None and watched.session_id is None:
         raise click.UsageError("--after-revision needs --session.")
     screen = terminal.Screen()
-    async with place.service() as service:
+    async with place.service(watched.app_name) as service:
         with _while_somebody_reads():
             subscription = service.watch(*watched, after_revision=after_revision)
             async with subscription as changes:
-                where = await place.where(service)
+                where = await place.where(service, watched.app_name)
                 terminal.say(f"Watching {watched.words} in {where}.")
                 async for change in changes:
                     if as_json:

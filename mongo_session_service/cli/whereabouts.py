@@ -1,7 +1,9 @@
-"""Whereabouts: the database that a command shows, and others that hold sessions."""
+"""Whereabouts: the database that a command shows, and what else holds sessions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 import pymongo
@@ -9,12 +11,17 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.cli.terminal import printable
+from mongo_session_service.errors import StorageUnavailableError
+from mongo_session_service.model.wording import plural
+from mongo_session_service.sessions import directory
 
 if TYPE_CHECKING:
     from mongo_session_service.driver.connection import Connection
     from mongo_session_service.service import MongoSessionService
 
 _OF_MONGODB: Final = {"admin", "config", "local"}
+_NEAR: Final = 0.5
+"""How alike two names are for one to be a misspelling of the other; 1 is equal."""
 _MOST: Final = 100
 """Databases looked into."""
 _PATIENCE: Final = 5.0  # seconds
@@ -26,16 +33,24 @@ def server_of(uri: str) -> str:
     return printable(authority.rpartition("@")[2])
 
 
-async def whereabouts(service: MongoSessionService, uri: str) -> str:
-    """The database and the server, and where sessions are if it holds none."""
+async def whereabouts(
+    service: MongoSessionService, uri: str, apps: Sequence[str]
+) -> str:
+    """The database and the server, and where sessions are if it holds none.
+
+    If it holds none of some of these apps, the apps with similar names as well.
+    """
     shown = f"database {printable(service.database_name)} on {server_of(uri)}"
     connection = (await backend_of(service).here()).connection
     try:
         with pymongo.timeout(_PATIENCE):
             if await _has_sessions(connection.database, connection.prefix):
-                return shown
+                return shown + await _instead(connection, apps)
             others = await _others(connection)
-    except PyMongoError:  # nothing is known of others, say for want of a privilege
+    except (
+        PyMongoError,
+        StorageUnavailableError,
+    ):  # nothing is known of others, say for want of a privilege
         return shown
     if not others:
         return f"{shown}, which holds no sessions"
@@ -44,6 +59,24 @@ async def whereabouts(service: MongoSessionService, uri: str) -> str:
 
 async def _has_sessions(database: Any, prefix: str) -> bool:
     return await database[f"{prefix}sessions"].find_one({}, {"_id": 1}) is not None
+
+
+async def _instead(at: Connection, apps: Sequence[str]) -> str:
+    """That apps have no sessions, and which have; empty if all of them have some."""
+    stored = await directory.apps(at) if apps else []
+    without = [each for each in apps if each not in stored]
+    if not without:
+        return ""
+    near = {
+        it for app in without for it in get_close_matches(app, stored, cutoff=_NEAR)
+    }
+    some = f"there are some of {_named(sorted(near))}"
+    hint = some if near else "`mongo-session-service sessions` lists its apps"
+    return f", which holds no sessions of {_named(without)}; {hint}"
+
+
+def _named(apps: Sequence[str]) -> str:
+    return f"{plural(len(apps), 'app')} {printable(', '.join(apps))}"
 
 
 async def _others(connection: Connection) -> list[str]:

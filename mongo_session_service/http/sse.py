@@ -15,7 +15,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -27,7 +27,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from mongo_session_service.changes.change import Change
@@ -84,6 +84,9 @@ OPENING_PATIENCE: Final = 10.0
 
 SEND_PATIENCE: Final = 60.0
 """Seconds a client may not read before it is disconnected."""
+
+_FAREWELL: Final = 1.0
+"""Seconds for a client to read the end of its stream when the server is shut down."""
 
 _LOCAL_HOSTS: Final = ["127.0.0.1", "localhost"]
 
@@ -528,8 +531,19 @@ class _Stream(EventSourceResponse):
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         asking = asyncio.create_task(self._keep_asking())
+        is_open = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_open
+            await send(message)
+            is_open = bool(message.get("more_body", True))
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, sending)
+            if is_open:  # the server is shut down: it would log an error
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_FAREWELL):
+                        await send({"type": "http.response.body"})
         except SendTimeoutError:
             logger.info("A client that did not read was disconnected.")
         finally:

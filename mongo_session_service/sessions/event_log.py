@@ -133,9 +133,16 @@ _KEY: Final = SessionKey._fields
 
 
 async def load_session_page(
-    at: Connection, key: SessionKey, span: Span, wanted: Document | None = None
+    connection: Connection,
+    key: SessionKey,
+    span: Span,
+    wanted: Document | None = None,
+    *,
+    at: Timestamp | None = None,
 ) -> Page:
     """The first page of a span, or of the events in it that match, and its session.
+
+    Both are as of a point in time; by default a current one.
 
     Raises:
         StorageUnavailableError: MongoDB has been unreachable for a minute.
@@ -146,9 +153,8 @@ async def load_session_page(
         log = queries.events_after(key, after, span.before)
         where = {**log, **(wanted or {})}
         order, size = span.order, span.size
-        page: Page = await persistently(
-            partial(read_page, at, where, size=size, order=order, session=head)
-        )
+        reading = partial(read_page, connection, where, size=size, order=order)
+        page: Page = await persistently(partial(reading, at=at, session=head))
         begins = max(map(log_begins, page.sessions), default=0)
         revisions = (each["_id"]["revision"] for each in page.events)
         if begins <= after or min(revisions, default=begins + 1) > begins:

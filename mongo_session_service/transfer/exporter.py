@@ -49,7 +49,8 @@ async def export(
             for its owner alone. What it holds is in clear.
         selection: Which sessions to export.
         on_problem: Called with what is left out; by default that is an error.
-        on_progress: Called after each session.
+        on_progress: Called with what was written so far, whenever a session begins, and
+            at the end.
 
     Raises:
         TransferError: something cannot be read, or the file cannot be written.
@@ -75,6 +76,7 @@ async def export(
                     on_progress(exported)
         end = jsonl.end_line(exported.sessions, exported.events)
         file.write(end.encode() + b"\n")
+    on_progress(exported)
     return exported
 
 

@@ -104,7 +104,7 @@ class _Importer:
             if self.policies.on_error == "fail" and not self.policies.is_dry_run:
                 raise TransferError(
                     f"Cannot be moved: {problem}. What was moved before is kept. To"
-                    " continue without it, choose to skip errors."
+                    f" continue without it: {_choice('on_error', 'skip')}."
                 )
             self.moved.problems += 1
             self.on_problem(problem)
@@ -134,8 +134,8 @@ class _Importer:
         """Leave out a session whose id another one of the source has."""
         if self.policies.on_conflict == "fail" and not self.policies.is_dry_run:
             raise ConflictError(
-                f"Cannot be moved: {conflict}. What was moved before stays. To continue"
-                " without it, choose to skip what conflicts."
+                f"Cannot be moved: {conflict}. What was moved before is kept. To"
+                f" continue without it: {_choice('on_conflict', 'skip')}."
             )
         self.moved.skipped += 1
         self.on_problem(conflict)
@@ -150,7 +150,8 @@ class _Importer:
         if self.policies.on_conflict == "fail":
             raise ConflictError(
                 f"The target holds something else: {planned.conflict}. It was left as"
-                " it is; choose to skip or to replace what conflicts."
+                f" it is. To continue without it: {_choice('on_conflict', 'skip')}; to"
+                " replace it, 'replace' instead."
             )
         return self._replaces(planned)
 
@@ -229,3 +230,9 @@ async def _batches(
                 yield batch
     for batch in gathering.end():
         yield batch
+
+
+def _choice(policy: str, value: str) -> str:
+    """How to choose a policy."""
+    option = f"--{policy.replace('_', '-')} {value}"
+    return f"Policies({policy}={value!r}) in Python, {option} in a terminal"

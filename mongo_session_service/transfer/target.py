@@ -28,7 +28,7 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import is_duplicate_key
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
+from mongo_session_service.model.metadata import ADK_METADATA, DETAILS, Details
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import placeholders, queries
 from mongo_session_service.sessions.deletion import (
@@ -39,6 +39,7 @@ from mongo_session_service.sessions.deletion import (
 )
 from mongo_session_service.sessions.history import recorded
 from mongo_session_service.sessions.queries import initial_updates
+from mongo_session_service.sessions.store import announce
 from mongo_session_service.transfer.batches import Incoming, IncomingState
 from mongo_session_service.transfer.reconcile import Plan, Standing, plan, plan_state
 from mongo_session_service.transfer.records import Problem, named
@@ -393,8 +394,20 @@ class Target:
                 await self._at.events.update_one(*each, upsert=True, session=txn)
             if events:
                 await self._at.events.insert_many(events, session=txn)
+            await self._announce_details({*change, *gone}, stored, txn)
 
         await self._transaction(incoming.key, work)
+
+    async def _announce_details(
+        self, touched: set[str], before: Document, txn: Txn
+    ) -> None:
+        """Inform subscribers of a session's details if they are not as before."""
+        if txn is None or touched.isdisjoint(DETAILS):
+            return
+        key, fields = {"_id": before["_id"]}, dict.fromkeys(DETAILS, 1)
+        now = await self._at.sessions.find_one(key, fields, session=txn)
+        if Details.of(now) != Details.of(before):
+            await announce(self._at, now, txn)
 
     def _changed(
         self, incoming: Incoming, stored: Document

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import click
@@ -92,8 +93,10 @@ async def test_watch_can_print_json(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
     """With --json each line is a change, and Ctrl-C ends it quietly with 130."""
-    async with running(mongodb_uri, database, "watch", "--json") as command:
-        await command.line("stderr")
+    await service.create_session(app_name="apps", user_id="user")
+    watch = ("watch", "--json", "--app", "app")
+    async with running(mongodb_uri, database, *watch) as command:
+        assert "; there are some of app apps" in await command.line("stderr")
         await append(service, await create(service))
         created, appended = [json.loads(await command.line()) for _ in range(2)]
         command.process.send_signal(signal.SIGINT)
@@ -142,7 +145,10 @@ async def test_watch_ends_when_nobody_reads(
 async def test_live_serves_the_page_to_this_machine_only(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
-    """The page, its changes and its list are served; other sessions are not."""
+    """The page, its changes and its list are served; other sessions are not.
+
+    Ctrl-C ends it quietly, though a page is open.
+    """
     await create(service)
     await create(service, "other")
     arguments = ("live", *SESSION, "--port", "0", "--no-open")
@@ -154,12 +160,6 @@ async def test_live_serves_the_page_to_this_machine_only(
         await command.line("stderr")
         page = await client.get(url)
         sessions = await client.get(url.join("/sessions"))
-        async with client.stream(
-            "GET", url.join("/changes?" + url.query.decode())
-        ) as r:
-            lines = r.aiter_lines()
-            while not (line := await anext(lines)).startswith("event:"):
-                pass
         other = await client.get(
             url.join("/changes?app_name=app&user_id=user&session_id=other")
         )
@@ -170,8 +170,15 @@ async def test_live_serves_the_page_to_this_machine_only(
                 for path in ("/", "/sessions", "/changes")
                 for query in (b"", b"app_name=app&user_id=user&session_id=s")
             ]
-        command.process.send_signal(signal.SIGINT)
-        assert await command.ended() == 130
+        changes = url.join("/changes?" + url.query.decode())
+        async with client.stream("GET", changes) as opened:
+            lines = opened.aiter_lines()
+            while not (line := await anext(lines)).startswith("event:"):
+                pass
+            command.process.send_signal(signal.SIGINT)
+            assert await command.ended() == 130
+            assert await command.line("stderr") == ""
+            assert [each async for each in lines][-1] == ""
 
     assert url.host == "127.0.0.1"
     assert len(url.params["token"]) > 40
@@ -301,6 +308,19 @@ def test_what_goes_wrong_is_said_in_one_line(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_a_port_in_use_is_named(mongodb_uri: str) -> None:
+    """With what to do about it."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        done = call("live", "--no-open", "--port", str(port), "--uri", mongodb_uri)
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"Error: Cannot listen on port {port}: Address already in use. Choose another"
+        " with --port, or any free one with --port 0.\n"
+    )
 
 
 @pytest.mark.parametrize(

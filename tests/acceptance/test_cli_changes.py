@@ -271,6 +271,7 @@ def test_setup_says_what_it_creates(at: tuple[str, ...], admin: MongoClient) -> 
     ("arguments", "code", "says"),
     [
         (["fork", *WHO], 1, "Session 's' not found."),
+        (["show", "my app", "u", "s"], 1, "sessions --app 'my app'` lists them."),
         (["set", *WHO, "--title", "x"], 1, "Session 's' not found."),
         (["set", *WHO], 2, "Nothing to set"),
         (["set", *WHO, "--title", "x", "--no-title"], 2, "either --title or"),

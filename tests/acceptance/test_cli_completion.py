@@ -9,6 +9,7 @@ import pytest
 from support.cli_runner import PROGRAM, call
 
 ASKING = """
+compopt() { COMPREPLY=("$@"); }  # bash completes files itself
 eval "$script"
 complete -p "$1" >/dev/null || exit 1
 read -ra COMP_WORDS <<< "$2"
@@ -29,12 +30,14 @@ echo "${COMPREPLY[*]}"
         ("adk-mongo", "", "se", {"sessions", "set", "setup"}),
         ("mongo-session-service", "erase", "", {"app", "session", "user"}),
         ("mongo-session-service", "sessions --order", "u", {"update_time"}),
+        ("adk-mongo", "import jsonl", "old", {"-o", "default"}),
+        ("adk-mongo", "export --to", "ne", {"-o", "default"}),
     ],
 )
 def test_bash_completes(
     program: str, before: str, word: str, completed: set[str]
 ) -> None:
-    """Commands, subcommands and values of options are completed, by both names."""
+    """Commands, subcommands, values and files are completed, by both names."""
     script = call("completion", "bash").stdout
     path = f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}"
 

@@ -8,7 +8,7 @@ import pytest
 from google.adk.events import Event, EventActions
 from google.genai import types
 from pymongo import MongoClient
-from support.cli_runner import call
+from support.cli_runner import call, run
 from support.encryption_hooks import CANARY, KEY, SEALED, STATE, canary_event
 
 from mongo_session_service import MongoSessionService
@@ -106,32 +106,21 @@ async def test_a_damaged_session_does_not_hide_the_others(
     admin: MongoClient,
     database: str,
 ) -> None:
-    """It is named on stderr, and takes no other's place in the list."""
+    """It is named on stderr, even with -q, and takes no other's place in the list."""
     for each in ("a", "b", "c"):
         await service.create_session(**ADA, session_id=each)
     damage = {"$set": {"update_time": "hunter2"}}
     admin[database].sessions.update_one({"_id.session_id": "b"}, damage)
 
-    done = call(*at, "sessions", "-v", "--app", "trips", "--json", "--limit", "2")
+    done = run(*at, "sessions", "-q", "--app", "trips", "--json", "--limit", "2")
     fewer = call(*at, "sessions", "--app", "trips", "--json", "--limit", "1")
 
     ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
     assert (done.returncode, ids) == (0, ["c", "a"])
     assert done.stderr.count("Session 'b' is not as this package stores it") == 1
+    assert done.stderr.count("\n") == 1
     assert "hunter2" not in done.stderr
     assert "There are more: --limit 2" in fewer.stderr
-
-
-async def test_a_misspelt_app_is_guessed(
-    service: MongoSessionService, at: tuple[str, ...]
-) -> None:
-    """Who misspells an app's name is asked whether they mean the one there is."""
-    await service.create_session(app_name="shop_agent", user_id="eve")
-
-    done = call(*at, "sessions", "--app", "shopagent")
-
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.endswith("Did you mean --app shop_agent?\n")
 
 
 def model_says(*parts: types.Part, **fields: object) -> Event:
@@ -272,7 +261,7 @@ async def test_an_event_that_cannot_be_read_hides_no_other(
         (["sessions", "--oldest-first"], 2, "--oldest-first needs --app."),
         (["sessions", "--order", "update_time"], 2, "--order needs --app."),
         (["show", "trips", "ada"], 2, "Missing argument 'SESSION'"),
-        (["show", "trips", "ada", "x"], 1, "sessions --app APP` lists them"),
+        (["show", "trips", "ada", "x"], 1, "sessions --app trips` lists them"),
         (["show", "trips", "", "x"], 1, "user_id must not be empty"),
         (["shwo"], 2, "Did you mean 'show'?"),
     ],

@@ -22,6 +22,42 @@ def test_a_server_is_named_without_its_login(uri: str, server: str) -> None:
     assert server_of(uri) == server
 
 
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("sessions --app APP", 0),
+        ("prune --app APP --dry-run", 0),
+        ("trim APP --older-than 1d", 0),
+        ("erase app APP --yes", 0),
+        ("erase user APP eve --yes", 0),
+        ("erase session APP eve s --yes", 0),
+        ("export --app APP --app shop_agent --user eve --to /dev/null", 0),
+        ("export --app APP --to /dev/null", 3),
+        ("show APP eve s", 1),
+        ("fork APP eve s", 1),
+        ("set APP eve s --title x", 1),
+    ],
+)
+async def test_an_app_without_sessions_is_named(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    command: str,
+    code: int,
+) -> None:
+    """Who misspells an app's name learns so, and which there is with such a name."""
+    await service.create_session(app_name="shop_agent", user_id="eve", session_id="s")
+    words = ("--uri", mongodb_uri, "--database", database, *command.split())
+
+    misspelt = call(*(each.replace("APP", "shopagent") for each in words))
+    other = call(*(each.replace("APP", "nope") for each in words))
+
+    assert (misspelt.returncode, other.returncode) == (code, code)
+    without = ", which holds no sessions of app"
+    assert f"{without} shopagent; there are some of app shop_agent" in misspelt.stderr
+    assert f"{without} nope; `mongo-session-service sessions` lists" in other.stderr
+
+
 async def test_an_empty_database_leads_to_those_with_sessions(
     service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:

@@ -262,13 +262,20 @@ async def test_the_sidebar_is_kept_up_to_date_in_every_window(page: Page) -> Non
     sidebar = load("sidebar")
     mine = {"app_name": "sidebar", "user_id": "ada"}
     async with sidebar.lifespan(sidebar.app), serving(sidebar.app) as url:
-        for n in range(120):
+        made = [
             await sidebar.service.create_session(**mine, title=f"Nr {n}")
+            for n in range(120)
+        ]
         await sidebar.service.create_session(app_name="sidebar", user_id="eve")
         other = await page.context.new_page()
         for window in (page, other):
             await window.goto(url)
             await expect(rows(window).first).to_contain_text("Nr 119")
+        for session in (made[0], made[-1]):  # the first is on a page to come
+            await sidebar.service.update_session(
+                **mine, session_id=session.id, title="New"
+            )
+        await expect(rows(page).first).to_contain_text("New (0)")
         await page.evaluate("document.querySelector('nav').scrollTo(0, 1e6)")
         await expect(rows(page)).to_have_count(100)
         await page.evaluate("document.querySelector('nav').scrollTo(0, 1e6)")
@@ -289,6 +296,12 @@ async def test_the_sidebar_is_kept_up_to_date_in_every_window(page: Page) -> Non
         await rows(page).first.get_by_role("button", name="Delete").click()
         await expect(rows(page)).to_have_count(120)
         await expect(rows(other)).to_have_count(0)
+        await expect(other.get_by_role("status")).to_have_text("No sessions.")
+        await page.get_by_label("New session").evaluate("it => it.maxLength = 2000")
+        await page.get_by_label("New session").fill("x" * 1001)
+        await page.get_by_label("New session").press("Enter")
+        too_long = "String should have at most 1000 characters"
+        await expect(page.get_by_role("status")).to_have_text(too_long)
 
 
 def rows(window: Page) -> Locator:

@@ -101,6 +101,11 @@ def broken() -> BaseSessionService:
         (["my_app:text", "--app", "a"], 2, "is not a function"),
         (["my_app:wrong", "--app", "a"], 1, "returned a dict, which is not a BaseSess"),
         (["my_app:broken", "--app", "a"], 1, "broken() failed with ConnectionError."),
+        (["json:loads", "--app", "a"], 1, "called without arguments, and must return"),
+        (["json:loads", "--app", "a"], 1, "a BaseSessionService. --debug shows where"),
+        (["json:loads", "--app", "a", "--debug"], 1, "missing 1 required positional"),
+        (["failing:make", "--app", "a"], 1, "'no such city'. --debug shows where"),
+        (["failing:make", "--app", "a", "--debug"], 1, "failing.py"),
         (["my_app:memory", "--app", "a"], 3, "The source has no matching session."),
     ],
 )
@@ -108,6 +113,7 @@ def test_what_is_wrong_with_a_factory_is_said(
     mongodb_uri: str,
     database: str,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     arguments: list[str],
     code: int,
     says: str,
@@ -115,6 +121,8 @@ def test_what_is_wrong_with_a_factory_is_said(
     """It says what to do, and nothing that the factory's error may quote."""
     names = {"memory": InMemorySessionService, "broken": broken, "wrong": dict}
     monkeypatch.setitem(sys.modules, "my_app", SimpleNamespace(**names, text="x"))
+    (tmp_path / "failing.py").write_text("{}['no such city']")
+    monkeypatch.syspath_prepend(tmp_path)
 
     done = call(
         *("import", "service", arguments[0], mongodb_uri),

@@ -105,12 +105,20 @@ async def test_what_changed_last_is_marked(
     await expect(city.locator(".was")).to_have_text('"Turin"')
 
     other = await service.create_session(app_name="weather", user_id="ada")
+    await say(service, session, "two", **{"user:name": "Lady"})
+    await expect(name.locator(".at")).to_have_text("#2")
     await say(service, other, "elsewhere", **{"user:name": "Countess"})
 
     await expect(name.locator(".at")).to_have_text("elsewhere")
     await expect(name).to_have_class(re.compile("latest"))
     await expect(city).not_to_have_class(re.compile("latest"))
     await expect(city.locator(".at")).to_have_text("#1")
+
+    await page.reload()
+
+    await expect(city.locator(".at")).to_have_text("#1")
+    await expect(name).to_contain_text("Countess")
+    await expect(name.locator(".at")).to_have_text("")  # no event of the session set it
 
 
 async def test_the_token_leaves_the_address_and_lasts(

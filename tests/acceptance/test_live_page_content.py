@@ -10,7 +10,7 @@ from google.adk.events import Event
 from google.adk.sessions import Session
 from google.genai import types
 from playwright.async_api import Page, expect
-from support.live_pages import of, say
+from support.live_pages import KEY, of, say
 
 from mongo_session_service import MongoSessionService
 
@@ -269,3 +269,19 @@ async def test_the_state_can_be_searched(
     await say(service, session, "y", sky="apple green")
 
     await expect(rows).to_have_count(2)
+
+
+async def test_a_trimmed_session_says_so(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """It does not look new, nor as if events were lost."""
+    for number in range(2):
+        await say(service, session, f"Answer {number}")
+    await service.trim_session(**KEY, older_than=1e-9)
+    await page.goto(of(url))
+    await expect(page.locator("#events-empty")).to_contain_text("were trimmed")
+
+    await say(service, session, "Answer 2")
+
+    await expect(page.locator(".note")).to_have_text("The first 2 events were trimmed.")
+    await expect(page.locator(".note.bad")).to_have_count(0)

@@ -56,15 +56,12 @@ async def test_prune_takes_criteria(
     of_one = call(*place, "prune", *old)
     of_all = call(*place, "prune", *idle, "--json")
     nonsense = call(*place, "prune", "--idle-for", "soon")
-    refused = call(*place, "prune", "--idle-for", "0d")
 
     assert json.loads(counted.stdout) == {"sessions": 2, "events": 0}
     assert of_one.stderr.startswith("Removed 1 session and 0 events in ")
     assert json.loads(of_all.stdout) == {"sessions": 1, "events": 0}
     assert nonsense.returncode == 2
     assert "'soon' is not a duration such as 7200s, 12h or 7d." in nonsense.stderr
-    assert refused.returncode == 1
-    assert "idle_for must be more than 0" in refused.stderr
 
 
 def test_prune_fails_in_one_line() -> None:

@@ -34,10 +34,12 @@ async def test_trim_removes_by_age_from_all_sessions_of_an_app(
 
     trimmed = call(*place, "trim", "app", "--older-than", "36h")
     again = call(*place, "trim", "app", "--older-than", "1d", "--json")
+    shown = call(*place, "show", "app", "ada", "s")
 
     assert (trimmed.returncode, trimmed.stdout) == (0, "")
     assert trimmed.stderr.startswith("Removed 2 events from 1 of 3 sessions in ")
     assert json.loads(again.stdout) == {"sessions": 3, "trimmed": 0, "events": 0}
+    assert "events   1 (the first 2 trimmed)\n" in shown.stdout
     counts = {
         (app, user): len([each async for each in events])
         for app, user in (("app", "ada"), ("app", "bob"), ("other", "ada"))

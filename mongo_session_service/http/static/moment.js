@@ -152,7 +152,7 @@ export class Moment {
     const shared = [...this.now.rows].filter(([name]) => StateTree.isShared(name) && !set.has(name));
     this.then.reset();
     this.then.set([...values, ...shared.map(([name, row]) => [name, row.value])], null);
-    for (const [name, when] of dates) this.then.date([name], when);
+    for (const [name, when] of dates) this.then.date([[name, values.get(name)]], when);
     this.then.set(delta, event?.at ?? null);
   }
 

@@ -90,7 +90,8 @@ class SessionPage {
     if (revision <= this.revision) return; // never received twice; if it were, it is not shown twice
     if (revision > this.revision + 1) {
       const missing = revision - this.revision - 1;
-      this.timeline.note(`${plural(missing, "event")} before this one cannot be had.`, "note bad");
+      if (this.revision) this.timeline.note(`${plural(missing, "event")} before this one cannot be had.`, "note bad");
+      else this.timeline.note(`The first ${missing === 1 ? "event was" : `${counted.format(missing)} events were`} trimmed.`, "note");
     }
     this.revision = revision;
     if (!change.event) {
@@ -104,7 +105,7 @@ class SessionPage {
     // received in between is later than it, and so is every event from there on.
     const later = delta.filter(([name]) => isNew || (this.hasSharedState && StateTree.isShared(name)));
     this.state.set(later, later.length ? at : null);
-    if (!isNew) this.state.date(delta.map(([name]) => name), at);
+    if (!isNew) this.state.date(delta, at);
     if (isNew && !isFlood) this.speak(change);
   }
 
@@ -147,6 +148,9 @@ class SessionPage {
     const revision = Math.max(this.revision, this.snapshotRevision);
     $("revision").replaceChildren("revision ", make("b", "", counted.format(revision)));
     this.timeline.summarise();
+    $("events-empty").textContent = revision
+      ? "No events are shown: the earlier ones were trimmed, or are still to arrive."
+      : "No events yet. They appear here as they are appended.";
     this.moment.reached(revision);
   }
 

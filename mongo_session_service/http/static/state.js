@@ -68,12 +68,12 @@ export class StateTree {
     this.summarise();
   }
 
-  /** Note when keys were last set, without a value: the snapshot has later ones. */
-  date(names, at) {
-    for (const name of names) {
+  /** Note when keys were last set; those with another value were set elsewhere since. */
+  date(entries, at) {
+    for (const [name, value] of entries) {
       const row = this.rows.get(name);
       if (row === undefined || row.isMarked) continue;
-      row.at = at;
+      row.at = same(row.value, value) ? at : null;
       this.drawTime(row);
     }
   }

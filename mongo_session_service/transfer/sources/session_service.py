@@ -38,7 +38,10 @@ async def opened(
             service = await service
     except Exception as error:
         # Its text may hold the password of what it connects to.
-        message = f"{name}() failed with {type(error).__name__}."
+        message = (
+            f"{name}() failed with {type(error).__name__}. It is called without"
+            " arguments, and must return a BaseSessionService."
+        )
         raise SourceError(message) from error
     if not isinstance(service, BaseSessionService):
         message = (

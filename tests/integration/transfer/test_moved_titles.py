@@ -7,7 +7,16 @@ from typing import Any
 
 from google.adk.events import Event, EventActions
 from google.adk.sessions import InMemorySessionService
-from support.transfers import IDS, compared, differences, exported, imported, moved
+from support.subscriptions import Follower
+from support.transfers import (
+    IDS,
+    compared,
+    differences,
+    exported,
+    imported,
+    moved,
+    moved_copy,
+)
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import StoreSource, hand_over
@@ -79,6 +88,32 @@ async def test_a_file_keeps_titles(
         await imported(path, copy)
         assert await title(copy) == "B"
         assert (await imported(path, copy)).unchanged == 1
+
+
+async def test_subscribers_receive_imported_details(
+    service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """What an import changes of a session's details is announced, after its events."""
+    path = tmp_path / "x.jsonl"
+    await service.create_session(**IDS, title="A", labels={"l": "1"})
+    async with (
+        moved_copy(service, mongodb_uri, database) as copy,
+        Follower(copy.watch(**IDS)) as follower,
+    ):
+        await rename(service, "B")
+        await exported(service, path)
+        await imported(path, copy)
+        await imported(path, copy)
+        await rename(copy, "C")
+        await follower.until(lambda: follower.kinds.count("updated") == 2)
+
+    told = [(each.kind, each.title, each.labels) for each in follower.told[1:]]
+    assert told == [
+        ("appended", None, None),
+        ("updated", "B", {"l": "1"}),
+        ("appended", None, None),
+        ("updated", "C", {"l": "1"}),
+    ]
 
 
 async def test_titles_are_handed_over(service: MongoSessionService) -> None:

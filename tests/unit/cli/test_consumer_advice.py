@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from mongo_session_service.cli.consumers import advice
+from mongo_session_service.changes.decoder import Deleted
+from mongo_session_service.cli.consumers import advice, dead_letter_lines, overview
+from mongo_session_service.cli.terminal import rendered
+from mongo_session_service.consumers.dead_letters import DeadLetter
 from mongo_session_service.consumers.status import ConsumerStatus
+from mongo_session_service.model.records import SessionKey
 
 WELL = ConsumerStatus(
     name="billing",
@@ -20,6 +24,30 @@ WELL = ConsumerStatus(
     checkpoint_age_seconds=12.0,
     dead_letters=0,
 )
+
+
+def test_a_long_name_leaves_room_for_the_lag() -> None:
+    """In a narrow terminal the name is cut, not the numbers."""
+    named = replace(WELL, name="memory-" + "0" * 40, lag_seconds=112.0)
+
+    _, line = rendered(overview([named]), 60, is_coloured=False)
+
+    assert "112 s  12 s   0" in line
+
+
+def test_a_dead_letter_shows_its_error_in_a_narrow_terminal() -> None:
+    """It, and the key of the change, stay whole, below the rest if need be."""
+    error = "ValueError: the invoice has no number"
+    item = Deleted(SessionKey("shop", "ada", "5" * 36), 0.0)
+    letter = DeadLetter("billing", item, error, attempts=5, time=0.0)
+
+    lines = dead_letter_lines(letter, 80)
+    shown = [rendered(each, 80, is_coloured=False)[0].strip() for each in lines]
+
+    assert shown[0].endswith("  deleted")
+    assert shown[1:] == [f"shop/ada/{'5' * 36}", f"{error}  (5 attempts)"]
+    assert len(dead_letter_lines(letter, 100)) == 2
+    assert len(dead_letter_lines(letter, None)) == 1
 
 
 def test_a_consumer_that_is_well_needs_no_advice() -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import click
 from click.testing import CliRunner
 
 from mongo_session_service.cli import main
@@ -40,6 +41,22 @@ def test_help_imports_little() -> None:
     imported = set(done.stderr.split())
     assert "mongo_session_service.cli.app" in imported
     assert imported & COSTLY == set()
+
+
+def widest(command: click.Command, words: tuple[str, ...] = ()) -> str:
+    """The longest line of the help of a command and its subcommands."""
+    done = CliRunner().invoke(main, [*words, "--help"], terminal_width=80)
+    own = done.stdout.splitlines()
+    below = [
+        widest(each, (*words, name))
+        for name, each in getattr(command, "commands", {}).items()
+    ]
+    return max(*own, *below, key=len)
+
+
+def test_help_fits_into_80_columns() -> None:
+    """Of every command, with its examples."""
+    assert len(longest := widest(main)) <= 80, longest
 
 
 def test_help_lists_each_command_once_in_a_sentence() -> None:

@@ -74,6 +74,27 @@ def test_a_password_needs_somebody_who_answers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("set a b c --ttl 0s", "'--ttl': '0s' is out of range: more than 0"),
+        ("set a b c --ttl 36526d", "'--ttl': '36526d' is out of range: more than 0"),
+        ("prune --idle-for 0.0h", "'--idle-for': '0.0h' is out of range: more than 0"),
+        ("trim a --older-than 0", "'--older-than': '0' is out of range: more than 0"),
+        ("trim a --older-than 36526d", "more than 0, at most 36525d (100 years)."),
+        ("prune --created-before 2999-01-01", "'2999-01-01' is not in the past"),
+        ("prune --created-before 1969-12-31", "'1969-12-31' is not in the past"),
+        ("set a b c --expire-time 2020-01-01", "'2020-01-01' is not in the future"),
+    ],
+)
+def test_a_time_out_of_range_is_refused(arguments: str, message: str) -> None:
+    """The option and its range are named, and nothing is connected to."""
+    done = call("--uri", "mongodb://127.0.0.1:1", *arguments.split())
+
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
 @click.group()
 @verbosity_options
 def program() -> None:

@@ -73,6 +73,23 @@ def test_a_change_is_one_line_where_that_fits() -> None:
     assert text.endswith(r"appended  r3   s  agent          hello \x1b[31mred  k=[1]")
 
 
+def test_new_details_are_shown() -> None:
+    """A title, labels and an expiry, or that there are none, are said in words."""
+    key = {"app_name": "a", "user_id": "u", "session_id": "s"}
+    news = {"title": "Trip\n", "labels": {"team": "blue"}, "expire_time": 1.0}
+
+    shown = [
+        rendered(change_lines(each, 3, None)[0], None, is_coloured=False)[0]
+        for each in (
+            Change(kind="updated", **key, **news, time=0.0),
+            Change(kind="updated", **key, labels={}, time=0.0),
+        )
+    ]
+
+    assert "  s  title 'Trip '; labels team=blue; expires 19" in shown[0]
+    assert shown[1].endswith("  s  no title; no labels; no expiry")
+
+
 def test_long_changes_go_on_below() -> None:
     """In a terminal, what was said and set stands below what it belongs to."""
     lines = change_lines(change("hello " * 20), 0, 60)
