@@ -29,9 +29,9 @@ FIELDS: Final = (
 SPECIAL: Final = (
     *("isolation_scope", "branch", "long_running_tool_ids", "actions.compaction"),
     "actions.rewind_before_invocation_id",
-    *("content.parts.function_call.id", "content.parts.function_response.id"),
 )
-"""Those that an ordinary event has none of: of it, time and invocation decide."""
+"""Those that an ordinary event has none of: of it, its time and its invocation decide,
+and the ids of calls that are in it."""
 
 _TOGETHER: Final = 2000
 """Events looked at in one step, which takes a millisecond at most."""
@@ -44,19 +44,19 @@ class Trace:
     revision: int
     time: float
     invocation_id: str
-    scope: str | None
-    is_summary: bool
-    covers: tuple[float, float] | None
-    """The times that a summary covers in every request outside of tasks."""
-    end: float | None
-    """When what it sums up ends, of a summary."""
-    rewinds: str | None
-    """The first invocation that it undoes."""
     calls: frozenset[str]
     answers: frozenset[str]
-    paths: frozenset[str]
+    scope: str | None = None
+    is_summary: bool = False
+    covers: tuple[float, float] | None = None
+    """The times that a summary covers in every request outside of tasks."""
+    end: float | None = None
+    """When what it sums up ends, of a summary."""
+    rewinds: str | None = None
+    """The first invocation that it undoes."""
+    paths: frozenset[str] = frozenset()
     """Ids of calls that its scope or its branch names."""
-    is_long_running: bool
+    is_long_running: bool = False
 
     @classmethod
     def of(cls, revision: int, fields: Mapping[str, Any]) -> Trace:
@@ -107,7 +107,7 @@ class Log:
     events: list[tuple[int, float, str]]
     """The revision, the time and the invocation of each, the oldest first."""
     traces: list[Trace]
-    """Of those that are not ordinary, at least."""
+    """Of those that are not ordinary or have calls, at least; the oldest first."""
 
     @classmethod
     def of(cls, traces: list[Trace]) -> Log:

@@ -97,19 +97,29 @@ def events_after(key: SessionKey, revision: int, before: int | None = None) -> D
     return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
 
 
+_TRACE: Final = {
+    "revision": "$_id.revision",
+    "time": {"$ifNull": ["$event.timestamp", 0.0]},
+    "invocation_id": {"$ifNull": ["$event.invocation_id", ""]},
+}
+_IDS: Final = {
+    "calls": "$event.content.parts.function_call.id",
+    "answers": "$event.content.parts.function_response.id",
+}
+_HAS_IDS: Final = {"$or": [{"$gt": [ids, []]} for ids in _IDS.values()]}
 _COLUMNS: Final = {
     "_id": {"$floor": {"$divide": ["$_id.revision", 1000]}},
-    "revisions": {"$push": "$_id.revision"},
-    "times": {"$push": {"$ifNull": ["$event.timestamp", 0.0]}},
-    "invocation_ids": {"$push": {"$ifNull": ["$event.invocation_id", ""]}},
+    **{name: {"$push": value} for name, value in _TRACE.items()},
+    "called": {"$push": {"$cond": [_HAS_IDS, _TRACE | _IDS, "$$REMOVE"]}},
 }
 
 
 def deciding(key: SessionKey) -> list[Wanted]:
     """What decides which events of a session are needed since a compaction.
 
-    First what decides of each that is not ordinary; then, of all of them, their
-    revisions, times and invocations, a thousand in a document, in no order.
+    First what decides of each that is not ordinary; then, a thousand in a document and
+    in no order, the revision, time and invocation of each, and the same with the ids of
+    calls of those that have some, as ``called``.
     """
     log = events_after(key, 0)
     paths, special = (

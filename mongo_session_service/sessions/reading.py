@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -173,7 +173,10 @@ class SessionReader:
             Trace.of(id_["revision"], fields)
             for fields, id_ in found.events(self._at.hooks)
         )
-        log = Log(await in_slices(found.rows()), special)
+        called = await in_slices(found.called())
+        traces = {each.revision: each for each in (*called, *special)}
+        ordered = sorted(traces.values(), key=attrgetter("revision"))
+        log = Log(await in_slices(found.rows()), ordered)
         wanted, session = await _needed(log, overlap), self._session(found.heads)
         if session is None or not wanted:
             return session
@@ -237,7 +240,7 @@ class _Parts:
     def events(self, hooks: Hooks) -> Iterator[tuple[Document, Document]]:
         """The fields and the ``_id`` of each event of the log."""
         for each in self._found:
-            if "revisions" in each:
+            if "called" in each:
                 self._columns.append(each)
             elif not _is_event(each):
                 self.heads.append(each)
@@ -245,11 +248,23 @@ class _Parts:
             elif each["_id"]["revision"] > self._begins:
                 yield documents.event_fields(each, hooks), each["_id"]
 
+    def called(self) -> Iterator[Trace]:
+        """The traces of events with calls, were they ordinary; after its events."""
+        for column in self._columns:
+            for each in column["called"]:
+                calls, answers = (
+                    frozenset(bson_values.decode_value(each.get(name) or []))
+                    for name in ("calls", "answers")
+                )
+                if each["revision"] > self._begins:
+                    name = bson_values.decode_value(each["invocation_id"])
+                    yield Trace(each["revision"], each["time"], name, calls, answers)
+
     def rows(self) -> Iterator[tuple[int, float, str]]:
         """The revision, the time and the invocation of each, after its events."""
         for each in sorted(self._columns, key=itemgetter("_id")):
-            names = bson_values.decode_value(each["invocation_ids"])
-            rows = zip(each["revisions"], each["times"], names, strict=True)
+            names = bson_values.decode_value(each["invocation_id"])
+            rows = zip(each["revision"], each["time"], names, strict=True)
             yield from (row for row in rows if row[0] > self._begins)
 
 
