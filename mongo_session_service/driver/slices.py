@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 _SLICE: Final = 0.0015
 """Seconds of CPU after which other tasks run. The garbage collector, which is paused in
 each slice, then looks at what it has made; every eleventh time at what these all have
-made, which takes 15 ms."""
+made, which takes 10 ms."""
 
 _TURNS: Final = 3
 """Turns of the loop between slices: a task whose timer is due runs in the third."""
