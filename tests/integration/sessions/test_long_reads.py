@@ -11,8 +11,8 @@ from pymongo import MongoClient
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.codec import event_blocks
-from mongo_session_service.driver import slices
+from mongo_session_service.codec import event_blocks, replies
+from mongo_session_service.driver import slices, snapshots
 from mongo_session_service.model.records import SessionKey
 
 COUNT = 60
@@ -62,3 +62,27 @@ async def test_other_tasks_run_during_a_read(
     task.cancel()
 
     assert turns > COUNT
+
+
+async def test_no_reply_is_long(
+    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one holds is split at once, which nothing else can run in."""
+    sizes = []
+    split = replies.batch
+
+    def noted(*reply: Any) -> replies.Batch:
+        batch = split(*reply)
+        sizes.append(len(batch.documents))
+        return batch
+
+    monkeypatch.setattr(snapshots, "BATCH", 7)
+    monkeypatch.setattr(replies, "batch", noted)
+
+    session = await service.get_session(**KEY.id)
+
+    assert session is not None
+    assert [event.id for event in session.events] == [
+        f"e{number}" for number in range(1, COUNT + 1)
+    ]
+    assert max(sizes) == 7
