@@ -118,32 +118,39 @@ class SessionReader:
         if session is None:
             cache.drop(*key)
             return None
-        fresh = found.log[::-1][1 if known else 0 :]
-        blocks, built = await self._build(fresh)
+        fresh = found.log[:-1] if known else found.log
+        first = known.first if known else min(map(_revision, fresh[-1:]), default=0)
+        lasts: list[Encoded] = []
+        blocks, built = await self._build(_taken(fresh, lasts))
         events = await in_slices(event_blocks.load(known.blocks if known else ()))
         if blocks:
-            last = bytes(fresh[len(blocks) * event_blocks.SIZE - 1])
+            last = bytes(lasts[len(blocks) - 1])
             log = CachedLog(
                 create_time=session.marker.create_time,
-                first=known.first if known else _revision(fresh[0]),
+                first=first,
                 last=last,
                 revision=_revision(last),
                 blocks=(*(known.blocks if known else ()), *blocks),
                 read_at=known.read_at if known else began,
             )
             cache.put(key, log, drops)
-        return session._replace(events=[*events, *built])
+        # To copy a list of thousands takes milliseconds.
+        return session._replace(events=[*events, *built] if events else built)
 
-    async def _build(self, log: list[Encoded]) -> tuple[list[bytes], list[Event]]:
+    async def _build(self, log: Iterable[Encoded]) -> tuple[list[bytes], list[Event]]:
         """The events of a log, and the blocks of the first ones of them."""
-        rest = replies.decoded(log)
-        pages = iter(lambda: [*islice(rest, event_blocks.SIZE)], [])
-        made = await in_slices(
-            documents.decode_block(page, self._at.hooks) for page in pages
-        )
-        whole = (each.block for each in made if len(each.events) == event_blocks.SIZE)
-        blocks = [block for block in takewhile(lambda block: block, whole) if block]
-        return blocks, [*chain.from_iterable(each.events for each in made)]
+        made: list[bytes | None] = []
+        events = await in_slices(self._built(replies.decoded(log), made))
+        return [block for block in takewhile(bool, made) if block], events
+
+    def _built(
+        self, log: Iterator[Document], made: list[bytes | None]
+    ) -> Iterator[Event]:
+        """The events of a log; the blocks of them are ``made`` on the way."""
+        while page := [*islice(log, event_blocks.SIZE)]:
+            built = documents.decode_block(page, self._at.hooks)
+            made.append(built.block if len(page) == event_blocks.SIZE else None)
+            yield from built.events
 
     async def _load_since(self, key: SessionKey, overlap: int) -> StoredSession | None:
         """A session with the events that are needed since its last compaction."""
@@ -286,6 +293,21 @@ def _continues(found: _Found, session: StoredSession, known: CachedLog) -> bool:
         and session.marker.create_time == known.create_time
         and found.log[-1:] == [known.last]
     )
+
+
+def _taken(log: list[Encoded], lasts: list[Encoded]) -> Iterator[Encoded]:
+    """The events of a log, the oldest first, taken out of it one by one.
+
+    To release the memory of thousands at once takes long. The last of each block is
+    kept in ``lasts``.
+    """
+    count = 0
+    while log:
+        each = log.pop()
+        count += 1
+        if count % event_blocks.SIZE == 0:
+            lasts.append(each)
+        yield each
 
 
 def _revision(event: Encoded) -> int:
