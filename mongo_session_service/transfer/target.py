@@ -28,7 +28,7 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import is_duplicate_key
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.model.metadata import ADK_METADATA, DETAILS, Details
+from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import placeholders, queries
 from mongo_session_service.sessions.deletion import (
@@ -382,31 +382,32 @@ class Target:
         update = {"$set": change, **({"$unset": gone} if gone else {})}
 
         async def work(txn: Txn) -> None:
-            updated = await self._at.sessions.update_one(
-                _as_read(stored), update, session=txn
+            # Details may be others by now: to set them makes no new revision.
+            before = await self._at.sessions.find_one_and_update(
+                _as_read(stored), update, dict.fromkeys(DETAILS, 1), session=txn
             )
-            if updated.matched_count == 0:
+            if before is None:
                 raise ChangedError
             if apart is not None:
-                before = {"_id": incoming.key.event_id(0)}
-                await self._at.events.delete_one(before, session=txn)
+                await self._at.events.delete_one(
+                    {"_id": incoming.key.event_id(0)}, session=txn
+                )
             for each in apart or ():
                 await self._at.events.update_one(*each, upsert=True, session=txn)
             if events:
                 await self._at.events.insert_many(events, session=txn)
-            await self._announce_details({*change, *gone}, stored, txn)
+            await self._announce_details(before, update, txn)
 
         await self._transaction(incoming.key, work)
 
     async def _announce_details(
-        self, touched: set[str], before: Document, txn: Txn
+        self, before: Document, update: Document, txn: Txn
     ) -> None:
-        """Inform subscribers of a session's details if they are not as before."""
-        if txn is None or touched.isdisjoint(DETAILS):
-            return
-        key, fields = {"_id": before["_id"]}, dict.fromkeys(DETAILS, 1)
-        now = await self._at.sessions.find_one(key, fields, session=txn)
-        if Details.of(now) != Details.of(before):
+        """Inform subscribers of a session's details if an update has changed them."""
+        gone = update.get("$unset", ())
+        now = {**before, **update["$set"]}
+        now = {name: value for name, value in now.items() if name not in gone}
+        if txn and any(now.get(name) != before.get(name) for name in DETAILS):
             await announce(self._at, now, txn)
 
     def _changed(

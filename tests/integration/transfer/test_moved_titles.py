@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from google.adk.events import Event, EventActions
 from google.adk.sessions import InMemorySessionService
 from support.subscriptions import Follower
@@ -16,10 +17,12 @@ from support.transfers import (
     imported,
     moved,
     moved_copy,
+    say,
 )
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.transfer import StoreSource, hand_over
+from mongo_session_service.transfer import StoreSource, hand_over, move
+from mongo_session_service.transfer.target import Target
 
 KEY = "__session_metadata__"
 
@@ -113,6 +116,41 @@ async def test_subscribers_receive_imported_details(
         ("updated", "B", {"l": "1"}),
         ("appended", None, None),
         ("updated", "C", {"l": "1"}),
+    ]
+
+
+async def test_subscribers_receive_what_an_import_sets_back(
+    service: MongoSessionService,
+    mongodb_uri: str,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A title given after an import has read the session, but before it writes."""
+    write = Target.write
+    await service.create_session(**IDS, title="A")
+    async with (
+        moved_copy(service, mongodb_uri, database) as copy,
+        Follower(copy.watch(**IDS)) as follower,
+        StoreSource(service) as source,
+    ):
+
+        async def renaming(self: Target, *planned: Any) -> None:
+            await copy.update_session(**IDS, title="B")
+            await write(self, *planned)
+
+        monkeypatch.setattr(Target, "write", renaming)
+        await say(service, "hello")
+        await move(source, copy)
+        await say(copy, "last")
+        await follower.until(lambda: follower.kinds.count("appended") == 2)
+
+        assert await title(copy) == "A"
+    told = [(each.kind, each.title) for each in follower.told[1:]]
+    assert told == [
+        ("updated", "B"),
+        ("appended", None),
+        ("updated", "A"),
+        ("appended", None),
     ]
 
 
