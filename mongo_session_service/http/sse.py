@@ -541,7 +541,8 @@ class _Stream(EventSourceResponse):
         try:
             await super().__call__(scope, receive, sending)
             if is_open:  # the server is shut down: it would log an error
-                with suppress(TimeoutError):
+                # ASGI lets servers raise one as well if the client has left.
+                with suppress(OSError):
                     async with asyncio.timeout(_FAREWELL):
                         await send({"type": "http.response.body"})
         except SendTimeoutError:

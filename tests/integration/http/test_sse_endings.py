@@ -15,6 +15,7 @@ from google.adk.sessions import Session
 from google.genai import types
 from pymongo import MongoClient
 from starlette.applications import Starlette
+from starlette.types import Message
 from support.failpoints import failing, victim_uri
 from support.http_server import PATIENCE, Client, serving, until
 from support.subscriptions import SESSION, new_event
@@ -249,3 +250,34 @@ async def test_nobody_can_end_anothers_stream(
 
     assert (told.kind, told.data["state_delta"]) == ("state", awkward)
     assert awkward.items() <= snapshot.data["state"].items()
+
+
+@pytest.mark.usefixtures("session")
+async def test_the_end_of_a_stream_that_nobody_reads_may_fail(
+    service: MongoSessionService,
+) -> None:
+    """ASGI lets a server raise an error once the client has left; none is logged."""
+    has_left, sent = asyncio.Event(), []
+
+    async def receive() -> Message:
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if has_left.is_set():
+            raise ConnectionResetError
+        sent.append(message)
+        if b"event: snapshot" in message.get("body", b""):
+            has_left.set()
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "method": "GET",
+        "path": "/changes",
+        "query_string": urlencode(SESSION).encode(),
+        "headers": [(b"host", b"127.0.0.1")],
+    }
+    await app_of(service)(scope, receive, send)
+
+    assert sent[0]["status"] == 200
