@@ -260,8 +260,8 @@ class _Parts:
         for column in self._columns:
             for each in column["called"]:
                 calls, answers = (
-                    frozenset(bson_values.decode_value(each.get(name) or []))
-                    for name in ("calls", "answers")
+                    frozenset(filter(None, bson_values.decode_value(ids)))
+                    for ids in (each.get("calls") or [], each.get("answers") or [])
                 )
                 if each["revision"] > self._begins:
                     name = bson_values.decode_value(each["invocation_id"])

@@ -54,7 +54,7 @@ ODD = "\ud800"
 
 LOG = [
     *(said(), called("plain"), answered("plain"), said(), said()),
-    *(said(branch="root"), said(isolation_scope="late"), said()),
+    *(said(branch="root"), said(isolation_scope="late"), called("")),
     *(called("late", long_running_tool_ids={"late"}), said(), called("open"), said()),
     *(called("odd", invocation_id=ODD), said(), said(invocation_id=ODD), said()),
     *(said(long_running_tool_ids={"none"}), said(), summed_up(17), said(), said()),
