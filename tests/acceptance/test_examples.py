@@ -258,7 +258,10 @@ async def test_the_chat_page_shows_turns_in_every_window(page: Page) -> None:
 
 @pytest.mark.usefixtures("uri")
 async def test_the_sidebar_is_kept_up_to_date_in_every_window(page: Page) -> None:
-    """What one window creates, renames or deletes; pages on scroll; search by title."""
+    """What one window creates, renames or deletes; pages on scroll; search by title.
+
+    A page that cannot be loaded is asked for again.
+    """
     sidebar = load("sidebar")
     mine = {"app_name": "sidebar", "user_id": "ada"}
     async with sidebar.lifespan(sidebar.app), serving(sidebar.app) as url:
@@ -276,6 +279,16 @@ async def test_the_sidebar_is_kept_up_to_date_in_every_window(page: Page) -> Non
                 **mine, session_id=session.id, title="New"
             )
         await expect(rows(page).first).to_contain_text("New (0)")
+        failure = {"status": 503, "json": {"detail": "Try again."}}
+        await page.route(
+            "**/changes?*page_token*", lambda it: it.fulfill(**failure), times=1
+        )
+        await page.evaluate("document.querySelector('nav').scrollTo(0, 1e6)")
+        await expect(page.get_by_role("status")).to_have_text("Try again.")
+        await page.evaluate("document.querySelector('nav').scrollTo(0, 0)")
+        await page.evaluate(
+            "new Promise(it => requestAnimationFrame(() => requestAnimationFrame(it)))"
+        )
         await page.evaluate("document.querySelector('nav').scrollTo(0, 1e6)")
         await expect(rows(page)).to_have_count(100)
         await page.evaluate("document.querySelector('nav').scrollTo(0, 1e6)")
