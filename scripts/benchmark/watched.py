@@ -83,7 +83,7 @@ class Delivery(Workload):
         return await time_calls(self.call, budget, contestant.server_cpu)
 
     async def call(self) -> None:
-        """Do it once; that nobody is told who should be is an error."""
+        """Do it once; a delivery that is missing is an error."""
         number, crowd = next(self.numbers), await self.watched.open()
         crowd.expect(1)
         session = self.watched.sessions[number % len(self.watched.sessions)]
