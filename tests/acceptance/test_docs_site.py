@@ -52,6 +52,18 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages == set(nav_pages(settings()["nav"]))
 
 
+def test_every_picture_is_there() -> None:
+    """The build does not look for pictures: each that a page shows is a file."""
+    missing = [
+        f"{page.relative_to(DOCS)}: {picture}"
+        for page in DOCS.rglob("*.md")
+        for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text())
+        if not (page.parent / picture).is_file()
+    ]
+
+    assert missing == []
+
+
 def test_what_is_broken_fails(tmp_path: Path) -> None:
     """A link to a page, a heading or a name that does not exist ends the build."""
     shutil.copy(ROOT / "zensical.toml", tmp_path)
