@@ -212,8 +212,7 @@ def _said(event: dict[str, Any]) -> Iterator[str]:
         text = terminal.part_text(part, None)
         if text:
             yield text if "text" in part else _bounded(text)
-    if agent := event["actions"].get("transferToAgent"):
-        yield f"transfers to {agent}"
+    yield from terminal.action_texts(event["actions"], None)
 
 
 def _problem(event: dict[str, Any]) -> str:

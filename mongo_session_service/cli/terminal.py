@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -266,9 +266,20 @@ def _said(event: dict[str, Any], width: int | None) -> str:
     code, message = event.get("errorCode", ""), event.get("errorMessage", "")
     if code or message:
         pieces.append(f"error {code}: {message}")
-    if agent := event["actions"].get("transferToAgent"):
-        pieces.append(f"transfers to {agent}")
+    pieces.extend(action_texts(event["actions"], width))
     return _joined(filter(None, pieces), "  ", width)
+
+
+def action_texts(actions: dict[str, Any], width: int | None) -> Iterator[str]:
+    """What an event's actions do beside setting state, in words."""
+    if agent := actions.get("transferToAgent"):
+        yield f"transfers to {agent}"
+    if invocation := actions.get("rewindBeforeInvocationId"):
+        yield f"rewinds to before invocation {invocation}"
+    if compaction := actions.get("compaction"):
+        content = compaction.get("compactedContent") or {}
+        for part in content.get("parts") or ():
+            yield f"(summary) {part_text(part, width)}"
 
 
 def part_text(part: dict[str, Any], width: int | None) -> str:

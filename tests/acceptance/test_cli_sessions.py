@@ -158,10 +158,15 @@ async def conversation(service: MongoSessionService) -> tuple[str, ...]:
     return "trips", "ada", "turin"
 
 
-def test_a_session_reads_as_a_conversation(
-    at: tuple[str, ...], conversation: tuple[str, ...]
+async def test_a_session_reads_as_a_conversation(
+    at: tuple[str, ...], service: MongoSessionService, conversation: tuple[str, ...]
 ) -> None:
     """Details come first, then who said and did what, then the state by scope."""
+    session = await service.get_session(**ADA, session_id="turin")
+    assert session is not None
+    rewind = EventActions(rewind_before_invocation_id="i1")
+    await service.append_event(session, Event(author="user", actions=rewind))
+
     shown = call(*at, "show", *conversation).stdout
     plain = [line.rstrip() for line in shown.splitlines()]
 
@@ -177,6 +182,7 @@ def test_a_session_reads_as_a_conversation(
     assert " characters; --json prints all)" in shown
     assert len(shown) < 3000
     assert "    error SAFETY" in plain
+    assert "    rewinds to before invocation i1" in plain
     state = plain.index("State of the session")
     name = '    __session_metadata__ = {"displayName": "Trip to Turin"}'
     assert plain[state:] == [

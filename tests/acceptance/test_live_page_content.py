@@ -6,7 +6,8 @@ import struct
 import zlib
 
 import pytest
-from google.adk.events import Event
+from google.adk.events import Event, EventActions
+from google.adk.events.event_actions import EventCompaction
 from google.adk.sessions import Session
 from google.genai import types
 from playwright.async_api import Page, expect
@@ -216,6 +217,28 @@ async def test_a_result_can_be_searched(
     await page.get_by_label("Find in the Result").fill("")
     await expect(card.get_by_text("rows", exact=True)).to_be_visible()
     assert await page.get_by_label("Find in the Arguments").count() == 0
+
+
+async def test_summaries_and_rewinds_are_no_empty_events(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """ADK notes both in events of the user, which have no content."""
+    summary = types.ModelContent("They met.")
+    for actions in (
+        EventActions(
+            compaction=EventCompaction(
+                start_timestamp=1, end_timestamp=2, compacted_content=summary
+            )
+        ),
+        EventActions(rewind_before_invocation_id="i-3"),
+    ):
+        await service.append_event(session, Event(author="user", actions=actions))
+    await page.goto(of(url))
+
+    first, second = (page.locator(f'[data-revision="{each}"]') for each in "12")
+    await expect(first.locator(".tag")).to_have_text("summary")
+    await expect(first.locator(".text")).to_have_text("They met.")
+    await expect(second.locator(".tag")).to_have_text("rewinds")
 
 
 async def test_events_are_filtered_by_what_they_are(

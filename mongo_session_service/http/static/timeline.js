@@ -278,6 +278,9 @@ export class Timeline {
     const actions = event.actions ?? {};
     if (event.branch) tag(event.branch, `Branch ${event.branch}`);
     if (actions.transferToAgent) tag(`→ ${actions.transferToAgent}`, "Transfers to another agent");
+    if (actions.compaction) tag("summary", "Takes the place of earlier events in the model's requests");
+    const before = actions.rewindBeforeInvocationId;
+    if (before) tag("rewinds", `Undoes invocation ${before} and what came after it`);
     if (actions.escalate) tag("escalates", "Escalates to the agent above");
     if (event.longRunningToolIds?.length) tag("long-running", "Waits for a long-running tool");
     if (event.interrupted) tag("interrupted", "The user interrupted");
@@ -296,7 +299,8 @@ export class Timeline {
       if (event.errorMessage) made.push(...text(String(event.errorMessage), "text"));
     }
     const batch = { seconds: 0 };
-    for (const part of event.content?.parts ?? []) made.push(...this.part(part, event, at, turn, batch));
+    const summary = event.actions?.compaction?.compactedContent?.parts ?? [];
+    for (const part of [...(event.content?.parts ?? []), ...summary]) made.push(...this.part(part, event, at, turn, batch));
     const chips = make("div", "chips");
     for (const [name, value] of Object.entries(change.state_delta ?? {})) {
       const chip = button("", `Set ${name}: show it in the state`, () => this.onShow(change.revision, name));

@@ -7,7 +7,8 @@ import json
 import sys
 
 import pytest
-from google.adk.events import Event
+from google.adk.events import Event, EventActions
+from google.adk.events.event_actions import EventCompaction
 from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +54,10 @@ def test_json_means_the_same(text: str) -> None:
 
 
 def change(text: str) -> Change:
-    event = Event(author="agent", content=types.ModelContent(text))
+    return change_of(Event(author="agent", content=types.ModelContent(text)))
+
+
+def change_of(event: Event) -> Change:
     key = {"app_name": "a", "user_id": "u", "session_id": "s"}
     return Change(
         kind="appended",
@@ -63,6 +67,34 @@ def change(text: str) -> Change:
         state_delta={"k": [1]},
         time=0.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("actions", "words"),
+    [
+        ({"rewind_before_invocation_id": "i-3"}, "rewinds to before invocation i-3"),
+        ({"transfer_to_agent": "cook"}, "transfers to cook"),
+        (
+            {
+                "compaction": EventCompaction(
+                    start_timestamp=1,
+                    end_timestamp=2,
+                    compacted_content=types.ModelContent("They met."),
+                )
+            },
+            "(summary) They met.",
+        ),
+    ],
+)
+def test_an_event_without_content_says_what_it_does(
+    actions: dict[str, object], words: str
+) -> None:
+    """ADK notes rewinds and summaries in events of the user, which say nothing."""
+    event = Event(author="user", actions=EventActions(**actions))
+
+    [line] = change_lines(change_of(event), 3, None)
+
+    assert f"  user           {words}  k=[1]" in line.plain
 
 
 def test_a_change_is_one_line_where_that_fits() -> None:
