@@ -32,7 +32,8 @@ class ScriptedModel(BaseLlm):
         else:
             asked = [c for c in llm_request.contents if c.role == "user" and is_text(c)]
             part = types.Part(text=f"This is message {len(asked)} of this session.")
-        yield LlmResponse(content=types.ModelContent(part), usage_metadata=NO_TOKENS)
+        content = types.Content(role="model", parts=[part])
+        yield LlmResponse(content=content, usage_metadata=NO_TOKENS)
 
 
 def is_text(content: types.Content) -> bool:

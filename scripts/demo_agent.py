@@ -123,7 +123,8 @@ class ScriptedModel(BaseLlm):
             day = "tomorrow" if "tomorrow" in latest.text else "today"
             call = {"city": home[1], "day": day}
             reply = types.Part.from_function_call(name="get_weather", args=call)
-        yield LlmResponse(content=types.ModelContent(reply), usage_metadata=NO_TOKENS)
+        content = types.Content(role="model", parts=[reply])
+        yield LlmResponse(content=content, usage_metadata=NO_TOKENS)
 
 
 def remember_home(city: str, tool_context: ToolContext) -> str:

@@ -21,7 +21,7 @@ class ScriptedModel(BaseLlm):
             part = types.Part(text=latest.function_response.response["result"])
         else:
             part = types.Part.from_function_call(name="get_forecast", args={})
-        yield LlmResponse(content=types.ModelContent(part))
+        yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
 def get_forecast(tool_context: ToolContext) -> str:
