@@ -18,9 +18,7 @@ _NUMBERS: Final = 7
 """Beside each other on an axis, at most."""
 _LINE: Final = 15
 """Between two labels."""
-_LEGEND: Final = (
-    "Both axes are logarithmic: what costs the same however much there is, is level."
-)
+_LEGEND: Final = "A level line is a cost that does not grow."
 _DECADES: Final = 2
 """Beyond which an axis has a tick for each decade only."""
 
@@ -42,7 +40,7 @@ def picture(report: Report) -> str:
     """All panels, two in a row, as SVG."""
     found = list(panels(report["growth"]))
     title = "What a call costs as work grows"
-    note = f"medians; {circumstances(report['about'])}"
+    note = f"logarithmic axes; medians; {circumstances(report['about'])}"
     parts = [drawing.text(12, 24, title, "title", "start")]
     for y, told in ((44, _LEGEND), (62, note)):
         parts.append(drawing.text(12, y, told, "faint", "start"))
