@@ -223,6 +223,8 @@ async def test_summaries_and_rewinds_are_no_empty_events(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:
     """ADK notes both in events of the user, which have no content."""
+    asked = Event(author="user", invocation_id="i-1", content=types.UserContent("Hi"))
+    await service.append_event(session, asked)
     summary = types.ModelContent("They met.")
     for actions in (
         EventActions(
@@ -232,13 +234,17 @@ async def test_summaries_and_rewinds_are_no_empty_events(
         ),
         EventActions(rewind_before_invocation_id="i-3"),
     ):
-        await service.append_event(session, Event(author="user", actions=actions))
+        event = Event(author="user", invocation_id=Event.new_id(), actions=actions)
+        await service.append_event(session, event)
     await page.goto(of(url))
 
-    first, second = (page.locator(f'[data-revision="{each}"]') for each in "12")
+    first, second = (page.locator(f'[data-revision="{each}"]') for each in "23")
     await expect(first.locator(".tag")).to_have_text("summary")
     await expect(first.locator(".text")).to_have_text("They met.")
     await expect(second.locator(".tag")).to_have_text("rewinds")
+    await expect(page.locator(".turn").first.locator(".event")).to_have_count(2)
+    await page.locator("#filter").fill("met")
+    await expect(page.locator("#event-count")).to_have_text("1 of 3")
 
 
 async def test_events_are_filtered_by_what_they_are(

@@ -136,6 +136,9 @@ class Call {
   }
 }
 
+/** What the agent remembers of earlier events: ADK's compaction. */
+const summaryOf = (event) => event.actions?.compaction?.compactedContent ?? {};
+
 export class Timeline {
   constructor() {
     this.scroller = $("event-scroll");
@@ -189,7 +192,7 @@ export class Timeline {
     const delta = change.state_delta ?? {};
     const since = turn.take(event, at);
     card.append(make("div", "nth", String(revision)), make("div", "", this.head(event, revision, at, since, card, raw), ...this.body(change, event, at, turn)));
-    const item = { card, raw, turn, revision, delta, at: { revision, words: inCalendar(at) }, author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
+    const item = { card, raw, turn, revision, delta, at: { revision, words: inCalendar(at) }, author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
     this.events.push(item);
     this.byElement.set(card, item);
     this.apply(item);
@@ -242,11 +245,11 @@ export class Timeline {
     box.append(option);
   }
 
-  /** The turn that an event belongs to: the last one, or a new one. */
+  /** The turn that an event belongs to: the last one, as a summary does, or a new one. */
   turnOf(event) {
     const invocation = event.invocationId ?? "";
     let turn = this.turns.at(-1);
-    if (turn?.invocation === invocation) return turn;
+    if (turn && (turn.invocation === invocation || event.actions?.compaction)) return turn;
     const isKnown = this.numbers.has(invocation);
     if (invocation && !isKnown) this.numbers.set(invocation, this.numbers.size + 1);
     const title = `Turn ${this.numbers.get(invocation)}${isKnown ? ", continued" : ""}`;
@@ -299,8 +302,7 @@ export class Timeline {
       if (event.errorMessage) made.push(...text(String(event.errorMessage), "text"));
     }
     const batch = { seconds: 0 };
-    const summary = event.actions?.compaction?.compactedContent?.parts ?? [];
-    for (const part of [...(event.content?.parts ?? []), ...summary]) made.push(...this.part(part, event, at, turn, batch));
+    for (const part of [...(event.content?.parts ?? []), ...(summaryOf(event).parts ?? [])]) made.push(...this.part(part, event, at, turn, batch));
     const chips = make("div", "chips");
     for (const [name, value] of Object.entries(change.state_delta ?? {})) {
       const chip = button("", `Set ${name}: show it in the state`, () => this.onShow(change.revision, name));
