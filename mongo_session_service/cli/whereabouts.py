@@ -70,9 +70,9 @@ async def _instead(at: Connection, apps: Sequence[str]) -> str:
     near = {
         it for app in without for it in get_close_matches(app, stored, cutoff=_NEAR)
     }
-    some = f"there are some of {_named(sorted(near))}"
-    hint = some if near else "`mongo-session-service sessions` lists its apps"
-    return f", which holds no sessions of {_named(without)}; {hint}"
+    some = f", but some of the similar {_named(sorted(near))}"
+    hint = some if near else "; `mongo-session-service sessions` lists its apps"
+    return f", which holds no sessions of {_named(without)}{hint}"
 
 
 def _named(apps: Sequence[str]) -> str:

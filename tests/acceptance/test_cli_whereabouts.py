@@ -54,7 +54,10 @@ async def test_an_app_without_sessions_is_named(
 
     assert (misspelt.returncode, other.returncode) == (code, code)
     without = ", which holds no sessions of app"
-    assert f"{without} shopagent; there are some of app shop_agent" in misspelt.stderr
+    assert (
+        f"{without} shopagent, but some of the similar app shop_agent"
+        in misspelt.stderr
+    )
     assert f"{without} nope; `mongo-session-service sessions` lists" in other.stderr
 
 
