@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeAlias
 
 from google.adk.events.event import Event
@@ -216,12 +217,10 @@ def _header_differences(
     if here.log_begins != there.log_begins:
         begins = f"{here.log_begins}, there {there.log_begins}"
         reasons.append(f"the log begins after revision {begins}")
-    if _is_other(here.update_time, there.update_time):
-        reasons.append(f"updated at {here.update_time!r}, there {there.update_time!r}")
+    reasons += _times_apart("updated", here.update_time, there.update_time)
     if None not in (here.details, there.details) and here.details != there.details:
         reasons.append("title, labels or time to live are different")
-    if _is_other(here.create_time, there.create_time):
-        reasons.append(f"created at {here.create_time!r}, there {there.create_time!r}")
+    reasons += _times_apart("created", here.create_time, there.create_time)
     return reasons
 
 
@@ -244,6 +243,21 @@ def _named(*headers: records.SessionHeader) -> list[records.SessionHeader]:
         )
         for each, details, title in zip(headers, known, titles, strict=True)
     ]
+
+
+def _times_apart(what: str, here: float | None, there: float | None) -> list[str]:
+    """What happened at which times, if both are known and differ."""
+    if here is None or there is None or not _is_other(here, there):
+        return []
+    return [f"{what} at {_moment(here)}, there {_moment(there)}"]
+
+
+def _moment(seconds: float) -> str:
+    """A time as ISO 8601 text; one that is in no calendar as its number."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (OSError, OverflowError, ValueError):
+        return f"{seconds!r}"
 
 
 def _is_other(
