@@ -106,7 +106,8 @@ def advice(status: ConsumerStatus) -> Iterator[str]:
         command = f"mongo-session-service consumers dead-letters {name}"
         yield (
             f"{name}: {counted(status.dead_letters, 'dead letter')}. `{command}` shows"
-            " why. Repair the handler, then handle them again with `consumers replay"
+            " why. Repair the handler, then handle them again with"
+            " `mongo-session-service consumers replay"
             f" {name} --handler MODULE:FUNCTION`."
         )
 

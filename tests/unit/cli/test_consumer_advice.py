@@ -66,7 +66,10 @@ def test_a_consumer_that_is_well_needs_no_advice() -> None:
         (replace(WELL, lag_seconds=600.0), "is 10 min behind. Its handler is slow"),
         (replace(WELL, lag_seconds=600.0, is_replaying=True), "so its lag is normal"),
         (replace(WELL, dead_letters=2), "2 dead letters. `mongo-session-service con"),
-        (replace(WELL, dead_letters=2), "consumers replay billing --handler MODULE:"),
+        (
+            replace(WELL, dead_letters=2),
+            "`mongo-session-service consumers replay billing --handler MODULE:",
+        ),
     ],
 )
 def test_what_is_wrong_is_explained(status: ConsumerStatus, says: str) -> None:
