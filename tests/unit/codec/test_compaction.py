@@ -223,8 +223,8 @@ def test_ordinary_events_need_no_trace(
 def request(events: list[Event], agent: str, branch: str | None, **view: Any) -> Any:
     """What an agent's model receives, with its history and without.
 
-    Without, ADK takes the end of the log before it looks for rewinds. What was undone is
-    then shown if its rewind goes back further, so here it is left out before.
+    Without, ADK takes the end of the log before it looks for rewinds. What was undone
+    is then shown if its rewind goes back further, so here it is left out before.
     """
     made = []
     for build, log in zip(BUILDERS, (events, _apply_rewinds(events)), strict=True):
