@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import tracemalloc
 from itertools import count
 
@@ -14,7 +13,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from typing_extensions import override
 
 from benchmark.contestants import Contestant
-from benchmark.measure import Turn, time_call, time_calls, time_lanes
+from benchmark.measure import Turn, time_calls, time_lanes
 from benchmark.workload import Check, Workload, make_events
 
 _USER = "user"
@@ -96,40 +95,6 @@ class Get(Workload):
                 " in another order"
             )
         return 0
-
-
-class OwnShare(Get):
-    """The part of get_session that is not making events of what was read, in %.
-
-    That is timed by itself, so on a busy machine it may seem to take more than all.
-    """
-
-    @override
-    def can(self, contestant: Contestant) -> bool:
-        return contestant.is_shared  # one in memory makes no events
-
-    @override
-    async def turn(self, contestant: Contestant, budget: float) -> Turn:
-        stored = await self.get(contestant)
-        decoded = [
-            each.model_dump(mode="json", exclude_none=True) for each in stored.events
-        ]
-        del stored  # what is held makes the next objects dearer
-
-        async def build() -> None:
-            [Event.model_validate(each) for each in decoded]
-
-        shares: list[float] = []
-        end = time.perf_counter() + budget
-        while not shares or time.perf_counter() < end:
-            if len(shares) % 2:  # neither is always first
-                built = await time_call(build())
-                read = await time_call(self.get(contestant))
-            else:
-                read = await time_call(self.get(contestant))
-                built = await time_call(build())
-            shares.append(100 * (1 - built / read))
-        return Turn(shares)
 
 
 class Memory(Get):

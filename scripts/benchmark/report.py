@@ -83,6 +83,6 @@ def times_as_good(workload: Mapping[str, Any], one: str, other: str) -> float | 
     """How many times as fast, or as small, one contestant is as another."""
     contestants, unit = workload["contestants"], workload["unit"]
     ours, theirs = (contestants.get(each, {}).get("median") for each in (one, other))
-    if not ours or not theirs or unit == "%":
+    if not ours or not theirs:
         return None
     return float(ours / theirs if unit == "/s" else theirs / ours)

@@ -58,7 +58,7 @@ def targets(report: Report) -> str:
     found = report["targets"]
     if not found:
         return ""
-    verdicts = {True: "reached", False: "MISSED", None: "noise"}
+    verdicts: dict[bool | None, str] = {True: "reached", False: "MISSED"}
     reached = sum(each["reached"] is True for each in found)
     summary = f"{reached} of {len(found)} reached."
     if is_rough(report["about"]):
@@ -66,8 +66,7 @@ def targets(report: Report) -> str:
     head = f"{'goal, set before it was built':37}{'wanted':>46}{'measured':>10}"
     lines = [head]
     for each in found:
-        unit = " %" if each["wanted"].endswith("%") else "x"
-        figure = f"{each['measured']:.3g}{unit}"
+        figure = f"{each['measured']:.3g}x"
         line = f"{each['name']:37}{each['wanted']:>46}{figure:>10}"
         lines.append(f"{line}  {verdicts[each['reached']]}".rstrip())
     return "\n".join([*lines, summary])

@@ -28,7 +28,7 @@ class CannotError(Exception):
 
 
 class Workload:
-    """One thing that every contestant does; `unit` is "ms", "/s", "MB" or "%"."""
+    """One thing that every contestant does; `unit` is "ms", "/s" or "MB"."""
 
     def __init__(self, name: str, unit: str, *, heavy: bool = False) -> None:
         self.name = name

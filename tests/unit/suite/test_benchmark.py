@@ -87,12 +87,10 @@ def test_busy_machine_is_told_of() -> None:
 
 @pytest.mark.parametrize(
     ("unit", "ours", "theirs", "times"),
-    [("ms", 2.0, 4.0, 2), ("/s", 40, 20, 2), ("MB", 4.0, 2.0, 0.5), ("%", 1, 2, None)],
+    [("ms", 2.0, 4.0, 2), ("/s", 40, 20, 2), ("MB", 4.0, 2.0, 0.5)],
 )
-def test_more_is_better(
-    unit: str, ours: float, theirs: float, times: float | None
-) -> None:
-    """A ratio above 1 is good news, whatever the unit; shares have none."""
+def test_more_is_better(unit: str, ours: float, theirs: float, times: float) -> None:
+    """A ratio above 1 is good news, whatever the unit."""
     from benchmark.report import times_as_good  # noqa: PLC0415
 
     report = reported(QUIET, {f"{unit} it": {"ours": ours, "adk mongo": theirs}})
@@ -108,21 +106,6 @@ def test_every_figure_has_a_unit() -> None:
 
     others = {"calls", "rounds", "note"}
     assert report["units"].keys() | others == workload["contestants"]["ours"].keys()
-
-
-@pytest.mark.parametrize(
-    ("share", "verdict"), [(24.0, "reached"), (26.0, "MISSED"), (-2.88, "noise")]
-)
-def test_share_below_nothing_is_noise(share: float, verdict: str) -> None:
-    """What cannot be has reached no goal."""
-    report = reported(QUIET, {"% own share of get all of 500": {"ours": share}})
-    _, goals, _ = texts(report)
-
-    (target,) = report["targets"]
-    judged = {"reached": True, "MISSED": False, "noise": None}
-    assert target["reached"] is judged[verdict]
-    (line,) = (line for line in goals.splitlines() if "own share" in line)
-    assert line.endswith(f" {verdict}")
 
 
 @pytest.mark.parametrize("ours", [1.01, 1.4, 2.0, 3.9, 31.0, 0.9, 0.51])
