@@ -179,7 +179,7 @@ class _Log:
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
         at = await persistently(lambda: snapshots.now(self._connection))
-        span = Span(0, revision + 1, newest_first=True, left=_PAGE)
+        span = Span(0, revision + 1, newest_first=True, left=None, most=_PAGE)
         while True:
             page = await load_session_page(self._connection, self.key, span, at=at)
             if not page.created(platform_time.get_time()):
@@ -194,7 +194,7 @@ class _Log:
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """All events by revision, if the session is stored."""
-        span = Span(0, None, newest_first=False, left=_PAGE)
+        span = Span(0, None, newest_first=False, left=None, most=_PAGE)
         while True:
             page = await load_session_page(self._connection, self.key, span)
             if not page.created(platform_time.get_time()):

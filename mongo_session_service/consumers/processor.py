@@ -21,6 +21,7 @@ from mongo_session_service.consumers.lanes import Lanes, end, lane_of
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.slices import Pace
 from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.model.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -145,10 +146,10 @@ class Processor:
             if not is_last and await coordinator.ends_within(_pause(attempt)):
                 return False
         logger.warning(
-            "Consumer %r keeps a change as a dead letter: its handler failed %d times,"
-            " last with %s.",
+            "Consumer %r keeps a change as a dead letter: its handler failed %s, last"
+            " with %s.",
             name,
-            self.max_attempts,
+            counted(self.max_attempts, "time"),
             type(error).__name__,
         )
         attempts = self.max_attempts

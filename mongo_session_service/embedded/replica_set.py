@@ -97,7 +97,7 @@ class EmbeddedReplicaSet:
             raise EmbeddedServerError("this replica set is already started")
         self._owner = os.getpid()
         try:
-            with _explained("could not start"):
+            with _explained("Could not start"):
                 self._prepare()
                 for index in self._members:
                     self._mongods.append(self._launch(index))
@@ -142,7 +142,7 @@ class EmbeddedReplicaSet:
     @property
     def primary(self) -> int:
         """The index of the primary; waits up to 30 seconds for an election."""
-        with _explained("found no primary"), MongoClient[Any](self.uri) as client:
+        with _explained("Found no primary"), MongoClient[Any](self.uri) as client:
             _, port = client.admin.command("hello")["me"].split(":")
         return self._ports.index(int(port))
 
@@ -164,7 +164,7 @@ class EmbeddedReplicaSet:
         mongod = self._member(index)
         if not mongod.ended():
             return
-        with _explained(f"could not start member {index}"):
+        with _explained(f"Could not start member {index}"):
             mongod.forget()
             mongod = self._mongods[index] = self._launch(index)
             mongod.wait_until_listening()
@@ -182,7 +182,7 @@ class EmbeddedReplicaSet:
         A single member is elected again after a second without a primary.
         """
         primary = self._member(self.primary)
-        with _explained("could not step down"), primary.connect() as client:
+        with _explained("Could not step down"), primary.connect() as client:
             if len(self._members) == 1:
                 client.admin.command("replSetStepDown", 1, force=True)
             else:

@@ -96,13 +96,15 @@ class Span:
     """How many are wanted; None for all."""
     is_sifted: bool = False
     """Whether the reader passes over some of what it reads."""
+    most: int = PAGE
+    """How many to read at once, at most."""
 
     @property
     def size(self) -> int:
         """How many to read at once."""
         if self.left is None or self.is_sifted:
-            return PAGE
-        return min(PAGE, self.left)
+            return self.most
+        return min(self.most, self.left)
 
     @property
     def order(self) -> int:
