@@ -96,15 +96,14 @@ class Span:
     """How many are wanted; None for all."""
     is_sifted: bool = False
     """Whether the reader passes over some of what it reads."""
-    most: int = PAGE
-    """How many to read at once, at most."""
+    most: int | None = None
+    """How many to read at once, at most; ``PAGE`` by default."""
 
     @property
     def size(self) -> int:
         """How many to read at once."""
-        if self.left is None or self.is_sifted:
-            return self.most
-        return min(self.most, self.left)
+        most = PAGE if self.most is None else self.most
+        return most if self.left is None or self.is_sifted else min(most, self.left)
 
     @property
     def order(self) -> int:
