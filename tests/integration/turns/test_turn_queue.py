@@ -29,6 +29,22 @@ async def queued(admin: MongoClient, database: str, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
+def waiting(service: MongoSessionService) -> asyncio.Task[str]:
+    """A task that waits for a turn, and ends it at once; the id of its session."""
+
+    async def take() -> str:
+        async with service.turn(**IDS) as session:
+            return session.id
+
+    return asyncio.create_task(take(), context=Context())
+
+
+@pytest.fixture
+def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look for themselves twenty times a second."""
+    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
+
+
 async def test_a_waiter_elsewhere_is_called_by_the_feed(
     service: MongoSessionService,
     mongodb_uri: str,
@@ -87,22 +103,17 @@ async def test_a_dead_waiter_holds_up_nobody(
     assert session["turn"] == {"epoch": 8, "ticket": 2 if wait else 1}
 
 
-async def test_waiters_of_a_deleted_session_are_told(
+@pytest.mark.usefixtures("looking_often")
+async def test_waiters_of_a_deleted_session_fail(
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of them, and the holder's end is quiet."""
-    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
+    """Each gets SessionNotFoundError; the turn that was held ends without an error."""
     await service.create_session(**IDS)
 
-    async def wait() -> None:
-        async with service.turn(**IDS):
-            pass
-
     async with service.turn(**IDS):
-        tasks = [asyncio.create_task(wait(), context=Context()) for _ in range(3)]
+        tasks = [waiting(service) for _ in range(3)]
         await queued(admin, database, 3)
         await service.delete_session(**IDS)
         errors = await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,45 +121,36 @@ async def test_waiters_of_a_deleted_session_are_told(
     assert waiters(admin, database) == []
 
 
-async def test_waiters_of_a_session_created_again_are_told(
+@pytest.mark.usefixtures("looking_often")
+async def test_a_waiter_of_a_recreated_session_fails(
     service: MongoSessionService,
     admin: MongoClient,
     database: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the first who gets the same ticket of the new one, and waits undisturbed."""
-    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
+    """It gets SessionNotFoundError; a waiter of the new session gets its turn."""
     await service.create_session(**IDS)
-
-    async def wait() -> str:
-        async with service.turn(**IDS) as session:
-            return session.id
 
     async with asyncio.timeout(10):
         async with service.turn(**IDS):
-            outlived = asyncio.create_task(wait(), context=Context())
+            outlived = waiting(service)
             await queued(admin, database, 1)
             new = {"$unset": {"turn.ticket": "", "turn.is_awaited": ""}}
             admin[database].sessions.update_one({}, new)
-            waiting = asyncio.create_task(wait(), context=Context())
+            later = waiting(service)
             with pytest.raises(SessionNotFoundError):
                 await outlived
-        assert await waiting == IDS["session_id"]
+        assert await later == IDS["session_id"]
     assert waiters(admin, database) == []
 
 
 async def test_a_closed_service_waits_for_no_turn(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """Its waiters are told; what it holds is released at the end of the body."""
+    """Its waiters get an error; what it holds is released at the end of the body."""
     await service.create_session(**IDS)
 
-    async def wait() -> None:
-        async with service.turn(**IDS):
-            pass
-
     async with service.turn(**IDS):
-        waiter = asyncio.create_task(wait(), context=Context())
+        waiter = waiting(service)
         await queued(admin, database, 1)
         await service.close()
         with pytest.raises(MongoSessionServiceError, match="closed"):
