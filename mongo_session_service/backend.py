@@ -221,6 +221,7 @@ class Backends:
                 transactions=self._settings.transactions,
                 hooks=self._settings.hooks,
                 latest=self._latest,
+                limits=self._settings.limits,
             )
             store = SessionStore(connection, self._read_cache)
             committer = Committer(

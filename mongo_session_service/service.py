@@ -50,6 +50,7 @@ from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.model import metadata, validation
+from mongo_session_service.model.limits import DEFAULT
 from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven
 from mongo_session_service.model.records import (
     Document,
@@ -156,6 +157,7 @@ class MongoSessionService(BaseSessionService):
         Raises:
             ConfigurationError: an argument is unknown, or they do not fit together.
         """
+        limits = adk_kwargs.pop("_limits", DEFAULT)  # tests make them small
         _refuse_unknown(adk_kwargs)
         if on_conflict not in ("raise", "rebase"):
             message = f"on_conflict must be 'raise' or 'rebase', not {on_conflict!r}."
@@ -169,6 +171,7 @@ class MongoSessionService(BaseSessionService):
             prefix=collection_prefix,
             transactions=transactions,
             hooks=Hooks(before_store, after_load),
+            limits=limits,
         )
         self.database_name = settings.database
         """The name of the database that it uses."""

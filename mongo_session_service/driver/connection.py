@@ -26,6 +26,7 @@ from mongo_session_service.driver.causal import Latest, Secondaries
 from mongo_session_service.driver.compat import Driver, LoginLostError
 from mongo_session_service.driver.errors import DUPLICATE_KEY, WRITE_CONFLICT
 from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.model.limits import DEFAULT, Limits
 
 Result = TypeVar("Result")
 
@@ -47,8 +48,10 @@ class Connection:
         transactions: bool,
         hooks: Hooks = NO_HOOKS,
         latest: Latest | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         self.client = client
+        self.limits = limits
         self.latest = latest or Latest()
         self.hooks = hooks
         self.driver = Driver.of(client)

@@ -15,6 +15,7 @@ from mongo_session_service._version import __version__
 from mongo_session_service.driver import compat
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.model.limits import Limits
 
 if TYPE_CHECKING:
     from mongo_session_service.codec.hooks import Hooks
@@ -158,6 +159,7 @@ class ConnectionSettings:
     prefix: str
     transactions: bool
     hooks: Hooks
+    limits: Limits
 
     @classmethod
     def of(
@@ -169,6 +171,7 @@ class ConnectionSettings:
         prefix: str,
         transactions: bool,
         hooks: Hooks,
+        limits: Limits,
     ) -> ConnectionSettings:
         """The settings that a service's arguments describe, checked."""
         if (uri is None) == (client is None):
@@ -191,4 +194,4 @@ class ConnectionSettings:
             compat.check(probe)
         check_names(probe, database, prefix)
         hooks.check()
-        return cls(database, prefix, transactions, hooks)
+        return cls(database, prefix, transactions, hooks, limits)
