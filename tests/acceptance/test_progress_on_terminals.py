@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from support.cli_runner import run
 from support.forked_processes import on_a_terminal
 from support.sample_data import fill
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("terminals")
 
 CONTROL = re.compile(r"\x1b\[[?\d;]*[a-zA-Z]")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
-FINISHED = r"Exporting ━+ 100%  24 events, [\d,]+/s, done in \d+ s"
+FINISHED = r"Exporting ━+ 100% 24 events [\d,]+/s \d:\d\d:\d\d"
 
 
 @pytest.fixture
@@ -48,15 +49,20 @@ def test_a_line_is_drawn_where_it_stands(export: list[str]) -> None:
     assert COLOUR.search(shown)
 
 
-def test_a_narrow_line_keeps_what_matters(export: list[str]) -> None:
-    """With 40 columns it is one line, too: the rate and the time are still told."""
-    code, shown = on_a_terminal(*export, columns=40)
+@pytest.mark.parametrize(
+    ("columns", "shown_last"),
+    [(40, r"Exporting ━+ 100% [\d,]+/s \d:\d\d:\d\d"), (12, r"Exp.*")],
+)
+def test_a_narrow_terminal_has_it_on_one_line(
+    export: list[str], columns: int, shown_last: str
+) -> None:
+    """The rate and the time go last; no line is wider than the terminal."""
+    code, shown = on_a_terminal(*export, columns=columns)
 
     assert code == 0
-    progress, *_ = lines(shown)
-    assert re.fullmatch(r"Exporting (━+ )?100%  [\d,]+/s, done in \d+ s", progress)
     drawn = re.split(r"[\r\n]+", CONTROL.sub("", shown).partition("Exported")[0])
-    assert max(map(cell_len, drawn)) <= 40
+    assert re.fullmatch(shown_last, lines(shown)[0])
+    assert max(map(cell_len, drawn)) <= columns
 
 
 def test_without_colours_it_is_as_plain(export: list[str]) -> None:
@@ -76,6 +82,14 @@ def test_a_dumb_terminal_gets_a_line_at_the_end(export: list[str]) -> None:
     assert "\x1b" not in shown
     assert shown.count("Exporting") == 1
     assert re.match(FINISHED, shown)
+
+
+def test_a_file_gets_no_progress(export: list[str]) -> None:
+    """Where stderr is not a terminal, it says only what was done."""
+    done = run(*export)
+
+    assert done.returncode == 0
+    assert done.stderr.startswith("Exported 5 sessions with 24 events")
 
 
 def test_output_is_not_mixed_with_it(export: list[str], tmp_path: Path) -> None:
