@@ -35,6 +35,7 @@ from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
 from mongo_session_service.schema.setup import create_index, is_undone, set_up
+from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.group_commit import Committer
 from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.rebase import Rebaser
@@ -225,7 +226,9 @@ class Backends:
             )
             store = SessionStore(connection, self._read_cache)
             committer = Committer(
-                connection, store, together=self._settings.transactions
+                connection,
+                BatchStore(connection),
+                together=self._settings.transactions,
             )
             rebaser = Rebaser(connection, store, committer)
             entry = Backend(connection, store, committer, rebaser, keeper)

@@ -29,11 +29,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import override
 
 from mongo_session_service._public import public
+
+if TYPE_CHECKING:  # the command line answers without ADK, which takes a second
+    from google.adk.errors import StaleSessionError
+    from google.adk.errors.already_exists_error import AlreadyExistsError
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
 
 _LONGEST_NAME: Final = 100  # characters
 
@@ -197,3 +202,45 @@ class SourceError(TransferError):
 
 class ConflictError(TransferError):
     """The target holds something else under the same id."""
+
+
+def stale_session_error(session_id: str, change: str = "") -> StaleSessionError:
+    """Make the error for an append to a session that has moved on.
+
+    Args:
+        session_id: The session.
+        change: How it has moved on, as far as is known.
+    """
+    from google.adk.errors import StaleSessionError
+
+    how = f": {change}" if change else ""
+    return StaleSessionError(
+        f"Session {quoted(session_id)} was modified in storage after it was loaded"
+        f"{how}. Nothing was stored. Reload it with get_session() and append again;"
+        " with a Runner, run the turn again. If requests overlap, let them wait for"
+        " each other with turn() or run_turn(); if several writers are usual, build the"
+        " service with on_conflict='rebase'."
+    )
+
+
+def turn_lost_error(session_id: str) -> LeaseLostError:
+    """Make the error for an append within a turn that was taken over."""
+    return LeaseLostError(
+        f"The turn of session {quoted(session_id)} was taken over, since it was not"
+        " renewed in time: its process was paused, or cut off from MongoDB. Nothing was"
+        " stored. Take a new turn, and do again what the events up to now do not show."
+    )
+
+
+def session_not_found_error(session_id: str) -> SessionNotFoundError:
+    """Make the error for a session that is not stored, or not any more."""
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+    return SessionNotFoundError(f"Session {quoted(session_id)} not found.")
+
+
+def session_exists_error(session_id: str) -> AlreadyExistsError:
+    """Make the error for a session that is to be created and is stored already."""
+    from google.adk.errors.already_exists_error import AlreadyExistsError
+
+    return AlreadyExistsError(f"Session {quoted(session_id)} already exists.")

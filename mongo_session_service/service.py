@@ -45,6 +45,7 @@ from mongo_session_service.errors import (
     InvalidInputError,
     MongoSessionServiceError,
     quoted,
+    session_not_found_error,
 )
 from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.stats import FeedStats, observe
@@ -79,8 +80,8 @@ from mongo_session_service.sessions import (
     turns,
 )
 from mongo_session_service.sessions.batches import Caller, SessionCopy
+from mongo_session_service.sessions.details import update_details
 from mongo_session_service.sessions.fork import copy_session
-from mongo_session_service.sessions.store import amend, not_found
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns.relay import relayed
 from mongo_session_service.turns.turn import Turn, Turns
@@ -647,7 +648,7 @@ class MongoSessionService(BaseSessionService):
         now = time.get_time()
         fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
         async with self._backend() as backend:
-            found = await amend(backend.connection, key, fields, now)
+            found = await update_details(backend.connection, key, fields, now)
         return documents.summary(found, state=None)
 
     @traced
@@ -809,7 +810,7 @@ class MongoSessionService(BaseSessionService):
                 async with self._backend() as backend:
                     undone = await lookups.Undone.load(backend.connection, key)
             if undone is None:
-                raise not_found(key.session_id)
+                raise session_not_found_error(key.session_id)
             created, span = undone.created, undone.bounded(span)
             choice = choice._replace(undone=undone)
         while span.left != 0:
@@ -821,7 +822,7 @@ class MongoSessionService(BaseSessionService):
                     )
             found = page.created(now).get(key.session_id)
             if found is None or created not in {None, found}:
-                raise not_found(key.session_id)
+                raise session_not_found_error(key.session_id)
             created = found
             for each in choice.events(page, self._hooks):
                 yield each
@@ -966,7 +967,7 @@ class MongoSessionService(BaseSessionService):
             with once_written():
                 stored = await backend.store.load_session(target)
         if stored is None:
-            raise not_found(target.session_id)
+            raise session_not_found_error(target.session_id)
         return to_session(stored)
 
     @traced

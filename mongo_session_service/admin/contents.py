@@ -18,7 +18,7 @@ from mongo_session_service.backend import backend_of
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.errors import StorageError
+from mongo_session_service.errors import StorageError, session_not_found_error
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import Erased, SessionSummary
@@ -36,7 +36,6 @@ from mongo_session_service.sessions import (
 )
 from mongo_session_service.sessions.directory import AppCount
 from mongo_session_service.sessions.fork import copy_session
-from mongo_session_service.sessions.store import not_found
 
 _DETAILS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
@@ -94,7 +93,7 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
         wanted = {"_id": key.id, **queries.visible(platform_time.get_time())}
         found = await backend.connection.sessions.find_one(wanted, fields)
     if found is None:
-        raise not_found(key.session_id)
+        raise session_not_found_error(key.session_id)
     return documents.summary(found, state=None)
 
 
@@ -112,7 +111,7 @@ async def session(service: MongoSessionService, key: SessionKey) -> SessionSumma
     stored = next((each for each in found if each["_id"] == key.id), {})
     for decoded in documents.decode_sessions(found, now, hooks):
         return documents.summary(stored, decoded.state)
-    raise not_found(key.session_id)
+    raise session_not_found_error(key.session_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ async def log(
             page = await event_log.load_session_page(at, key, span)
             created = page.created(platform_time.get_time()).get(of.id)
             if created != of.create_time:
-                raise not_found(key.session_id)
+                raise session_not_found_error(key.session_id)
             for each in page.events:
                 yield _stored_event(each, at)
             if page.is_last:

@@ -37,6 +37,7 @@ from mongo_session_service.model import validation
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.details import fields_update
 
 _PAGE: Final = 100
 """Documents read at once."""
@@ -172,7 +173,7 @@ class _Walk:
         updates = [
             {
                 "q": {"_id": each.id},
-                "u": {**queries.fields_update(each.changes), **self.mark},
+                "u": {**fields_update(each.changes), **self.mark},
             }
             for each in old
         ]

@@ -29,6 +29,7 @@ from mongo_session_service.errors import (
     SlowSubscriberError,
     StorageError,
     TrimmedError,
+    session_not_found_error,
 )
 from mongo_session_service.feed import unreadable
 from mongo_session_service.feed.inbox import CAPACITY, Inbox, Notification
@@ -37,7 +38,6 @@ from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import deletion, event_log, queries
-from mongo_session_service.sessions.store import not_found
 
 if TYPE_CHECKING:
     from mongo_session_service.feed.feed import Feed
@@ -405,7 +405,7 @@ class SessionSubscription(Subscription):
 
     def _start_from(self, view: View | None) -> None:
         if view is None:
-            raise not_found(self._key.session_id)
+            raise session_not_found_error(self._key.session_id)
         if self._delivered_revision > view.marker.revision:
             message = (
                 f"after_revision is {self._revision}, but the session is at revision"

@@ -57,6 +57,12 @@ class Marker(NamedTuple):
         """What the session is at after one append."""
         return Marker(self.revision + 1, self.create_time, self.ttl)
 
+    def describe_change(self, stored: Marker) -> str:
+        """Say, in the middle of a message, what has become of the session since."""
+        if self.create_time != stored.create_time:
+            return "it was deleted and created again"
+        return f"it went from revision {self.revision} to {stored.revision}"
+
     @classmethod
     def of(cls, document: dict[str, Any]) -> Marker:
         """What a stored session is at."""

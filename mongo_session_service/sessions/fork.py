@@ -30,6 +30,8 @@ from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
     quoted,
+    session_exists_error,
+    session_not_found_error,
 )
 from mongo_session_service.model.metadata import ADK_METADATA, Details, display_name
 from mongo_session_service.model.records import Document, NewSession, SessionKey
@@ -41,7 +43,8 @@ from mongo_session_service.sessions import (
     placeholders,
     queries,
 )
-from mongo_session_service.sessions.store import SessionStore, already_exists, not_found
+from mongo_session_service.sessions.batch import Update, initial_updates
+from mongo_session_service.sessions.store import SessionStore
 
 LIFETIME: Final = 60.0
 """Seconds that a step may take before the fork counts as interrupted."""
@@ -89,7 +92,7 @@ async def copy_session(
     """
     beginning = await history.Beginning.load(store, source)
     if beginning is None:
-        raise not_found(source.session_id)
+        raise session_not_found_error(source.session_id)
     if isinstance(until, str):
         until = await _before(connection, source, until, beginning.session)
     revision = history.checked(beginning.session, until)
@@ -147,7 +150,7 @@ class Fork:
             except errors.DuplicateKeyError:
                 now = platform_time.get_time()
                 if not (await deletion.remove_expired(at, self.target, now) and left):
-                    raise already_exists(self.target.session_id) from None
+                    raise session_exists_error(self.target.session_id) from None
             else:
                 return
 
@@ -191,7 +194,7 @@ class Fork:
         ]
         await driver.results(events.aggregate(stages, maxTimeMS=_STEP_MS))
 
-    async def session(self) -> tuple[Document, list[queries.Update]]:
+    async def session(self) -> tuple[Document, list[Update]]:
         """The new session's document, and updates that store a large initial state."""
         head = self.beginning.session
         known, state = history.recorded(*self.beginning), head["state"]
@@ -209,7 +212,7 @@ class Fork:
         document = {**session_document(new), "state": state, "revision": self.revision}
         if known is None:
             document.pop(INITIAL, None)
-        return document, queries.initial_updates([new])
+        return document, initial_updates([new])
 
     def _details(self, state: Document) -> Details:
         """The source's details; its title is the display name in a past state."""
@@ -220,7 +223,7 @@ class Fork:
         past = decode_fields({ADK_METADATA: named})
         return replace(Details.of(head), title=display_name(past))
 
-    async def settle(self, document: Document, apart: list[queries.Update]) -> None:
+    async def settle(self, document: Document, apart: list[Update]) -> None:
         """Replace the reservation with the session, if the source still exists."""
         at, held = self.connection, self.reservation
         source = {
@@ -234,7 +237,7 @@ class Fork:
             fields = {LOG_BEGINS: 1}
             found = await at.sessions.find_one(source, fields, session=txn)
             if not found:
-                raise not_found(self.source.session_id)
+                raise session_not_found_error(self.source.session_id)
             if log_begins(found) != begins:
                 raise StorageUnavailableError(_TRIMMED)
             if not await at.sessions.find_one(held, {"_id": 1}, session=txn):

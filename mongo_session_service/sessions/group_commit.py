@@ -40,8 +40,8 @@ from mongo_session_service.errors import (
     UnknownOutcomeError,
 )
 from mongo_session_service.model.records import Marker, NewSession, Planned
+from mongo_session_service.sessions import batch as storage
 from mongo_session_service.sessions import batches
-from mongo_session_service.sessions import store as storage
 from mongo_session_service.sessions.batches import Caller, DocumentId, SessionCopy
 from mongo_session_service.sessions.deletion import ATTEMPTS, remove_expired
 from mongo_session_service.sessions.intake import Intake
@@ -93,7 +93,7 @@ class Committer:
     """The one writer of sessions and events in an event loop."""
 
     def __init__(
-        self, connection: Connection, store: storage.SessionStore, *, together: bool
+        self, connection: Connection, store: storage.BatchStore, *, together: bool
     ) -> None:
         self._connection = connection
         self._store = store
@@ -285,7 +285,7 @@ class Committer:
             count_retry(self._connection.database.name)
         try:
             with translated():
-                await self._store.commit(
+                await self._store.commit_batch(
                     planned,
                     limit=limit,
                     attempts=attempts,
@@ -346,8 +346,7 @@ class Committer:
     async def _explain(self, caller: Caller, planned: Planned) -> None:
         try:
             with translated():
-                revision = await storage.explain(
-                    self._connection,
+                revision = await self._store.explain_refusal(
                     planned,
                     limit=self.left(caller),
                     may_retry=caller.retries > 0,

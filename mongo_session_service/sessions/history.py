@@ -17,12 +17,16 @@ from mongo_session_service.codec.documents import INITIAL
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
-from mongo_session_service.errors import InvalidInputError, TrimmedError, quoted
+from mongo_session_service.errors import (
+    InvalidInputError,
+    TrimmedError,
+    quoted,
+    stale_session_error,
+)
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions import store as storage
 from mongo_session_service.sessions.queries import Wanted
 from mongo_session_service.sessions.store import SessionStore
 
@@ -278,7 +282,7 @@ async def rewinding(
     if found.session.log_begins and all(
         each.invocation_id != invocation_id for each in log
     ):
-        raise storage.stale(key.session_id)
+        raise stale_session_error(key.session_id)
     delta = restored(event.actions.state_delta, found.initial, log, invocation_id)
     actions = event.actions.model_copy(update={"state_delta": delta})
     return event.model_copy(update={"actions": actions})

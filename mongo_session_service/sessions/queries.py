@@ -7,21 +7,17 @@ an empty document, which sorts after every string and number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import compaction
-from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, OVER, is_apart
-from mongo_session_service.model.metadata import NOT_GIVEN
+from mongo_session_service.codec.documents import LOG_BEGINS, OVER
 from mongo_session_service.model.records import (
     SHARD_KEY,
-    Append,
     Document,
-    NewSession,
-    Planned,
     SessionKey,
 )
 
@@ -305,138 +301,3 @@ def events(
     limit = None if limit is None else min(limit, 2**63 - 1)
     log = events_after(key, after_revision)
     return [Wanted("events", log, order=-1, limit=limit, since=since)]
-
-
-class Update(NamedTuple):
-    """One change of one document."""
-
-    filter: Document
-    change: Document
-
-
-def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
-    """What stores initial states apart: before the log, where revision 1 is next.
-
-    A document is of one session only, and not of a later one of the same id.
-    """
-    return [
-        Update(
-            {"_id": each.key.event_id(0)},
-            {"$set": _initial(each)},
-        )
-        for each in sessions
-        if is_apart(each)
-    ]
-
-
-def _initial(session: NewSession) -> Document:
-    fields = {INITIAL: session.delta.session, "create_time": session.create_time}
-    return fields | ({LOG_BEGINS: session.log_begins} if session.log_begins else {})
-
-
-def session_updates(planned: Iterable[Planned]) -> list[Update]:
-    """What appends change in their sessions: one update for each session.
-
-    The filter is the first append's expectation, so that an update that matches nothing
-    tells a session that has moved on, has expired, or has got another time to live. An
-    append within a turn expects that nobody has taken the turn since, and renews it.
-    """
-    updates: dict[SessionKey, Update] = {}
-    for append, expected, now in planned:
-        if not isinstance(append, Append):
-            continue
-        update = updates.get(append.key)
-        if update is None:
-            first = {
-                "_id": append.key.id,
-                **visible(now),
-                "revision": expected.revision,
-                "create_time": expected.create_time,
-                "ttl": expected.ttl,
-            }
-            update = updates[append.key] = Update(first, {"$set": {}})
-        if append.hold is not None:
-            epoch, create_time = append.hold
-            held = {TURN_EPOCH: epoch, "create_time": create_time}
-            wanted = update.filter.setdefault("$and", [])
-            wanted += [held] if held not in wanted else []
-            update.change["$currentDate"] = {TURN_RENEWED: True}
-        changes = update.change["$set"]
-        changes.update(_paths(append.delta.session))
-        changes["revision"] = expected.revision + 1
-        changes["update_time"] = append.timestamp
-        if expected.ttl is not None:
-            changes["expire_time"] = now + expected.ttl
-        if append.title is not NOT_GIVEN:
-            changes.pop("title", None)
-            update.change.pop("$unset", None)
-            title = fields_update({"title": append.title})
-            changes.update(title.pop("$set", {}))
-            update.change.update(title)
-    return list(updates.values())
-
-
-def fields_update(fields: Mapping[str, Any]) -> Document:
-    """What sets some fields of a document, and removes those that are None."""
-    kept = {name: value for name, value in fields.items() if value is not None}
-    removed = {name: "" for name, value in fields.items() if value is None}
-    changes = {"$set": kept, "$unset": removed}
-    return {operator: change for operator, change in changes.items() if change}
-
-
-def app_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
-    """What writes change in app state: one update for each app, later deltas last."""
-    return _scope_updates((write.key.app_name, write.delta.app) for write in writes)
-
-
-def user_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
-    """What writes change in user state: one update for each user, later deltas last."""
-    return _scope_updates(
-        (user_state_id(write.key.app_name, write.key.user_id), write.delta.user)
-        for write in writes
-    )
-
-
-def _scope_updates(deltas: Iterable[tuple[Any, Document]]) -> list[Update]:
-    updates: dict[str, Update] = {}
-    for id_, delta in deltas:
-        if delta:
-            empty = Update({"_id": id_}, {"$set": {}, "$inc": {"revision": 0}})
-            update = updates.setdefault(repr(id_), empty)
-            update.change["$set"] |= _paths(delta)
-            update.change["$inc"]["revision"] += 1
-    return list(updates.values())
-
-
-_MANY: Final = 500
-"""Paths of an update beyond which MongoDB is faster to merge two documents."""
-
-
-def fastest(change: Document) -> Document | list[Document]:
-    """A change of a state document, in the form that MongoDB is fastest at.
-
-    It looks for each path of a ``$set`` among all the fields there are. To set 100,000
-    keys would take it 43 seconds, and a pipeline that merges them takes 0.1.
-    """
-    if len(change["$set"]) <= _MANY:
-        return change
-    fields: Document = {}
-    stage: Document = {}
-    for path, value in change["$set"].items():
-        if path.startswith(_STATE):
-            fields[path.removeprefix(_STATE)] = value
-        else:
-            stage[path] = {"$literal": value}
-    stage |= dict.fromkeys(change.get("$unset", ()), "$$REMOVE")
-    for name, count in change.get("$inc", {}).items():
-        stage[name] = {"$add": [{"$ifNull": [f"${name}", 0]}, count]}
-    stage |= dict.fromkeys(change.get("$currentDate", ()), "$$NOW")
-    stage["state"] = {"$mergeObjects": ["$state", {"$literal": fields}]}
-    return [{"$set": stage}]
-
-
-_STATE: Final = "state."
-
-
-def _paths(delta: Document) -> Document:
-    return {f"{_STATE}{name}": value for name, value in delta.items()}

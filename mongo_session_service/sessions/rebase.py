@@ -20,6 +20,7 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec.adk_session import bring_in, mark, marker_of
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import once_written
+from mongo_session_service.errors import session_not_found_error, stale_session_error
 from mongo_session_service.model import records
 from mongo_session_service.sessions import store as storage
 from mongo_session_service.sessions.batches import Caller, SessionCopy
@@ -173,7 +174,7 @@ class Rebaser:
                         return
                     attempts += 1
                 await _pause()
-            raise storage.stale(append.key.session_id)
+            raise stale_session_error(append.key.session_id)
 
     async def _missed(
         self, key: records.SessionKey, copy: SessionCopy
@@ -185,11 +186,15 @@ class Rebaser:
         base = await self._base(key, copy)
         stored = await self._store.load_session(key, after_revision=base.revision)
         if stored is None:
-            raise storage.not_found(key.session_id)
+            raise session_not_found_error(key.session_id)
         if stored.marker.create_time != base.create_time:
-            raise storage.stale(key.session_id, base, stored.marker)
+            raise stale_session_error(
+                key.session_id, base.describe_change(stored.marker)
+            )
         if base.revision < stored.log_begins:  # what it has missed was trimmed
-            raise storage.stale(key.session_id, base, stored.marker)
+            raise stale_session_error(
+                key.session_id, base.describe_change(stored.marker)
+            )
         is_whole = base.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 
@@ -200,9 +205,9 @@ class Rebaser:
             return expected
         # Perhaps rebuilt from JSON: only its last event tells what it has seen.
         last = session.events[-1].id if session.events else ""
-        found = await storage.find_event(self._connection, key, last)
+        found = await storage.find_event_document(self._connection, key, last)
         if found is None:
-            raise storage.stale(key.session_id)
+            raise stale_session_error(key.session_id)
         return expected._replace(revision=found["_id"]["revision"])
 
     async def _try(

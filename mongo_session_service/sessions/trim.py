@@ -28,12 +28,16 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_parts
 from mongo_session_service.driver.transactions import Txn
-from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
+from mongo_session_service.errors import (
+    InvalidInputError,
+    StorageUnavailableError,
+    session_not_found_error,
+)
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import history, lookups, queries
 from mongo_session_service.sessions.deletion import STEP
 from mongo_session_service.sessions.history import Beginning
-from mongo_session_service.sessions.store import SessionStore, not_found
+from mongo_session_service.sessions.store import SessionStore
 
 CALL_LASTS: Final = 86_400.0
 """Seconds in which a function call may get its response: a day."""
@@ -178,7 +182,7 @@ async def trim(
     for _ in range(ATTEMPTS):
         beginning = await Beginning.load(store, key)
         if beginning is None:
-            raise not_found(key.session_id)
+            raise session_not_found_error(key.session_id)
         session = beginning.session
         created, begins = session["create_time"], log_begins(session)
         may_go = await _at_most(connection, key, session, criterion)

@@ -30,9 +30,9 @@ from pymongo.errors import ExecutionTimeout
 
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.store import not_found
 
 LEASE: Final = 6.0
 """Seconds without a renewal after which another caller can take a turn over."""
@@ -101,7 +101,7 @@ class Claim:
         """
         turn = await self._change(self._visible(), _DRAW)
         if turn is None:
-            raise not_found(self.key.session_id)
+            raise session_not_found_error(self.key.session_id)
         ticket: int = turn["ticket"]
         return ticket
 
@@ -124,7 +124,7 @@ class Claim:
         sessions = self.connection.sessions
         found = await sessions.find_one(self._visible(), {"turn": 1})
         if found is None:
-            raise not_found(self.key.session_id)
+            raise session_not_found_error(self.key.session_id)
         turn: Document = found.get("turn", {})
         return turn
 

@@ -31,15 +31,15 @@ from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import placeholders, queries
+from mongo_session_service.sessions.batch import Update, initial_updates
 from mongo_session_service.sessions.deletion import (
     STEP,
     remove_expired,
     remove_some,
     remove_tombstone,
 )
+from mongo_session_service.sessions.details import announce_details
 from mongo_session_service.sessions.history import recorded
-from mongo_session_service.sessions.queries import initial_updates
-from mongo_session_service.sessions.store import announce
 from mongo_session_service.transfer.batches import Incoming, IncomingState
 from mongo_session_service.transfer.reconcile import Plan, Standing, plan, plan_state
 from mongo_session_service.transfer.records import Problem, named
@@ -362,7 +362,7 @@ class Target:
         """Append what an existing session lacks, which is longer at once."""
         events = list(incoming.documents(incoming.offset + matched))
         gone: Document = {}
-        apart: list[queries.Update] | None = None
+        apart: list[Update] | None = None
         if incoming.is_last:
             change, gone = self._changed(incoming, stored)
             # What is known is taken if it differs; what is inferred was better known
@@ -408,7 +408,7 @@ class Target:
         now = {**before, **update["$set"]}
         now = {name: value for name, value in now.items() if name not in gone}
         if txn and any(now.get(name) != before.get(name) for name in DETAILS):
-            await announce(self._at, now, txn)
+            await announce_details(self._at, now, txn)
 
     def _changed(
         self, incoming: Incoming, stored: Document

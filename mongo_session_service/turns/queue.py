@@ -18,11 +18,13 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.retry import is_passing
-from mongo_session_service.errors import MongoSessionServiceError
+from mongo_session_service.errors import (
+    MongoSessionServiceError,
+    session_not_found_error,
+)
 from mongo_session_service.feed.calls import Calls
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import turns
-from mongo_session_service.sessions.store import not_found
 
 LOOK_EVERY: Final = 1.0
 """Seconds between looks at who is first in line."""
@@ -74,7 +76,7 @@ class Queue:
         """
         line = self._lines.setdefault(key, {})
         if outlived := line.get(ticket):
-            outlived.error = not_found(key.session_id)
+            outlived.error = session_not_found_error(key.session_id)
             outlived.set()
         called = line[ticket] = Called()
         if self._serving is None:

@@ -18,10 +18,13 @@ from google.adk.sessions.session import Session
 from mongo_session_service.backend import Backend, Backends, forget_closed_loops
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
-from mongo_session_service.errors import MongoSessionServiceError, quoted
+from mongo_session_service.errors import (
+    MongoSessionServiceError,
+    quoted,
+    session_not_found_error,
+)
 from mongo_session_service.feed.calls import Calls
 from mongo_session_service.model.records import Hold
-from mongo_session_service.sessions.store import not_found
 from mongo_session_service.sessions.turns import Claim, first_waiters
 from mongo_session_service.telemetry import Operation
 from mongo_session_service.turns.queue import Called, Queue
@@ -157,7 +160,7 @@ class Turn:
         loading = backend.store.load_session(self.key)
         stored, _ = await asyncio.gather(loading, self._leave())
         if stored is None:
-            raise not_found(self.key.session_id)
+            raise session_not_found_error(self.key.session_id)
         self.hold = Hold(self.epoch, stored.marker.create_time)
         return to_session(stored)
 

@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 
 from mongo_session_service.model.records import Append, Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.sessions.batch import (
+    app_updates,
+    session_updates,
+    user_updates,
+)
 from mongo_session_service.sessions.batches import (
     MAX_BYTES,
     MIN_WRITES,
@@ -17,11 +22,6 @@ from mongo_session_service.sessions.batches import (
     halved,
     plan,
     take_batch,
-)
-from mongo_session_service.sessions.queries import (
-    app_updates,
-    session_updates,
-    user_updates,
 )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from mongo_session_service.errors import StorageUnavailableError
 from mongo_session_service.model.records import Append, Marker, Planned, SessionKey
 from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.sessions.batch import LockedError, RefusedError
 from mongo_session_service.sessions.batches import Caller
 from mongo_session_service.sessions.group_commit import Committer
-from mongo_session_service.sessions.store import LockedError, RefusedError
 
 LIMIT = 60.0
 
@@ -45,7 +45,7 @@ class Store:
         self.is_app_locked = False
         self._meet = meet
 
-    async def commit(self, planned: list[Planned], **_: float) -> None:
+    async def commit_batch(self, planned: list[Planned], **_: float) -> None:
         """Store them, unless the app's state is locked."""
         names = [each.write.event["id"] for each in planned]  # type: ignore[union-attr]
         if self.is_app_locked and any(each.write.delta.app for each in planned):

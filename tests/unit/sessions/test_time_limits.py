@@ -12,13 +12,13 @@ import pytest
 from mongo_session_service.errors import StorageUnavailableError
 from mongo_session_service.model.records import Append, Marker, Planned, SessionKey
 from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.sessions.batch import LockedError
 from mongo_session_service.sessions.batches import Caller
 from mongo_session_service.sessions.group_commit import (
     MAX_BATCHES,
     MAX_RETRIED,
     Committer,
 )
-from mongo_session_service.sessions.store import LockedError
 
 LIMIT = 60.0
 SOON = 0.2
@@ -32,7 +32,7 @@ class Store:
         self.is_silent = False
         self.held = asyncio.Semaphore(0)
 
-    async def commit(self, _: list[Planned], **__: Any) -> None:
+    async def commit_batch(self, _: list[Planned], **__: Any) -> None:
         """Refuse them, or do not answer."""
         if self.is_silent:
             self.held.release()

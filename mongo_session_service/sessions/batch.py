@@ -1,0 +1,421 @@
+"""Batch: the documents that one transaction writes, and why it was refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, TypeGuard
+
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
+
+from mongo_session_service import telemetry
+from mongo_session_service.codec import documents
+from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, is_apart
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
+from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.errors import (
+    quoted,
+    session_exists_error,
+    stale_session_error,
+    turn_lost_error,
+)
+from mongo_session_service.model.metadata import DETAILS, NOT_GIVEN
+from mongo_session_service.model.records import (
+    Append,
+    Document,
+    Marker,
+    NewSession,
+    Planned,
+    SessionKey,
+)
+from mongo_session_service.sessions.details import announce_details, fields_update
+from mongo_session_service.sessions.queries import (
+    TURN_EPOCH,
+    TURN_RENEWED,
+    user_state_id,
+    visible,
+)
+from mongo_session_service.sessions.store import (
+    find_event_document,
+    find_session_document,
+)
+
+_WRITE_CONFLICT: Final = 112
+
+
+class RefusedError(Exception):
+    """Something about a batch of appends is not as expected; nothing was written."""
+
+
+class LockedError(Exception):
+    """Another writer's transaction has locked a document; nothing was written."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        """How many parts the document's id has: 1 of an app's, 2 a user's, else 3."""
+
+
+class _ConflictError(OperationFailure):
+    """A write conflict, and where it was met."""
+
+    def __init__(self, error: OperationFailure, length: int) -> None:
+        super().__init__(str(error), error.code, error.details)
+        self.length = length
+
+
+class OtherTtlError(Exception):
+    """All but its time to live is as expected of a session; nothing was written."""
+
+    def __init__(self, expected: Marker) -> None:
+        super().__init__()
+        self.expected = expected
+
+
+ATTEMPTS: Final = 2
+"""How often a batch is tried before a document counts as locked."""
+
+
+def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
+    """Whether a write is atomic by itself, and needs no transaction."""
+    if not isinstance(write, NewSession):
+        return False
+    return not (write.delta.app or write.delta.user or documents.is_apart(write))
+
+
+class BatchStore:
+    """Batches as a connection's database stores them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def commit_batch(
+        self, planned: list[Planned], *, limit: float, attempts: int, is_lone: bool
+    ) -> None:
+        """Store sessions, events and their effect on state, as one transaction.
+
+        Args:
+            planned: The writes.
+            limit: Seconds after which they are given up.
+            attempts: How often to try while another transaction holds a document.
+            is_lone: Whether to store a new session without a transaction: it takes one
+                round trip, but waits for as long as another transaction holds it.
+
+        Raises:
+            RefusedError: a session is not as expected, or something is stored already.
+                Nothing was written; of several writes others may succeed alone, of a
+                single one :meth:`explain_refusal` tells more.
+            LockedError: another transaction still holds a document.
+        """
+        left, at = attempts, self._connection
+
+        async def write(txn: Txn) -> None:
+            nonlocal left
+            left -= 1
+            try:
+                await self._write(planned, txn)
+            except _ConflictError as error:
+                if left:
+                    raise
+                telemetry.count_conflict(self._connection.database.name)
+                raise LockedError(error.length) from None
+
+        try:
+            if not (at.has_transactions and at.has_event_index):
+                await self._refuse_known_events(planned)
+            first, *others = (each.write for each in planned)
+            alone = (is_lone or not at.has_transactions) and not others
+            if alone and is_one_document(first):
+                await self._create(first, limit)
+            else:
+                await at.transaction(write, limit=limit)
+        except PyMongoError as error:
+            if is_duplicate_key(error):
+                raise RefusedError from None
+            raise
+        telemetry.count_commit(self._connection.database.name, len(planned))
+
+    async def _create(self, new: NewSession, limit: float) -> None:
+        """Store a session that sets nothing but its own state."""
+        at = self._connection
+        document = documents.session_document(new)
+        with in_doubt():
+            try:
+                async with asyncio.timeout(limit):
+                    if at.has_transactions:
+                        insert = at.sessions.insert_one
+                        await at.acknowledged(lambda txn: insert(document, session=txn))
+                    else:
+                        await at.sessions.insert_one(document)
+            except TimeoutError:
+                raise NetworkTimeout from None
+
+    async def _write(self, planned: list[Planned], txn: Txn) -> None:
+        created = [write for write, *_ in planned if isinstance(write, NewSession)]
+        appends = [write for write, *_ in planned if isinstance(write, Append)]
+        # Shared state ends as the last append has it, which is what subscribers who
+        # see the events receive.
+        writes: list[Append | NewSession] = [*created, *appends]
+        await self._insert(
+            self._connection.sessions, map(documents.session_document, created), txn
+        )
+        apart = initial_updates(created)
+        await self._update(self._connection.events, apart, txn, upsert=True)
+        updates = session_updates(planned)
+        if await self._update(self._connection.sessions, updates, txn) != len(updates):
+            raise RefusedError
+        events = (
+            documents.event_document(
+                write, expected.revision + 1, encoded=txn is not None
+            )
+            for write, expected, _ in planned
+            if isinstance(write, Append)
+        )
+        await self._insert(self._connection.events, events, txn)
+        renamed = {each.key for each in appends if each.title is not NOT_GIVEN}
+        for key in renamed if txn else ():
+            at, fields = self._connection, dict.fromkeys(DETAILS, 1)
+            found = await at.sessions.find_one({"_id": key.id}, fields, session=txn)
+            await announce_details(at, found, txn)
+        await self._update(
+            self._connection.user_states, user_updates(writes), txn, upsert=True
+        )
+        # Last, since all users of an app meet here: what is locked late is free soon.
+        await self._update(
+            self._connection.app_states, app_updates(writes), txn, upsert=True
+        )
+
+    async def _insert(
+        self, collection: Any, inserted: Iterable[Document], txn: Txn
+    ) -> None:
+        several = list(inserted)
+        if txn is None:
+            for document in several:
+                await collection.insert_one(document)
+        elif several:
+            command = {"insert": collection.name, "documents": several}
+            await self._run(command, collection, txn)
+
+    async def _run(self, command: Document, collection: Any, txn: Txn) -> int:
+        try:
+            return await self._connection.write(command, txn)
+        except OperationFailure as error:
+            if error.code != _WRITE_CONFLICT:
+                raise
+            at = self._connection
+            shared = {at.app_states.name: 1, at.user_states.name: 2}
+            raise _ConflictError(error, shared.get(collection.name, 3)) from None
+
+    async def _update(
+        self,
+        collection: Any,
+        updates: list[Update],
+        txn: Txn,
+        *,
+        upsert: bool = False,
+    ) -> int:
+        """Update documents; how many there were, or were made."""
+        if txn is None:
+            found = 0
+            for update in updates:
+                result = await collection.update_one(*update, upsert=upsert)
+                found += result.matched_count
+            return found
+        if not updates:
+            return 0
+        statements = [
+            {"q": wanted, "u": fastest(change), "upsert": upsert}
+            for wanted, change in updates
+        ]
+        command = {"update": collection.name, "updates": statements}
+        return await self._run(command, collection, txn)
+
+    async def _refuse_known_events(self, planned: list[Planned]) -> None:
+        for write, *_ in planned:
+            if isinstance(write, Append) and await find_event_document(
+                self._connection, write.key, write.event["id"]
+            ):
+                raise RefusedError
+
+    async def explain_refusal(
+        self,
+        planned: Planned,
+        *,
+        limit: float | None = None,
+        may_retry: bool = False,
+    ) -> int:
+        """The revision at which a refused write was stored before.
+
+        Args:
+            planned: The write.
+            limit: Seconds after which the read is given up.
+            may_retry: Whether to raise an error if the session is as expected by now.
+
+        Raises:
+            OtherTtlError: it was not, and may be tried again, as this says.
+            StaleSessionError: it was not; the session has moved on.
+            SessionNotFoundError: it was not; the session is not stored.
+            AlreadyExistsError: the session to be created is stored, or another event
+                with the id of the one to be appended.
+            LeaseLostError: another caller has taken the session's turn since.
+        """
+        write, expected, now = planned
+        if isinstance(write, NewSession):
+            raise session_exists_error(write.key.session_id)
+
+        async def find(txn: Txn) -> tuple[Document, Document | None]:
+            session = await find_session_document(self._connection, write.key, now, txn)
+            event = await find_event_document(
+                self._connection, write.key, write.event["id"], txn
+            )
+            return session, event
+
+        # A primary may show what it has not replicated, and lose it when it is deposed.
+        # What a transaction has read is on a majority once it is committed.
+        session, stored = await self._connection.transaction(find, limit=limit)
+        marker = Marker.of(session)
+        if stored is None:
+            turn = session.get("turn", {})
+            if write.hold not in {None, (turn.get("epoch"), marker.create_time)}:
+                raise turn_lost_error(write.key.session_id)
+            # It may have changed to what was expected since, so that all looks well.
+            if may_retry and expected == marker._replace(ttl=expected.ttl):
+                raise OtherTtlError(marker)
+            telemetry.count_stale(self._connection.database.name)
+            raise stale_session_error(
+                write.key.session_id, expected.describe_change(marker)
+            )
+        if not documents.is_same_event(write, stored["event"], self._connection.hooks):
+            which = f"Another event with id {quoted(write.event['id'])}"
+            raise AlreadyExistsError(f"{which} already exists.")
+        revision: int = stored["_id"]["revision"]
+        return revision
+
+
+class Update(NamedTuple):
+    """One change of one document."""
+
+    filter: Document
+    change: Document
+
+
+def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
+    """What stores initial states apart: before the log, where revision 1 is next.
+
+    A document is of one session only, and not of a later one of the same id.
+    """
+    return [
+        Update(
+            {"_id": each.key.event_id(0)},
+            {"$set": _initial(each)},
+        )
+        for each in sessions
+        if is_apart(each)
+    ]
+
+
+def _initial(session: NewSession) -> Document:
+    fields = {INITIAL: session.delta.session, "create_time": session.create_time}
+    return fields | ({LOG_BEGINS: session.log_begins} if session.log_begins else {})
+
+
+def session_updates(planned: Iterable[Planned]) -> list[Update]:
+    """What appends change in their sessions: one update for each session.
+
+    The filter is the first append's expectation, so that an update that matches nothing
+    tells a session that has moved on, has expired, or has got another time to live. An
+    append within a turn expects that nobody has taken the turn since, and renews it.
+    """
+    updates: dict[SessionKey, Update] = {}
+    for append, expected, now in planned:
+        if not isinstance(append, Append):
+            continue
+        update = updates.get(append.key)
+        if update is None:
+            first = {
+                "_id": append.key.id,
+                **visible(now),
+                "revision": expected.revision,
+                "create_time": expected.create_time,
+                "ttl": expected.ttl,
+            }
+            update = updates[append.key] = Update(first, {"$set": {}})
+        if append.hold is not None:
+            epoch, create_time = append.hold
+            held = {TURN_EPOCH: epoch, "create_time": create_time}
+            wanted = update.filter.setdefault("$and", [])
+            wanted += [held] if held not in wanted else []
+            update.change["$currentDate"] = {TURN_RENEWED: True}
+        changes = update.change["$set"]
+        changes.update(_paths(append.delta.session))
+        changes["revision"] = expected.revision + 1
+        changes["update_time"] = append.timestamp
+        if expected.ttl is not None:
+            changes["expire_time"] = now + expected.ttl
+        if append.title is not NOT_GIVEN:
+            changes.pop("title", None)
+            update.change.pop("$unset", None)
+            title = fields_update({"title": append.title})
+            changes.update(title.pop("$set", {}))
+            update.change.update(title)
+    return list(updates.values())
+
+
+def app_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+    """What writes change in app state: one update for each app, later deltas last."""
+    return _scope_updates((write.key.app_name, write.delta.app) for write in writes)
+
+
+def user_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
+    """What writes change in user state: one update for each user, later deltas last."""
+    return _scope_updates(
+        (user_state_id(write.key.app_name, write.key.user_id), write.delta.user)
+        for write in writes
+    )
+
+
+def _scope_updates(deltas: Iterable[tuple[Any, Document]]) -> list[Update]:
+    updates: dict[str, Update] = {}
+    for id_, delta in deltas:
+        if delta:
+            empty = Update({"_id": id_}, {"$set": {}, "$inc": {"revision": 0}})
+            update = updates.setdefault(repr(id_), empty)
+            update.change["$set"] |= _paths(delta)
+            update.change["$inc"]["revision"] += 1
+    return list(updates.values())
+
+
+_MANY: Final = 500
+"""Paths of an update beyond which MongoDB is faster to merge two documents."""
+
+
+def fastest(change: Document) -> Document | list[Document]:
+    """A change of a state document, in the form that MongoDB is fastest at.
+
+    It looks for each path of a ``$set`` among all the fields there are. To set 100,000
+    keys would take it 43 seconds, and a pipeline that merges them takes 0.1.
+    """
+    if len(change["$set"]) <= _MANY:
+        return change
+    fields: Document = {}
+    stage: Document = {}
+    for path, value in change["$set"].items():
+        if path.startswith(_STATE):
+            fields[path.removeprefix(_STATE)] = value
+        else:
+            stage[path] = {"$literal": value}
+    stage |= dict.fromkeys(change.get("$unset", ()), "$$REMOVE")
+    for name, count in change.get("$inc", {}).items():
+        stage[name] = {"$add": [{"$ifNull": [f"${name}", 0]}, count]}
+    stage |= dict.fromkeys(change.get("$currentDate", ()), "$$NOW")
+    stage["state"] = {"$mergeObjects": ["$state", {"$literal": fields}]}
+    return [{"$set": stage}]
+
+
+_STATE: Final = "state."
+
+
+def _paths(delta: Document) -> Document:
+    return {f"{_STATE}{name}": value for name, value in delta.items()}

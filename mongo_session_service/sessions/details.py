@@ -1,0 +1,66 @@
+"""Details: the title, labels and expiry of a stored session, which can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.errors import session_not_found_error
+from mongo_session_service.model.metadata import DETAILS
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.sessions import queries
+
+
+async def announce_details(connection: Connection, session: Document, txn: Txn) -> None:
+    """Inform the change feed of a session's details, in the transaction that sets them.
+
+    It looks at no updates of sessions: each append is one.
+    """
+    id_ = queries.announcement_id(session["_id"], queries.UPDATED)
+    details: Document = {name: session[name] for name in DETAILS if name in session}
+    await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
+    await connection.sessions.delete_one({"_id": id_}, session=txn)
+
+
+async def update_details(
+    connection: Connection,
+    key: SessionKey,
+    fields: Mapping[str, Any],
+    now: float,
+) -> Document:
+    """Set fields of a session, remove those that are None; its document, stateless.
+
+    It is finished even if the caller is cancelled.
+
+    Raises:
+        SessionNotFoundError: it is not stored, or has expired.
+    """
+
+    async def work(txn: Txn) -> Document | None:
+        where = {"_id": key.id, **queries.visible(now)}
+        change = fields_update(fields)
+        updated = await connection.sessions.update_one(where, change, session=txn)
+        if not updated.matched_count:
+            return None
+        found: Document = await connection.sessions.find_one(
+            {"_id": key.id}, {"state": 0}, session=txn
+        )
+        if txn:
+            await announce_details(connection, found, txn)
+        return found
+
+    found = await uninterrupted(connection.transaction(work))
+    if found is None:
+        raise session_not_found_error(key.session_id)
+    return found
+
+
+def fields_update(fields: Mapping[str, Any]) -> Document:
+    """What sets some fields of a document, and removes those that are None."""
+    kept = {name: value for name, value in fields.items() if value is not None}
+    removed = {name: "" for name, value in fields.items() if value is None}
+    changes = {"$set": kept, "$unset": removed}
+    return {operator: change for operator, change in changes.items() if change}
