@@ -268,6 +268,6 @@ async def test_a_terminal_shows_rate_and_remaining_time(
     code, shown = on_a_terminal("import", "sql", url, *target, answer="pa55word")
 
     assert code == 0, shown
-    assert re.search(r"24 events, [\d,]+/s, done in \d+ s", shown)
+    assert re.search(r"24 events [\d,]+/s \d:\d\d:\d\d", shown)
     assert "Moved 24 events" in shown
     assert "pa55word" not in shown
