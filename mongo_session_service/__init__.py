@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         SessionSummary,
         UserEvent,
     )
-    from mongo_session_service.model.since_compaction import SinceCompaction
     from mongo_session_service.service import MongoSessionService
 else:
     import importlib.util
@@ -57,7 +56,6 @@ else:
         "Pruned": "model.results",
         "SessionPage": "model.results",
         "SessionSummary": "model.results",
-        "SinceCompaction": "model.since_compaction",
         "Subject": "codec.hooks",
         "Subscription": "feed.subscription",
         "UserEvent": "model.results",
@@ -105,7 +103,6 @@ __all__ = [
     "SchemaVersionError",
     "SessionPage",
     "SessionSummary",
-    "SinceCompaction",
     "SlowSubscriberError",
     "StorageError",
     "StorageUnavailableError",

@@ -15,7 +15,6 @@ from google.adk.sessions.session import Session
 from pydantic import ValidationError
 
 from mongo_session_service.errors import InvalidInputError, quoted
-from mongo_session_service.model.since_compaction import SinceCompaction
 from mongo_session_service.model.wording import indefinite
 
 MAX_ID_BYTES: Final = 4096
@@ -156,10 +155,11 @@ def check_config(value: object) -> GetSessionConfig | None:
     if value is None:
         return None
     _check_type("config", value, GetSessionConfig)
-    kind = SinceCompaction if isinstance(value, SinceCompaction) else GetSessionConfig
-    fields: dict[str, Any] = {name: getattr(value, name) for name in kind.model_fields}
+    names = GetSessionConfig.model_fields
     try:
-        config = kind.model_validate(fields)
+        config = GetSessionConfig.model_validate(
+            {name: getattr(value, name) for name in names}
+        )
     except ValidationError as error:
         wrong = ", ".join(sorted({str(each["loc"][0]) for each in error.errors()}))
         raise InvalidInputError(f"config has a wrong value in {wrong}.") from None

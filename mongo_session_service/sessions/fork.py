@@ -16,7 +16,6 @@ from pymongo import errors
 
 from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.documents import (
-    INITIAL,
     LOG_BEGINS,
     log_begins,
     session_document,
@@ -205,13 +204,11 @@ class Fork:
         details = self._details(state)
         if details.ttl is not None:
             details = replace(details, expire_time=now + details.ttl)
-        size = check_initial_state(known or {})
-        delta = ScopedState(session=known or {})
+        size = check_initial_state(known)
+        delta = ScopedState(session=known)
         begins = log_begins(head)
         new = NewSession(self.target, now, delta, size, details, begins)
         document = {**session_document(new), "state": state, "revision": self.revision}
-        if known is None:
-            document.pop(INITIAL, None)
         return document, initial_updates([new])
 
     def _details(self, state: Document) -> Details:

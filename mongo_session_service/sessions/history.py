@@ -13,7 +13,7 @@ from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec import bson_values, documents
-from mongo_session_service.codec.documents import INITIAL
+from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
@@ -55,21 +55,20 @@ def fold(initial: Document, deltas: Iterable[Document]) -> Document:
     return state
 
 
-def recorded(session: Document, apart: Document | None) -> Document | None:
-    """A session's initial state; None if the session is older than the record of it.
+def recorded(session: Document, apart: Document | None) -> Document:
+    """The fields of a session's initial state.
 
     Args:
         session: Its document.
         apart: The document before its log, perhaps of an earlier session of its ID.
     """
-    if INITIAL in session:
-        fields: Document = session[INITIAL]
-        return fields
-    if apart is None or apart["create_time"] != session["create_time"]:
-        return None
-    # Without transactions, a trim may have ended between the two documents.
-    is_its = documents.log_begins(apart) == documents.log_begins(session)
-    return apart[INITIAL] if is_its else None
+    found = session if INITIAL in session else apart
+    is_its = found is not None and all(
+        found.get(name) == session.get(name) for name in ("create_time", LOG_BEGINS)
+    )
+    # Without transactions, a crash or a trim may have come between the two documents.
+    fields: Document = found[INITIAL] if found and is_its else {}
+    return fields
 
 
 def inferred(state: Document, log: Iterable[Iterable[str]]) -> Document:
@@ -187,7 +186,7 @@ async def revisit(
     events = [each for each in stored if each["_id"]["revision"] <= revision]
     shared = [each for each in found if not {"event", "create_time"} & each.keys()]
     changes = await in_slices(map(delta_of, reversed(events)))
-    initial = await initial_state(connection, key, beginning, changes)
+    initial = recorded(*beginning)
     at = events[0]["event"].get("timestamp") if events else head["create_time"]
     # Without the title, which is today's and in no log.
     past = {
@@ -206,30 +205,11 @@ async def revisit(
     return Revisited(session, known)
 
 
-async def initial_state(
-    connection: Connection, key: SessionKey, beginning: Beginning, log: list[Document]
-) -> Document:
-    """The fields of a session's initial state, as far as they are known.
-
-    Args:
-        connection: Where to read.
-        key: The session.
-        beginning: Its documents.
-        log: What the first events of its log have set.
-    """
-    session = beginning.session
-    known = recorded(session, beginning.apart)
-    if known is not None:
-        return known
-    rest = await deltas(connection, key, session["revision"], after=len(log))
-    return inferred(session["state"], [*log, *rest])
-
-
 async def states_at(
     connection: Connection, key: SessionKey, beginning: Beginning, revision: int
 ) -> tuple[Document, Document]:
     """The fields of a session's initial state, and of that after a revision."""
-    initial = state = await initial_state(connection, key, beginning, [])
+    initial = state = recorded(*beginning)
     after = documents.log_begins(beginning.session)
     while after < revision:  # a part in memory at a time
         until = min(after + _PART, revision)

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec import compaction
 from mongo_session_service.codec.documents import LOG_BEGINS, OVER
 from mongo_session_service.model.records import (
     SHARD_KEY,
@@ -91,54 +90,6 @@ def events_after(key: SessionKey, revision: int, before: int | None = None) -> D
     """The events of a session after a revision, and before another if there is one."""
     upper = {**key.id, "revision": {} if before is None else before}
     return {"_id": {"$gt": key.event_id(revision), "$lt": upper}}
-
-
-_TRACE: Final = {
-    "revision": "$_id.revision",
-    "time": {"$ifNull": ["$event.timestamp", 0.0]},
-    "invocation_id": {"$ifNull": ["$event.invocation_id", ""]},
-}
-_IDS: Final = {
-    "calls": "$event.content.parts.function_call.id",
-    "answers": "$event.content.parts.function_response.id",
-}
-_HAS_IDS: Final = {"$or": [{"$gt": [ids, []]} for ids in _IDS.values()]}
-_COLUMNS: Final = {
-    "_id": {"$floor": {"$divide": ["$_id.revision", 1000]}},
-    **{name: {"$push": value} for name, value in _TRACE.items()},
-    "called": {"$push": {"$cond": [_HAS_IDS, _TRACE | _IDS, "$$REMOVE"]}},
-}
-
-
-def deciding(key: SessionKey) -> list[Wanted]:
-    """What decides which events of a session are needed since a compaction.
-
-    First what decides of each that is not ordinary; then, a thousand in a document and
-    in no order, the revision, time and invocation of each, and the same with the ids of
-    calls of those that have some, as ``called``.
-    """
-    log = events_after(key, 0)
-    paths, special = (
-        [f"event.{name}" for name in names]
-        for names in (compaction.FIELDS, compaction.SPECIAL)
-    )
-    present = {"$or": [{path: {"$exists": True}} for path in special]}
-    return [
-        Wanted("events", log | present, order=1, fields=("wrapped", *paths)),
-        Wanted("events", log, order=1, group=_COLUMNS),
-    ]
-
-
-def events_at(key: SessionKey, revisions: Iterable[int]) -> Document:
-    """The events of a session at these revisions, as few ranges as there are."""
-    runs: list[list[int]] = []
-    for revision in sorted(revisions):
-        if runs and revision == runs[-1][1] + 1:
-            runs[-1][1] = revision
-        else:
-            runs.append([revision, revision])
-    every = events_until(key, runs[-1][1], runs[0][0] - 1)
-    return every | {"$or": [events_until(key, end, at - 1) for at, end in runs]}
 
 
 def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
@@ -223,8 +174,6 @@ class Wanted:
     since: float | None = None
     fields: tuple[str, ...] = ()
     """Which are wanted beside the ``_id``; all by default."""
-    group: Document | None = None
-    """What is wanted of many together, as in ``$group``."""
 
     def stages(self, at: Any) -> list[Document]:
         """The pipeline that reads them from a connection."""
@@ -237,8 +186,6 @@ class Wanted:
             stages.append({"$match": {"event.timestamp": {"$gte": self.since}}})
         if self.fields:
             stages.append({"$project": dict.fromkeys(self.fields, 1)})
-        if self.group is not None:
-            stages.append({"$group": self.group})
         return stages
 
 

@@ -10,8 +10,7 @@ edit between the two is seen when the log is read anew, which it is every few mi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice, takewhile
-from operator import attrgetter, itemgetter
+from itertools import islice, takewhile
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -22,20 +21,15 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import (
     bson_values,
-    compaction,
     documents,
     event_blocks,
     replies,
 )
-from mongo_session_service.codec.compaction import Log, Trace
-from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.codec.replies import Encoded, Found
 from mongo_session_service.driver import collector, snapshots
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
-from mongo_session_service.model.since_compaction import SinceCompaction
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import Wanted
 from mongo_session_service.sessions.read_cache import CachedLog, ReadCache
@@ -86,8 +80,6 @@ class SessionReader:
         after_revision: int = 0,
     ) -> StoredSession | None:
         """A session with the events asked for; None if it is not stored."""
-        if isinstance(config, SinceCompaction):
-            return await self._load_since(key, config.overlap_size)
         is_whole = not after_revision and config in (None, GetSessionConfig())
         if self._cache is not None and is_whole:
             return await self._load_whole(key, self._cache)
@@ -152,51 +144,6 @@ class SessionReader:
             made.append(built.block if len(page) == event_blocks.SIZE else None)
             yield from built.events
 
-    async def _load_since(self, key: SessionKey, overlap: int) -> StoredSession | None:
-        """A session with the events that are needed since its last compaction."""
-        if self._at.has_transactions and self._at.hooks.after_load is None:
-            return await persistently(lambda: self._load_needed(key, overlap))
-        # The server cannot see what is needed, or may show another log the next time.
-        log = Wanted("events", queries.events_after(key, 0), order=1)
-        read = await self.read(*_head(key), log, anywhere=True)
-        found = _Parts(read.documents())
-        stored = await in_slices(found.events(self._at.hooks))
-        traces = (Trace.of(id_["revision"], fields) for fields, id_ in stored)
-        wanted = await _needed(Log.of(await in_slices(traces)), overlap)
-        events = await in_slices(
-            documents.built_event(fields, id_)
-            for fields, id_ in stored
-            if id_["revision"] in wanted
-        )
-        session = self._session(found.heads)
-        return session and session._replace(events=events)
-
-    async def _load_needed(self, key: SessionKey, overlap: int) -> StoredSession | None:
-        """The same by two reads of one time: what decides, and what is needed."""
-        stages = queries.union(self._at, *_head(key), *queries.deciding(key))
-        first = await snapshots.snapshot(self._at, self._at.sessions, stages)
-        found = _Parts(first.documents)
-        special = await in_slices(
-            Trace.of(id_["revision"], fields)
-            for fields, id_ in found.events(self._at.hooks)
-        )
-        called = await in_slices(found.called())
-        traces = {each.revision: each for each in (*called, *special)}
-        ordered = sorted(traces.values(), key=attrgetter("revision"))
-        log = Log(await in_slices(found.rows()), ordered)
-        wanted, session = await _needed(log, overlap), self._session(found.heads)
-        if session is None or not wanted:
-            return session
-        events = Wanted("events", queries.events_at(key, wanted), order=1)
-        stages = queries.union(self._at, events)
-        second = await snapshots.snapshot_at(
-            self._at, self._at.events, stages, at=first.at
-        )
-        built = (
-            documents.decode_event(each, self._at.hooks) for each in second.documents
-        )
-        return session._replace(events=await in_slices(built))
-
     async def _find(self, key: SessionKey, known: CachedLog | None) -> _Found:
         """A session and its log, from the last event on that is known."""
         if known is None:
@@ -233,51 +180,6 @@ def _head(key: SessionKey) -> list[Wanted]:
     # By its _id alone, which the server needs no plan for: a tenth faster.
     session = Wanted("sessions", {"_id": key.id})
     return [session, *queries.shared_state(key.app_name, key.user_id)]
-
-
-class _Parts:
-    """Documents of a session and its log, told apart as they are asked for."""
-
-    def __init__(self, found: Iterable[Document]) -> None:
-        self.heads: list[Document] = []
-        self._found = found
-        self._columns: list[Document] = []
-        self._begins = 0
-
-    def events(self, hooks: Hooks) -> Iterator[tuple[Document, Document]]:
-        """The fields and the ``_id`` of each event of the log."""
-        for each in self._found:
-            if "called" in each:
-                self._columns.append(each)
-            elif not _is_event(each):
-                self.heads.append(each)
-                self._begins = max(self._begins, documents.log_begins(each))
-            elif each["_id"]["revision"] > self._begins:
-                yield documents.event_fields(each, hooks), each["_id"]
-
-    def called(self) -> Iterator[Trace]:
-        """The traces of events with calls, were they ordinary; after its events."""
-        for column in self._columns:
-            for each in column["called"]:
-                calls, answers = (
-                    frozenset(filter(None, bson_values.decode_value(ids)))
-                    for ids in (each.get("calls") or [], each.get("answers") or [])
-                )
-                if each["revision"] > self._begins:
-                    name = bson_values.decode_value(each["invocation_id"])
-                    yield Trace(each["revision"], each["time"], name, calls, answers)
-
-    def rows(self) -> Iterator[tuple[int, float, str]]:
-        """The revision, the time and the invocation of each, after its events."""
-        for each in sorted(self._columns, key=itemgetter("_id")):
-            names = bson_values.decode_value(each["invocation_id"])
-            rows = zip(each["revision"], each["time"], names, strict=True)
-            yield from (row for row in rows if row[0] > self._begins)
-
-
-async def _needed(log: Log, overlap: int) -> set[int]:
-    found = await in_slices(compaction.needed(log, overlap))
-    return {*chain.from_iterable(found)}
 
 
 def _is_event(document: Document) -> bool:

@@ -83,8 +83,6 @@ class SessionHeader:
     """Title, labels and time to live; None if the store does not record them."""
     initial: Mapping[str, Any] | None = None
     """The initial state, without shared state; None if it is not recorded."""
-    is_inferred: bool = False
-    """Whether the initial state is inferred, since there is no record of it."""
     revision: int | None = None
     """Its last event's; None if the store does not count them."""
     log_begins: int = 0

@@ -182,8 +182,7 @@ class Target:
             wanted = queries.routed(self._at, {"_id": {"$in": lacking}})
             async for apart in self._at.events.find(wanted):
                 session = found[_key(apart)]
-                if (state := recorded(session, apart)) is not None:
-                    session[INITIAL] = state
+                session[INITIAL] = recorded(session, apart)
         return found
 
     async def _events(

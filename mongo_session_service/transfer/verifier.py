@@ -210,8 +210,6 @@ def _header_differences(
     if here.initial is not None and there.initial is not None:
         found = _state_differences(here.initial, there.initial)
         reasons += [f"initial {difference}" for difference in found]
-        if not found and there.is_inferred and not here.is_inferred:
-            reasons.append("the initial state is missing in the target")
     if _is_other(here.revision, there.revision, 0):
         reasons.append(f"revision {here.revision}, there {there.revision}")
     if here.log_begins != there.log_begins:

@@ -195,7 +195,6 @@ def _in_logs(found: Sequence[stored.Stored]) -> Lines:
         for workload in (
             stored.Append("append", each, range(2, each.sessions)),
             stored.Read("the last 20", each, [0], recent=stored.RECENT),
-            stored.ReadSinceSummary("since summary", each, 1),
             stored.Read("all, first", each, [0], is_cached=False),
             stored.Read("all, again", each, [0]),
         ):

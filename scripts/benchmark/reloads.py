@@ -21,16 +21,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from google.adk.events import Event, EventActions
-from google.adk.events.event_actions import EventCompaction
 from google.adk.sessions import Session
-from google.genai import types
 
 from benchmark.contestants import Contestant, Ours, Place
 from benchmark.measure import WrongError
 from benchmark.rivals import AdkMongo
 from benchmark.workload import make_events
-from mongo_session_service import MongoSessionService, SinceCompaction
+from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 USER = "user"
@@ -38,8 +35,6 @@ _CACHE = 64_000_000
 _TICK = 0.001
 _FULL = 2
 _ORDER = Random(1)  # noqa: S311  an order is no secret
-_LEFT = 20
-"""Events that no summary covers."""
 
 
 @dataclass
@@ -116,32 +111,14 @@ async def seed(contestant: Contestant, events: int) -> None:
     await contestant.seed_events(stored, make_events(events))
 
 
-async def read(
-    service: Any, events: int, reads: Reads, *, left: int | None = None
-) -> None:
-    """Read the session of so many events, or what a summary leaves; measure it."""
-    config = None if left is None else SinceCompaction()
+async def read(service: Any, events: int, reads: Reads) -> None:
+    """Read the session of so many events, and measure it."""
     async with reads.measured():
         session = await service.get_session(
-            app_name=f"long{events}", user_id=USER, session_id="long", config=config
+            app_name=f"long{events}", user_id=USER, session_id="long"
         )
-    expected = events if left is None else left
-    if len(session.events) != expected:
-        raise WrongError(f"{len(session.events)} events were read, not {expected}.")
-
-
-async def sum_up(service: Any, events: int) -> None:
-    """Store a summary of all but the last events of a session."""
-    session = await service.get_session(
-        app_name=f"long{events}", user_id=USER, session_id="long"
-    )
-    compaction = EventCompaction(
-        start_timestamp=session.events[0].timestamp,
-        end_timestamp=session.events[-_LEFT - 1].timestamp,
-        compacted_content=types.Content(role="model", parts=[types.Part(text="Short")]),
-    )
-    actions = EventActions(compaction=compaction)
-    await service.append_event(session, Event(author="user", actions=actions))
+    if len(session.events) != events:
+        raise WrongError(f"{len(session.events)} events were read, not {events}.")
 
 
 async def compare(ours: Ours, theirs: AdkMongo, events: int, rounds: int) -> None:
@@ -165,10 +142,6 @@ async def compare(ours: Ours, theirs: AdkMongo, events: int, rounds: int) -> Non
                 await service.setup()
             for name in names:
                 await read(service, events, figures[name])
-    figures["since"] = Reads()
-    await sum_up(ours.service, events)
-    for _ in range(rounds):
-        await read(ours.service, events, figures["since"], left=_LEFT + 1)
     print(f"get_session of {events:,} events: medians, and times ADK's")
     for name, reads in figures.items():
         print(f"  {name:12} {reads.beside(figures['adk mongo'])}", flush=True)

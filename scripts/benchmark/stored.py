@@ -12,17 +12,15 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
 
-from google.adk.events import Event, EventActions
-from google.adk.events.event_actions import EventCompaction
+from google.adk.events import Event
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
-from google.genai import types
 from typing_extensions import override
 
 from benchmark.contestants import Contestant, Ours, Place
 from benchmark.measure import Turn, time_calls, time_lanes
 from benchmark.workload import Check, Workload, make_event
-from mongo_session_service import MongoSessionService, SinceCompaction
+from mongo_session_service import MongoSessionService
 from mongo_session_service.codec.documents import (
     encode_append,
     encode_new_session,
@@ -247,34 +245,6 @@ class Read(Among):
         ]
         if len(found) != self._count or [found[0].id, found[-1].id] != wanted:
             raise Check(f"{len(found)} events of session {number} were read, or others")
-
-
-class ReadSinceSummary(Among):
-    """get_session with what no summary covers, of a session that was summed up."""
-
-    def __init__(self, name: str, stored: Stored, number: int) -> None:
-        super().__init__(name, stored, [number])
-        self._left = min(RECENT, stored.events // 2)
-
-    @override
-    async def prepare(self, contestant: Contestant) -> None:
-        (number,) = self.numbers
-        compaction = EventCompaction(
-            start_timestamp=self.stored.timestamp(number, 1),
-            end_timestamp=self.stored.timestamp(
-                number, self.stored.events - self._left
-            ),
-            compacted_content=types.Content(role="model", parts=[types.Part(text="S")]),
-        )
-        event = Event(author="user", actions=EventActions(compaction=compaction))
-        session = await self.stored.read(number, GetSessionConfig(num_recent_events=1))
-        await self.stored.append(session, event)
-
-    @override
-    async def call(self) -> None:
-        session = await self.stored.read(self.somebody(), SinceCompaction())
-        if len(session.events) != self._left + 1:
-            raise Check(f"{len(session.events)} events were read, not {self._left + 1}")
 
 
 class Append(Among):

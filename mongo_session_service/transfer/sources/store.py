@@ -27,7 +27,7 @@ from mongo_session_service.schema.version import check_version
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import read_page
-from mongo_session_service.sessions.history import Beginning, initial_state, recorded
+from mongo_session_service.sessions.history import recorded
 from mongo_session_service.transfer import records
 from mongo_session_service.transfer.sources import stored_form
 from mongo_session_service.transfer.sources.base import BaseSource
@@ -189,7 +189,7 @@ class StoreSource(BaseSource):
                 apart = None
         try:
             owner = Owner.of_session(key)
-            initial = await initial_state(self._at, key, Beginning(document, apart), [])
+            initial = recorded(document, apart)
             return records.SessionHeader(
                 key,
                 decode_state(document["state"], owner, self._at.hooks),
@@ -197,7 +197,6 @@ class StoreSource(BaseSource):
                 create_time=document["create_time"],
                 details=Details.of(document),
                 initial=decode_state(initial, owner, self._at.hooks),
-                is_inferred=recorded(document, apart) is None,
                 revision=document["revision"],
                 log_begins=log_begins(document),
             )

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.events import Event, EventActions
 from google.adk.sessions import InMemorySessionService
 from pymongo import AsyncMongoClient, MongoClient
 from support.command_log import CommandsSent
@@ -162,32 +161,6 @@ async def test_a_fork_broken_off_is_none(
 
     assert created.events == []
     assert left_in(admin, database) == {"sessions": 2, "events": 25}
-
-
-async def test_sessions_without_a_record_of_their_beginning(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
-) -> None:
-    """Of an older session's initial state, what no event has set is known."""
-    session = await service.create_session(**IDS, state={"kept": 1, "k": 0})
-    for n in (1, 2):
-        await service.append_event(session, new_event(k=n, user_u=n))
-    admin[database].sessions.update_one({}, {"$unset": {"initial_state": ""}})
-
-    states = [
-        getattr(await service.get_session_at(**IDS, revision=n), "state", None)
-        for n in range(3)
-    ]
-    shared = {"kept": 1, "user:u": 2}
-    assert states == [shared, {**shared, "k": 1}, {**shared, "k": 2}]
-    for revision in (1, 2, None):
-        forked = await service.fork_session(**IDS, at_revision=revision)
-        assert forked.state == {**shared, "k": revision or 2}
-    actions = EventActions(
-        rewind_before_invocation_id="", state_delta={"kept": None, "k": None}
-    )
-    actions.rewind_before_invocation_id = "i"
-    await service.append_event(session, Event(author="user", actions=actions))
-    assert session.state == {"kept": 1, "k": None, "user:u": 2}
 
 
 async def test_imported_sessions_have_a_beginning(service: MongoSessionService) -> None:

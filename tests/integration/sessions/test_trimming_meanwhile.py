@@ -126,20 +126,3 @@ async def test_what_a_late_writer_missed_was_trimmed(
 
     with pytest.raises(StaleSessionError, match="from revision 0 to 4"):
         await second.append_event(late, new_event())
-
-
-async def test_an_initial_state_that_is_unknown_is_inferred_first(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
-) -> None:
-    """Of a session older than the record of it, the whole log tells what is known."""
-    session = await service.create_session(**IDS, state={"k": 0, "set": 0})
-    for number in range(1, 4):
-        await service.append_event(session, new_event(set=number))
-    unset = {"$unset": {"initial_state": ""}}
-    admin[database].sessions.update_one({"_id": KEY.id}, unset)
-
-    assert await service.trim_session(**IDS, keep_last=2) == 1
-
-    past = await service.get_session_at(**IDS, revision=1)
-    assert past is not None
-    assert past.state == {"k": 0, "set": 1}

@@ -37,8 +37,6 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
     "large": {"kept": LARGE, "k": CITY},
     "empty": {},
     "odd": {"kept": float("nan"), "k": 2**70, "a.b": "\ud83d", "": {"$set": 1}},
-    "older": {"kept": 1, "k": CITY},
-    "older_and_large": {"kept": LARGE, "k": CITY},
 }
 """By session id."""
 REVISION_0 = {"_id.revision": 0}
@@ -56,18 +54,12 @@ async def turn(service: Any, session_id: str, name: str, **delta: Any) -> None:
 
 
 @pytest.fixture
-async def filled(
-    service: MongoSessionService, admin: MongoClient, database: str
-) -> MongoSessionService:
-    """Sessions of every beginning; two are from before it was recorded."""
+async def filled(service: MongoSessionService) -> MongoSessionService:
+    """Sessions of every beginning."""
     for session_id, state in BEGINNINGS.items():
         await service.create_session(**ids(session_id), state=state)
         await turn(service, session_id, "first", k="Lisbon", new=1)
         await turn(service, session_id, "second", kept=2)
-    older = {"_id.session_id": {"$regex": "^older"}}
-    stored = admin[database]
-    stored.sessions.update_many(older, {"$unset": {"initial_state": ""}})
-    stored.events.delete_many({**older, **REVISION_0})
     return service
 
 
@@ -102,7 +94,7 @@ async def test_a_beginning_goes_out_and_in_without_loss(
 ) -> None:
     """The copy's export has the same bytes, and its sessions the same past.
 
-    So do those that are from before it was recorded, and those that come in parts.
+    So do those that come in parts.
     """
     first = await exported(filled, tmp_path / "first.jsonl")
     result = await imported(tmp_path / "first.jsonl", copy)
@@ -220,29 +212,6 @@ async def test_a_beginning_is_replaced_with_its_session(
     )
     found = [each["initial_state"] for each in apart]
     assert found == ([BEGINNINGS["large"]] if session_id == "large" else [])
-
-
-@pytest.mark.parametrize("session_id", ["small", "large"])
-async def test_a_beginning_that_was_not_known_is_caught_up_with(
-    filled: MongoSessionService,
-    copy: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-    session_id: str,
-) -> None:
-    """A session that was moved before there was a record of it gets it, once."""
-    async with StoreSource(filled) as source:
-        await move(source, copy)
-        of_session = {"_id.session_id": session_id}
-        nothing = {"$unset": {"initial_state": ""}}
-        admin[database].copy_sessions.update_one(of_session, nothing)
-        admin[database].copy_events.delete_many({**of_session, **REVISION_0})
-        assert len(await compared(filled, copy)) == 2
-
-        results = [await move(source, copy) for _ in range(2)]
-
-    assert [each.caught_up for each in results] == [1, 0]
-    assert await compared(filled, copy) == []
 
 
 @pytest.mark.parametrize("session_id", ["small", "large"])

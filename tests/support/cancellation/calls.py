@@ -40,7 +40,6 @@ ANYWHERE = [
 READS = [
     *ANYWHERE,
     Case("MongoSessionService.get_session_at", reads.get_at, 5),
-    Case("MongoSessionService.get_session_at", reads.get_of_old, 5),
     Case("MongoSessionService.find_sessions", reads.find, 5),
     Case("MongoSessionService.get_user_state", reads.get_user_state, 3),
     Case("MongoSessionService.iter_events", reads.iterate, 10),

@@ -31,15 +31,6 @@ async def get_at(world: World) -> Prepared:
     return world.service.get_session_at(**asked), check
 
 
-async def get_of_old(world: World) -> Prepared:
-    """A session whose initial state is to be inferred from all of its log."""
-    session = await world.session(events=3)
-    sessions = world.client[world.database]["sessions"]
-    where = {"_id": ids_of(session)}
-    await sessions.update_one(where, {"$unset": {"initial_state": ""}})
-    return world.service.get_session_at(**ids_of(session), revision=1), works
-
-
 async def list_(world: World) -> Prepared:
     session = await world.known()
 
