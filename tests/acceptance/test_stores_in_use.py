@@ -87,10 +87,7 @@ def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sources read again and again, and sessions be moved in parts."""
     for name, few in (
         ("base._TOGETHER", 1),
-        ("sqlite_rows._TOGETHER", 1),
         ("adk_sql._SESSIONS_TOGETHER", 2),
-        ("adk_sqlite._SESSIONS_TOGETHER", 2),
-        ("adk_sqlite._ROWS_TOGETHER", 1),
         ("mongodb._TOGETHER", {"sessions": 1, "events": 1}),
     ):
         monkeypatch.setattr(f"{SOURCES}.{name}", few)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,8 @@ from typing_extensions import override
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import records
-from mongo_session_service.transfer.sources import adk_rows, base, sqlite_rows
+from mongo_session_service.transfer.sources import adk_rows, base
+from mongo_session_service.transfer.sources.adk_sqlite import open_copy, open_file
 
 _DRIVERS: Final = {
     "sqlite": "aiosqlite",
@@ -29,6 +30,7 @@ _SESSIONS_TOGETHER: Final = 250
 _ROWS_TOGETHER: Final = 500
 _STATES_TOGETHER: Final = 25
 _KEY: Final = ("app_name", "user_id", "id")
+_OWNER: Final = ("app_name", "user_id", "session_id")
 _TABLES: Final = frozenset(
     ("sessions", "events", "app_states", "user_states", "adk_internal_metadata")
 )
@@ -56,14 +58,7 @@ def open_engine(url: str) -> tuple[Any, Any]:
             }
             driver = f"{backend}+{_DRIVERS[backend]}"
             parsed = parsed.set(drivername=driver, query=options)
-        engine = create_async_engine(parsed, hide_parameters=True)
-        if engine.dialect.name == "sqlite":
-            sqlalchemy.event.listen(engine.sync_engine, "connect", _read_any_text)
-        return sqlalchemy, engine
-
-
-def _read_any_text(connection: Any, _: Any) -> None:
-    connection.driver_connection.text_factory = adk_rows.text_of
+        return sqlalchemy, create_async_engine(parsed, hide_parameters=True)
 
 
 @contextmanager
@@ -136,8 +131,8 @@ def _reason(error: BaseException | None) -> str:
 class SqlSource(base.BaseSource):
     """The sessions of a SQL database, read a page of sessions at a time.
 
-    Each page is a snapshot, and the old service can continue to write. Rows that it
-    deletes from an SQLite file before they are read become problems.
+    Each page is a snapshot, and the old service can continue to write. An SQLite file
+    is copied first, as :class:`SqliteSource` does.
     """
 
     def __init__(self, url: str, *, timezone: str | None = None) -> None:
@@ -165,7 +160,8 @@ class SqlSource(base.BaseSource):
 
     @override
     async def _open(self) -> None:
-        self._check_path()
+        if self._is_file:
+            open_file(self._path).close()  # connecting would create an empty file
         with failures():
             connection = await connected(self._engine)
             try:
@@ -178,11 +174,9 @@ class SqlSource(base.BaseSource):
     def _is_file(self) -> bool:
         return bool(self._url.get_backend_name() == "sqlite")
 
-    def _check_path(self) -> None:
-        # Connecting would create an empty file.
-        path = self._url.database
-        if self._is_file and not Path(path or "").is_file():
-            raise SourceError(f"There is no SQLite database at {path!r}.")
+    @property
+    def _path(self) -> Path:
+        return Path(self._url.database or "")
 
     def _inspected(self, connection: Any) -> dict[str, list[str]]:
         inspector = self._sql.inspect(connection)
@@ -249,49 +243,62 @@ class SqlSource(base.BaseSource):
     ) -> AsyncGenerator[records.Item]:
         """Shared state first, then sessions by key, each with its events."""
         with failures():
-            for name in ("app_states", "user_states"):
-                if name in self._columns:
-                    table = self._table(name)
-                    query = self._chosen(table, name, selection)
-                    async with self._engine.connect() as connection:
-                        read = adk_rows.shared_state_of
-                        items = self._items(connection, table, query, read)
-                        async with aclosing(items) as found:
-                            async for _, item in found:
-                                yield item
-            after: tuple[str, ...] | None = ()
-            while after is not None:
-                async with self._engine.connect() as connection:
-                    # A snapshot, so that a session's header and events are consistent.
-                    if self._is_file:
-                        await connection.exec_driver_sql("BEGIN")
-                    else:
-                        level = "REPEATABLE READ"
-                        await connection.execution_options(isolation_level=level)
-                    page = await self._page(connection, selection, after)
-                    after = tuple(page[-1][name] for name in _KEY) if page else None
-                    sessions = self._sessions(connection, page, selection)
-                    async with aclosing(sessions) as found:
-                        async for item in found:
+            async with self._engine_to_read() as engine:
+                for part in (self._shared_states, self._pages):
+                    async with aclosing(part(engine, selection)) as items:
+                        async for item in items:
                             yield item
 
-    async def _items(
-        self,
-        connection: Any,
-        table: Any,
-        query: Any,
-        read: Callable[[adk_rows.Row], records.Item],
-    ) -> AsyncGenerator[sqlite_rows.Owned]:
-        if self._is_file:
-            items = sqlite_rows.read_apart(self._sql, connection, table, query, read)
-            async with aclosing(items) as found:
-                async for each in found:
-                    yield each
+    @asynccontextmanager
+    async def _engine_to_read(self) -> AsyncIterator[Any]:
+        """The engine, or one of a copy of the SQLite file."""
+        if not self._is_file:
+            yield self._engine
             return
-        names = sqlite_rows.KEYS[table.name][: len(sqlite_rows.OWNER)]
-        async with aclosing(self._rows(connection, query)) as rows:
-            async for row in rows:
-                yield tuple(row[name] for name in names), read(row)
+        from aiosqlite import Connection  # noqa: PLC0415  as above
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
+
+        copy = await base.in_thread(lambda: open_copy(self._path))
+        engine = create_async_engine(
+            "sqlite+aiosqlite://",
+            async_creator=lambda: Connection(lambda: copy, _ROWS_TOGETHER),
+            poolclass=self._sql.StaticPool,
+            hide_parameters=True,
+        )
+        try:
+            yield engine
+        finally:
+            await engine.dispose()
+
+    async def _shared_states(
+        self, engine: Any, selection: records.Selection
+    ) -> AsyncGenerator[records.Item]:
+        for name in ("app_states", "user_states"):
+            if name in self._columns:
+                query = self._chosen(self._table(name), name, selection)
+                async with (
+                    engine.connect() as connection,
+                    aclosing(self._rows(connection, query)) as rows,
+                ):
+                    async for row in rows:
+                        yield adk_rows.shared_state_of(row)
+
+    async def _pages(
+        self, engine: Any, selection: records.Selection
+    ) -> AsyncGenerator[records.Item]:
+        after: tuple[str, ...] | None = ()
+        while after is not None:
+            async with engine.connect() as connection:
+                if not self._is_file:
+                    # A snapshot, so that a session's header and events are consistent.
+                    level = "REPEATABLE READ"
+                    await connection.execution_options(isolation_level=level)
+                page = await self._page(connection, selection, after)
+                after = tuple(page[-1][name] for name in _KEY) if page else None
+                sessions = self._sessions(connection, page, selection)
+                async with aclosing(sessions) as found:
+                    async for item in found:
+                        yield item
 
     async def _rows(
         self, connection: Any, query: Any, together: int = _ROWS_TOGETHER
@@ -333,15 +340,14 @@ class SqlSource(base.BaseSource):
                 wanted[header.key] = header
         current: SessionKey | None = None
         if wanted:
-            table = self._table("events")
-            query = self._events(table, list(wanted))
-            items = self._items(connection, table, query, self._event)
-            async with aclosing(items) as found:
-                async for owner, item in found:
+            query = self._events(self._table("events"), list(wanted))
+            async with aclosing(self._rows(connection, query)) as rows:
+                async for row in rows:
+                    owner = adk_rows.key_of(row, "session_id")
                     if owner != current:
-                        current = SessionKey(*owner)
-                        yield wanted.pop(current)
-                    yield item
+                        yield wanted.pop(owner)
+                        current = owner
+                    yield self._event(row)
         await connection.rollback()
         for left in [*wanted.values(), *problems]:
             yield left
@@ -352,7 +358,7 @@ class SqlSource(base.BaseSource):
         return adk_rows.pickled_event_of(row, self._zone)
 
     def _events(self, table: Any, keys: list[SessionKey]) -> Any:
-        key = [table.c[name] for name in sqlite_rows.OWNER]
+        key = [table.c[name] for name in _OWNER]
         query = self._sql.select(table).order_by(*key, table.c.timestamp, table.c.id)
         return query.where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))
 

@@ -1,38 +1,77 @@
-"""Source: ADK's ``SqliteSessionService``."""
+"""Source: ADK's ``SqliteSessionService``, and a private copy of any SQLite file."""
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
 from mongo_session_service.transfer import records
-from mongo_session_service.transfer.sources import adk_rows, base, sqlite_rows
+from mongo_session_service.transfer.sources import adk_rows, base
 
-_SESSIONS_TOGETHER: Final = 250
-_ROWS_TOGETHER: Final = 500
-_OF_SESSION: Final = (
-    " WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY timestamp, rowid"
+_EVENTS_OF_SESSION: Final = (
+    "SELECT * FROM events WHERE app_name = ? AND user_id = ? AND session_id = ?"
+    " ORDER BY timestamp, rowid"
 )
 
-_Session = tuple[records.SessionHeader | records.Problem, sqlite_rows.Places]
-"""A session, and the places of its events."""
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """A connection to an SQLite file that cannot write to it.
+
+    Raises:
+        SourceError: there is no such file.
+    """
+    if not path.is_file():
+        raise SourceError(f"There is no SQLite database at {str(path)!r}.")
+    place = f"file:{quote(str(path.absolute()))}?mode=ro"
+    file = sqlite3.connect(place, uri=True, check_same_thread=False)
+    file.row_factory = sqlite3.Row
+    return file
+
+
+def open_copy(path: Path) -> sqlite3.Connection:
+    """A copy of an SQLite file as it is now, which later writers do not change.
+
+    Raises:
+        SourceError: it cannot be copied.
+    """
+    # A database without a name is in a temporary file that SQLite deletes as soon as
+    # it has opened it: nothing of it stays, however this process ends.
+    copy = sqlite3.connect("", check_same_thread=False, isolation_level=None)
+    try:
+        with file_failures("copied to a temporary file"):
+            with closing(open_file(path)) as file:
+                file.backup(copy)
+            copy.row_factory = sqlite3.Row
+            copy.text_factory = adk_rows.text_of
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+@contextmanager
+def file_failures(done: str = "read") -> Iterator[None]:
+    """Raise SQLite's errors as one line, without content of rows."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        message = f"The SQLite database cannot be {done}: {error}. {base.REMEDY}"
+        raise SourceError(message) from None
 
 
 class SqliteSource(base.BaseSource):
-    """The sessions of an SQLite file, which is opened read-only.
+    """The sessions of an SQLite file, as they are when reading begins.
 
-    Each page is a snapshot, and the old service can continue to write: no query is open
-    while items are yielded, since it would block writers. Rows that the service deletes
-    before they are read become problems.
+    The file is copied first, to a temporary file that needs as much space on disk and
+    that no other program can see. The old service can continue to write; unless its
+    database is in WAL mode, its writers wait while the copy is made.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,9 +80,6 @@ class SqliteSource(base.BaseSource):
         for scheme in ("sqlite+aiosqlite:///", "sqlite:///"):
             text = text.removeprefix(scheme)
         self._path = Path(text.partition("?")[0])
-        self._file: sqlite3.Connection | None = None
-        self._at_work = threading.Lock()
-        """Held while a thread uses the file, so that it is not closed meanwhile."""
 
     @property
     def name(self) -> str:
@@ -52,26 +88,12 @@ class SqliteSource(base.BaseSource):
 
     @override
     async def _open(self) -> None:
-        if not self._path.is_file():
-            raise SourceError(f"There is no SQLite database at {str(self._path)!r}.")
-        with _failures():
-            # Several threads use it, but never at the same time.
-            self._file = sqlite3.connect(
-                f"file:{quote(str(self._path.absolute()))}?mode=ro",
-                uri=True,
-                check_same_thread=False,
-                isolation_level=None,
-            )
-            self._file.row_factory = sqlite3.Row
-            self._file.text_factory = adk_rows.text_of
-            self._check_layout()
-
-    def _check_layout(self) -> None:
-        columns = [each["name"] for each in self._query("PRAGMA table_info(events)")]
-        tables = [
-            each["name"]
-            for each in self._query("SELECT name FROM sqlite_master WHERE type='table'")
-        ]
+        with file_failures(), closing(open_file(self._path)) as file:
+            columns = [
+                each["name"] for each in file.execute("PRAGMA table_info(events)")
+            ]
+            found = file.execute("SELECT name FROM sqlite_master WHERE type='table'")
+            tables = [each["name"] for each in found]
         if "adk_internal_metadata" in tables or "actions" in columns:
             raise SourceError(
                 "This database was written by ADK's DatabaseSessionService: use"
@@ -83,110 +105,48 @@ class SqliteSource(base.BaseSource):
             )
             raise SourceError(message)
 
-    def _query(self, query: str, *parameters: Any) -> sqlite3.Cursor:
-        if self._file is None:
-            raise SourceError("The source is not open: use it in `async with`.")
-        return self._file.execute(query, parameters)
-
     @override
     async def totals(self, selection: records.Selection) -> records.Totals:
-        with _failures():
-            return await asyncio.to_thread(self._count, selection)
-
-    def _count(self, selection: records.Selection) -> records.Totals:
         where, values = _chosen(selection, with_user=True)
-        count = f"SELECT count(*) FROM {{}}{where}"
-        with self._at_work:
-            counts = [
-                self._query(count.format(table), *values).fetchone()[0]
-                for table in ("sessions", "events")
-            ]
-        return records.Totals(*counts)
+
+        def count() -> records.Totals:
+            with closing(open_file(self._path)) as file:
+                counts = (
+                    file.execute(f"SELECT count(*) FROM {table}{where}", values)
+                    for table in ("sessions", "events")
+                )
+                return records.Totals(*(each.fetchone()[0] for each in counts))
+
+        with file_failures():
+            return await base.in_thread(count)
 
     async def read(
         self, selection: records.Selection = records.EVERYTHING
     ) -> AsyncGenerator[records.Item]:
         """Shared state, then sessions sorted by key, each with its events."""
-        with _failures():
-            items = self._one_by_one(self._items(selection))
-            async with aclosing(base.drawn(items)) as drawing:
-                async for item in drawing:
+        with file_failures():
+            async with aclosing(base.drawn(self._items(selection))) as items:
+                async for item in items:
                     yield item
 
-    def _one_by_one(self, items: Iterator[records.Item]) -> Iterator[records.Item]:
-        while True:
-            with self._at_work:
-                item = next(items, None)
-            if item is None:
-                return
-            yield item
-
     def _items(self, selection: records.Selection) -> Iterator[records.Item]:
-        for table in ("app_states", "user_states"):
-            where, values = _chosen(selection, with_user=table == "user_states")
-            places = self._places(table, where, *values)
-            yield from self._read(places, adk_rows.shared_state_of)
-        after: tuple[str, ...] | None = ("", "", "")
-        while after:
-            page, after = self._page(selection, after)
-            for header, events in page:
-                yield header
-                yield from self._read(events, adk_rows.event_of)
-
-    def _page(
-        self, selection: records.Selection, after: tuple[str, ...]
-    ) -> tuple[list[_Session], tuple[str, ...] | None]:
-        """A page of sessions, and its last key."""
-        where, values = _chosen(selection, with_user=True)
-        page: list[_Session] = []
-        last, size = None, 0
-        self._query("BEGIN")
-        try:
-            rows = self._query(
-                f"SELECT * FROM sessions{where} AND (app_name, user_id, id) > (?, ?, ?)"
-                f" ORDER BY app_name, user_id, id LIMIT {_SESSIONS_TOGETHER}",
-                *values,
-                *after,
-            )
-            while size <= base.STATE_TOGETHER and (row := rows.fetchone()):
-                last, size = adk_rows.key_of(row), size + len(row["state"])
+        # The generator owns the copy: a thread that a cancelled reader has abandoned
+        # still reads it, and SQLite ends the program if it is closed under a reader.
+        with closing(open_copy(self._path)) as copy:
+            for table in ("app_states", "user_states"):
+                where, values = _chosen(selection, with_user=table == "user_states")
+                for row in copy.execute(f"SELECT * FROM {table}{where}", values):
+                    yield adk_rows.shared_state_of(dict(row))
+            where, values = _chosen(selection, with_user=True)
+            order = " ORDER BY app_name, user_id, id"
+            for row in copy.execute(f"SELECT * FROM sessions{where}{order}", values):
                 header = adk_rows.header_of(dict(row))
                 if isinstance(header, records.Problem):
-                    page.append((header, sqlite_rows.Places("events")))
+                    yield header
                 elif selection.takes(header.key, header.update_time):
-                    places = self._places("events", _OF_SESSION, *header.key)
-                    page.append((header, places))
-            rows.close()
-        finally:
-            self._query("ROLLBACK")
-        return page, last
-
-    def _places(self, table: str, where: str, *values: str) -> sqlite_rows.Places:
-        places = sqlite_rows.Places(table)
-        columns = ", ".join(("rowid", *sqlite_rows.KEYS[table]))
-        places.add(self._query(f"SELECT {columns} FROM {table}{where}", *values))
-        return places
-
-    def _read(
-        self, places: sqlite_rows.Places, read: Callable[[adk_rows.Row], records.Item]
-    ) -> Iterator[records.Item]:
-        for some in places.parts(_ROWS_TOGETHER):
-            marks = ", ".join("?" * len(some.rowids))
-            query = f"SELECT rowid AS place, * FROM {places.table} WHERE rowid IN"
-            found = self._query(f"{query} ({marks})", *some.rowids)
-            for _, item in some.still_in(map(dict, found), read):
-                yield item
-
-    @override
-    async def _close(self) -> None:
-        if self._file is not None:
-            # A cancelled call may have abandoned a thread that uses the file.
-            self._file.interrupt()
-            await asyncio.to_thread(self._shut, self._file)
-
-    def _shut(self, file: sqlite3.Connection) -> None:
-        with self._at_work:
-            file.close()
+                    yield header
+                    for event in copy.execute(_EVENTS_OF_SESSION, header.key):
+                        yield adk_rows.event_of(dict(event))
 
 
 def _chosen(selection: records.Selection, *, with_user: bool) -> tuple[str, list[str]]:
@@ -199,12 +159,3 @@ def _chosen(selection: records.Selection, *, with_user: bool) -> tuple[str, list
             where += f" AND {column} IN ({', '.join('?' * len(names))})"
             values += sorted(names)
     return where, values
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        message = f"The SQLite database cannot be read: {error}. {base.REMEDY}"
-        raise SourceError(message) from None
