@@ -35,11 +35,6 @@ _password = click.option(
 )
 _source = several(click.argument("source", envvar="SOURCE_URL"), _password)
 _path = click.argument("source", metavar="PATH", type=click.Path(allow_dash=True))
-_mongodb = several(
-    _source,
-    click.option("--source-database", help="By default the one in SOURCE."),
-    click.option("--source-prefix", default="", help="As for --prefix."),
-)
 _zone = click.option(
     "--timezone",
     help="Time zone of the times in schema v0: that of the machine where google-adk"
@@ -63,15 +58,12 @@ KINDS: Final = (
         "adk-mongodb",
         "ADK's MongoDbSessionService",
         "adk-mongodb mongodb://localhost/old",
-        _mongodb,
+        several(
+            _source,
+            click.option("--source-database", help="By default the one in SOURCE."),
+            click.option("--source-prefix", default="", help="As for --prefix."),
+        ),
         "AdkMongoDbSource",
-    ),
-    Kind(
-        "extra-services",
-        "the MongoDB service of adk-extra-services or google-adk-extras",
-        "extra-services mongodb://localhost/adk_sessions --database adk",
-        _mongodb,
-        "ExtraServicesSource",
     ),
     Kind(
         "jsonl",

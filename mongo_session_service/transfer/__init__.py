@@ -24,7 +24,6 @@ from mongo_session_service.transfer.replay import HandedOver, hand_over
 from mongo_session_service.transfer.sources.adk_mongodb import AdkMongoDbSource
 from mongo_session_service.transfer.sources.adk_sql import SqlSource
 from mongo_session_service.transfer.sources.adk_sqlite import SqliteSource
-from mongo_session_service.transfer.sources.extra_services import ExtraServicesSource
 from mongo_session_service.transfer.sources.jsonl import JsonLinesSource
 from mongo_session_service.transfer.sources.session_service import ServiceSource
 from mongo_session_service.transfer.sources.store import StoreSource
@@ -35,7 +34,6 @@ __all__ = [
     "AdkMongoDbSource",
     "ConflictError",
     "Exported",
-    "ExtraServicesSource",
     "HandedOver",
     "JsonLinesSource",
     "Moved",

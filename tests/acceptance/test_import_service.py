@@ -15,6 +15,7 @@ from google.adk.sessions import (
     DatabaseSessionService,
     InMemorySessionService,
 )
+from google.adk.sessions.base_session_service import ListSessionsResponse
 from support.cli_runner import call
 from support.sample_data import APPS, fill
 
@@ -65,6 +66,36 @@ async def test_any_service_is_imported_and_verified(
     assert "Moved 0 events" in again.stdout
     assert (verified.returncode, verified.stderr) == (0, "")
     assert "Compared 5 sessions with 24 events and 5 shared states" in verified.stdout
+
+
+async def test_a_service_that_lists_one_user_only_is_imported_by_its_users(
+    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of adk-extra-services and google-adk-extras do: name the users."""
+    made = ListedByUser()
+    await fill(made)
+    monkeypatch.setitem(sys.modules, "my_app", SimpleNamespace(make=lambda: made))
+    where = ["service", "my_app:make", mongodb_uri, "--database", database, *OF_APPS]
+    users = ["--user", "ada", "--user", "bob/x", "--user", "carl"]
+
+    refused = call("import", *where)
+    imported = call("import", *where, *users)
+    verified = call("verify", *where, *users, "--exact")
+
+    assert refused.returncode == 1
+    assert "name the users" in refused.stderr
+    assert ": 5 new, 5 shared states.\n" in imported.stdout
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+class ListedByUser(InMemorySessionService):
+    """A service whose lists need a user."""
+
+    async def list_sessions(  # type: ignore[override]
+        self, *, app_name: str, user_id: str
+    ) -> ListSessionsResponse:
+        """List them."""
+        return await super().list_sessions(app_name=app_name, user_id=user_id)
 
 
 async def test_the_service_is_closed(

@@ -88,7 +88,7 @@ def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, few in (
         ("base._TOGETHER", 1),
         ("adk_sql._SESSIONS_TOGETHER", 2),
-        ("mongodb._TOGETHER", {"sessions": 1, "events": 1}),
+        ("adk_mongodb._SESSIONS_TOGETHER", 1),
     ):
         monkeypatch.setattr(f"{SOURCES}.{name}", few)
     monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 3)

@@ -13,7 +13,6 @@ from pymongo import MongoClient
 from support.cli_runner import ENVIRONMENT, PATIENCE, PROGRAM, call, run
 from support.foreign_stores import (
     Place,
-    adk_extras,
     adk_mongodb_text_ids,
     sql_postgresql,
     sql_v0_postgresql,
@@ -27,7 +26,6 @@ from mongo_session_service import MongoSessionService
 COMMANDS = [
     *([group, kind] for group in ("import", "verify") for kind in ("sql", "sqlite")),
     *([group, "adk-mongodb"] for group in ("import", "verify")),
-    *([group, "extra-services"] for group in ("import", "verify")),
     *([group, "jsonl"] for group in ("import", "verify")),
     *([group, "service"] for group in ("import", "verify")),
     ["export"],
@@ -35,9 +33,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "make", [sql_v0_postgresql, sqlite, adk_mongodb_text_ids, adk_extras]
-)
+@pytest.mark.parametrize("make", [sql_v0_postgresql, sqlite, adk_mongodb_text_ids])
 async def test_every_kind_of_store_is_imported_and_verified(
     make: Any, place: Place, mongodb_uri: str, database: str
 ) -> None:
@@ -156,7 +152,7 @@ def test_a_group_alone_shows_its_help(group: str) -> None:
 
     assert done.returncode == 2
     assert done.stderr.count("Usage:") == 1
-    assert "extra-services" in done.stderr
+    assert "adk-mongodb" in done.stderr
 
 
 def test_migrate_plans_and_applies(

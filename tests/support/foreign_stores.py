@@ -17,7 +17,6 @@ from typing import Any
 
 import asyncpg
 import sqlalchemy
-from bson import json_util
 from google.adk.sessions import DatabaseSessionService, InMemorySessionService
 from google.adk.sessions.schemas import v0
 from google.adk.sessions.session import Session
@@ -26,7 +25,6 @@ from pymongo import MongoClient
 
 from mongo_session_service.transfer import (
     AdkMongoDbSource,
-    ExtraServicesSource,
     ServiceSource,
     Source,
     SqliteSource,
@@ -235,26 +233,6 @@ async def adk_mongodb_text_ids(place: Place) -> Store:
     return adk_store(place, remembered)
 
 
-async def extra_services(place: Place) -> Store:
-    return third_party(place, "adk_extra_services_0_1_7")
-
-
-async def adk_extras(place: Place) -> Store:
-    return third_party(place, "google_adk_extras_0_3_8")
-
-
-def third_party(place: Place, name: str) -> Store:
-    with MongoClient(place.mongodb_uri) as client:
-        for collection, documents in json_util.loads(
-            unpacked(f"{name}.json.gz").decode()
-        ).items():
-            client[place.database][collection].insert_many(documents)
-    source = ExtraServicesSource(place.mongodb_uri, database=place.database)
-    names = ["--source-database", place.database]
-    command = ["extra-services", place.mongodb_uri, *names]
-    return Store(source, recorded(name), command)
-
-
 async def in_memory(_: Place) -> Store:
     service = InMemorySessionService()
     await fill(service)
@@ -270,7 +248,5 @@ STORES = [
     sqlite,
     adk_mongodb,
     adk_mongodb_text_ids,
-    extra_services,
-    adk_extras,
     in_memory,
 ]

@@ -7,43 +7,111 @@ documents. Both layouts have fields for app, user and session, except in user st
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Final
+from contextlib import aclosing
+from typing import Any, Final
 
+from pymongo import AsyncMongoClient
+from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
+from mongo_session_service.driver.errors import translated
+from mongo_session_service.driver.uri import open_client
+from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import Document
-from mongo_session_service.transfer import records
+from mongo_session_service.transfer.records import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    Totals,
+)
 from mongo_session_service.transfer.sources import adk_rows
-from mongo_session_service.transfer.sources.mongodb import MongoDbSource
+from mongo_session_service.transfer.sources.base import BaseSource
 
 _SLASH: Final = "/"
+_LAYOUT: Final = "sessions of ADK's MongoDbSessionService"
+_SESSIONS_TOGETHER: Final = 50
+"""Sessions per reply. The cursor waits while their events are read, and MongoDB closes
+cursors that are idle for ten minutes."""
 
 
-class AdkMongoDbSource(MongoDbSource):
+class AdkMongoDbSource(BaseSource):
     """The sessions of ADK's own MongoDB service, in either of its layouts."""
 
-    layout = "sessions of ADK's MongoDbSessionService"
-    session_field = "session_id"
-    tie_breaker = "revision"
+    def __init__(
+        self, uri: str, *, database: str | None = None, prefix: str = ""
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            uri: The server.
+            database: The database's name; by default the URI's.
+            prefix: The prefix of its collection names.
+
+        Raises:
+            ConfigurationError: the URI cannot be used.
+            SourceError: no database is named.
+        """
+        self._client: AsyncMongoClient[Any] = open_client(uri)
+        try:
+            self._database = self._client.get_default_database()
+        except DriverConfigurationError:
+            if not database:
+                message = "Name the source's database, in its URI or as an option."
+                raise SourceError(message) from None
+        if database:
+            self._database = self._client[database]
+        self._prefix = prefix
+        self._tie_breaker = "revision"
+        """The field that orders events with the same time."""
+
+    @property
+    def name(self) -> str:
+        """The database, without its server."""
+        return f"{_LAYOUT} in database {self._database.name!r}"
+
+    def _collection(self, name: str) -> Any:
+        return self._database[self._prefix + name]
 
     @override
-    def _is_of_layout(self, session: Document) -> bool:
+    async def _open(self) -> None:
+        with translated():
+            session = await self._collection("sessions").find_one()
+        if session is None:
+            return
+        if "id" not in session or "revision" not in session:
+            raise SourceError(
+                f"Collection {self._prefix + 'sessions'!r} of database"
+                f" {self._database.name!r} does not hold {_LAYOUT}."
+            )
         if isinstance(session["_id"], str):
-            # These events have no revision, and no index supports another order.
-            self.tie_breaker = "_id"
-        return "id" in session and "revision" in session
+            self._tie_breaker = "_id"  # these events have no revision
 
     @override
-    async def _shared_states(
-        self, selection: records.Selection
-    ) -> AsyncGenerator[records.Item]:
+    async def totals(self, selection: Selection) -> Totals:
+        where = _chosen(selection)
+        with translated():
+            return Totals(
+                await self._collection("sessions").count_documents(where),
+                await self._collection("events").count_documents(where),
+            )
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state first, then sessions by id, each with its events."""
+        with translated():
+            for part in (self._shared_states, self._sessions):
+                async with aclosing(part(selection)) as items:
+                    async for item in items:
+                        yield item
+
+    async def _shared_states(self, selection: Selection) -> AsyncGenerator[Item]:
         async for document in self._collection("app_states").find():
             if selection.takes_app(document["_id"]):
-                yield _shared(document["_id"], None, document)
+                yield _shared_state(document["_id"], None, document)
         async for document in self._collection("user_states").find():
             async for app_name, user_id in self._owners(document["_id"]):
                 if selection.takes_user(app_name, user_id):
-                    yield _shared(app_name, user_id, document)
+                    yield _shared_state(app_name, user_id, document)
 
     async def _owners(self, id_: str | Document) -> AsyncGenerator[tuple[str, str]]:
         """The apps and users whose state a document holds.
@@ -65,17 +133,43 @@ class AdkMongoDbSource(MongoDbSource):
             if await self._collection("sessions").find_one(owner, {"_id": 1}):
                 yield app_name, user_id
 
-    @override
-    def _header(self, document: Document) -> records.SessionHeader | records.Problem:
-        return adk_rows.header_of(document)
+    async def _sessions(self, selection: Selection) -> AsyncGenerator[Item]:
+        found = self._collection("sessions").find(_chosen(selection)).sort("_id")
+        async with found.batch_size(_SESSIONS_TOGETHER) as documents:
+            async for document in documents:
+                ids = [document.get(name) for name in ("app_name", "user_id", "id")]
+                if not all(isinstance(each, str) for each in ids):
+                    place = f"document {document['_id']!r} of {self._prefix}sessions"
+                    yield Problem(place, "it does not name app, user and session")
+                    continue
+                header = adk_rows.header_of(document)
+                if isinstance(header, Problem):
+                    yield header
+                elif selection.takes(header.key, header.update_time):
+                    yield header
+                    order = {"timestamp": 1, self._tie_breaker: 1}
+                    events = self._collection("events").find(header.key.id).sort(order)
+                    async with events:
+                        async for each in events:
+                            where = f"event {each['_id']!r}"
+                            event = each.get("event_data")
+                            yield adk_rows.whole_event_of(where, event)
 
     @override
-    def _event(self, document: Document) -> records.Item:
-        where = f"event {document['_id']!r}"
-        return adk_rows.whole_event_of(where, document.get("event_data"))
+    async def _close(self) -> None:
+        await self._client.close()
 
 
-def _shared(app_name: str, user_id: str | None, document: Document) -> records.Item:
+def _shared_state(app_name: str, user_id: str | None, document: Document) -> Item:
     state = document.get("state") or {}
     row = {"app_name": app_name, "user_id": user_id, "state": state}
     return adk_rows.shared_state_of(row)
+
+
+def _chosen(selection: Selection) -> Document:
+    where: Document = {}
+    if selection.apps:
+        where["app_name"] = {"$in": sorted(selection.apps)}
+    if selection.users:
+        where["user_id"] = {"$in": sorted(selection.users)}
+    return where

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Any
 
 from google.adk.sessions.base_session_service import BaseSessionService
-from google.adk.sessions.session import Session
 
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model import scopes
@@ -84,10 +84,7 @@ class ServiceSource(BaseSource):
         """Each session with its events, after shared state that has changed."""
         for app_name in filter(selection.takes_app, self._apps):
             shown: dict[str | None, records.SharedState] = {}
-            for listed in await self._listed(app_name):
-                key = SessionKey(app_name, listed.user_id, listed.id)
-                if not selection.takes(key, listed.last_update_time):
-                    continue
+            for key in await self._keys_of_app(app_name, selection):
                 try:
                     session = await self._service.get_session(**key.id)
                 except Exception as error:  # noqa: BLE001  foreign services raise any
@@ -110,9 +107,29 @@ class ServiceSource(BaseSource):
                 for event in session.events:
                     yield event
 
-    async def _listed(self, app_name: str) -> list[Session]:
-        response = await self._service.list_sessions(app_name=app_name)
-        return sorted(response.sessions, key=lambda each: (each.user_id, each.id))
+    async def _keys_of_app(
+        self, app_name: str, selection: records.Selection
+    ) -> list[SessionKey]:
+        """The sorted keys of the selected sessions of an app."""
+        # Some services list the sessions of one user only.
+        users = [{"user_id": each} for each in selection.users] or [{}]
+        try:
+            lists = [
+                (await self._service.list_sessions(app_name=app_name, **user)).sessions
+                for user in users
+            ]
+        except TypeError as error:
+            message = (
+                f"{type(self._service).__name__} cannot list the sessions of all users:"
+                " name the users, with --user or in the Selection."
+            )
+            raise SourceError(message) from error
+        return sorted(
+            key
+            for each in chain.from_iterable(lists)
+            for key in [SessionKey(app_name, each.user_id, each.id)]
+            if selection.takes(key, each.last_update_time)
+        )
 
     async def find(
         self, key: SessionKey
@@ -146,7 +163,5 @@ class ServiceSource(BaseSource):
     async def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
         """The keys of all selected sessions."""
         for app_name in filter(selection.takes_app, self._apps):
-            for each in await self._listed(app_name):
-                key = SessionKey(app_name, each.user_id, each.id)
-                if selection.takes(key, each.last_update_time):
-                    yield key
+            for key in await self._keys_of_app(app_name, selection):
+                yield key

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from typing import Any
 
 import pytest
-from support.foreign_stores import Place, adk_extras, adk_mongodb, sql_sqlite, sqlite
+from support.foreign_stores import Place, sql_sqlite, sqlite
 
+from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import SourceError
 from mongo_session_service.transfer import (
     AdkMongoDbSource,
-    ExtraServicesSource,
     ServiceSource,
     Source,
     SqliteSource,
@@ -95,17 +94,13 @@ async def test_each_sqlite_layout_names_its_command(place: Place) -> None:
     await refused(SqlSource(url), "use `import sqlite`")
 
 
-@pytest.mark.parametrize(
-    ("make", "taken_for"),
-    [(adk_mongodb, ExtraServicesSource), (adk_extras, AdkMongoDbSource)],
-)
-async def test_each_mongodb_layout_is_told_from_the_other(
-    place: Place, make: Any, taken_for: Any
+async def test_another_services_collections_are_no_source(
+    service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
     """Documents of another service's are refused by the collection's name."""
-    await make(place)
+    await service.create_session(app_name="app", user_id="user")
 
-    source = taken_for(place.mongodb_uri, database=place.database)
+    source = AdkMongoDbSource(mongodb_uri, database=database)
     await refused(source, "'sessions' of database .* does not hold")
 
 
