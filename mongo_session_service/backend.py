@@ -1,4 +1,4 @@
-"""What one event loop uses of a service: its connection, store and committer.
+"""What one event loop uses of a service: its connection, store and writer.
 
 An async client belongs to the loop it is first used in, and ADK's ``Runner.run()``
 starts a new loop in a new thread for every call. So a service built from a URI opens
@@ -36,10 +36,10 @@ from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
 from mongo_session_service.schema.setup import create_index, is_undone, set_up
 from mongo_session_service.sessions.batch import BatchStore
-from mongo_session_service.sessions.group_commit import Committer
 from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
+from mongo_session_service.sessions.writer import Writer
 
 if TYPE_CHECKING:
     from mongo_session_service.service import MongoSessionService
@@ -49,13 +49,25 @@ LOOK_EVERY: Final = 5.0
 """Seconds between looks, while a service is in use, whether its setup was undone."""
 
 
+_generation = 0
+"""How often this process is a fork: asking for its number is a system call."""
+
+
+def _count_fork() -> None:
+    global _generation  # noqa: PLW0603
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """What one event loop uses of a service."""
 
     connection: Connection
     store: SessionStore
-    committer: Committer
+    writer: Writer
     rebaser: Rebaser
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
@@ -119,7 +131,7 @@ class Backends:
         self._look_at = 0.0
         self._look: asyncio.Task[None] | None = None
         self._build: asyncio.Task[None] | None = None
-        self._pid = os.getpid()
+        self._generation = _generation
         self._lock = threading.Lock()
         self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
         self._latest = Latest()
@@ -153,7 +165,7 @@ class Backends:
         Raises:
             ConfigurationError: the client is borrowed and belongs to another loop.
         """
-        if self._pid != os.getpid():
+        if self._generation != _generation:
             # After a fork the parent's sockets, loops and held lock are not ours.
             self._reset()
         loop = running_loop()
@@ -169,7 +181,9 @@ class Backends:
                     await self._set_up(entry.connection, builds=False)
         elif sets_up and time.monotonic() > self._look_at:
             self._start_look(entry.connection)
-        entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
+        entry.connection.has_event_index = (
+            not self._missing or EVENT_ONCE.name not in self._missing
+        )
         return entry
 
     async def set_up(self, index: Index | None) -> None:
@@ -225,13 +239,13 @@ class Backends:
                 limits=self._settings.limits,
             )
             store = SessionStore(connection, self._read_cache)
-            committer = Committer(
+            writer = Writer(
                 connection,
                 BatchStore(connection),
                 together=self._settings.transactions,
             )
-            rebaser = Rebaser(connection, store, committer)
-            entry = Backend(connection, store, committer, rebaser, keeper)
+            rebaser = Rebaser(connection, store, writer)
+            entry = Backend(connection, store, writer, rebaser, keeper)
             self._entries[loop] = entry
             return entry
 
@@ -271,7 +285,7 @@ class Backends:
                 continue
             if loop is here:
                 try:
-                    await entry.committer.settled()
+                    await entry.writer.settled()
                 finally:
                     if entry.keeper is not None:
                         await entry.keeper.aclose()
@@ -283,7 +297,7 @@ async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> N
     """Close a client in its own loop, which may be ending: then its keeper does it."""
 
     async def close() -> None:
-        await entry.committer.settled()
+        await entry.writer.settled()
         if entry.keeper is not None:
             await entry.connection.client.close()
 

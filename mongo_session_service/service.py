@@ -30,7 +30,12 @@ from mongo_session_service._public import public
 from mongo_session_service.backend import Backends, Call
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
-from mongo_session_service.codec.adk_session import marker_of, to_session
+from mongo_session_service.codec.adk_session import (
+    bring_in,
+    mark,
+    marker_of,
+    to_session,
+)
 from mongo_session_service.codec.hooks import Hook, Hooks
 from mongo_session_service.consumers import checkpoint
 from mongo_session_service.consumers.consumer import Consumer
@@ -79,9 +84,9 @@ from mongo_session_service.sessions import (
     trim,
     turns,
 )
-from mongo_session_service.sessions.batches import Caller, SessionCopy
 from mongo_session_service.sessions.details import update_details
 from mongo_session_service.sessions.fork import copy_session
+from mongo_session_service.sessions.rebase import Rebased
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns.relay import relayed
 from mongo_session_service.turns.turn import Turn, Turns
@@ -299,7 +304,7 @@ class MongoSessionService(BaseSessionService):
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
         async with self._backend() as backend:
             reading = backend.store.reading_shared_state(key)
-            await backend.committer.create(new)
+            await backend.writer.create(new)
             with once_written():
                 shared = await asyncio.shield(reading)
                 return to_session(
@@ -398,29 +403,25 @@ class MongoSessionService(BaseSessionService):
                 stored = await history.rewinding(
                     backend.connection, backend.store, key, event
                 )
+            base = marker_of(session)
+            if base is None:
+                head = await backend.store.load_head(key)
+                last_event = session.events[-1] if session.events else None
+                base = head.expected_by(session.last_update_time, last_event, event.id)
             # Late writers wait for responses, which must not wait for their places.
-            waits = not (self._is_rebasing and event.get_function_responses())
-            async with backend.committer.intake.place(waits=waits) as place:
-                append = documents.encode_append(key, stored, self._hooks)
-                if turn is not None:
-                    append = append._replace(hold=turn.hold)
-                place.hold(append.size)
-                marker = marker_of(session)
-                if marker is None:
-                    head = await backend.store.load_head(key)
-                    last_event = session.events[-1] if session.events else None
-                    marker = head.expected_by(
-                        session.last_update_time, last_event, event.id
-                    )
-                apply = super().append_event
-                actions = stored.actions
-                copy = SessionCopy(
-                    session, event, actions, marker, apply, started, place
+            if not (self._is_rebasing and event.get_function_responses()):
+                await backend.writer.admit()
+            hold = None if turn is None else turn.hold
+            append = documents.encode_append(key, stored, self._hooks, hold)
+            expected = marker_of(session) or base
+            if self._is_rebasing:
+                written = await backend.rebaser.write(
+                    append, session, event, expected, started
                 )
-                if self._is_rebasing:
-                    await backend.rebaser.commit(append, copy)
-                else:
-                    await backend.committer.commit(Caller(append, copy))
+            else:
+                marker = await backend.writer.write(append, expected, session, started)
+                written = Rebased(marker)
+            await self._show(session, event, stored, written)
         if turn is not None:
             turn.renewed_at = started
         return event
@@ -464,26 +465,37 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         turn = self._turns.held(key)
         async with self._backend() as backend:
-            waits = not event.get_function_responses()
-            async with backend.committer.intake.place(waits=waits) as place:
-                append = documents.encode_append(key, event, self._hooks)
-                if turn is not None:
-                    append = append._replace(hold=turn.hold)
-                place.hold(append.size)
-                stored = await backend.store.load_end(key)
-                copy = SessionCopy(
-                    to_session(stored),
-                    event,
-                    event.actions,
-                    stored.marker,
-                    super().append_event,
-                    started,
-                    place,
-                )
-                await backend.rebaser.commit(append, copy)
+            stored = await backend.store.load_end(key)
+            session = to_session(stored)
+            if not event.get_function_responses():
+                await backend.writer.admit()
+            hold = None if turn is None else turn.hold
+            append = documents.encode_append(key, event, self._hooks, hold)
+            written = await backend.rebaser.write(
+                append, session, event, stored.marker, started
+            )
+            await self._show(session, event, event, written)
         if turn is not None:
             turn.renewed_at = started
         return event
+
+    async def _show(
+        self, session: Session, event: Event, stored: Event, written: Rebased
+    ) -> None:
+        """Show an event that is stored, with what was stored before and after it."""
+        if written.marker is None:
+            return
+        if written.missed is not None:
+            bring_in(session, written.missed)
+        mark(session, written.marker)
+        if event is not stored:  # a rewind, which also restores the initial state
+            event.actions = stored.actions
+        session.last_update_time = event.timestamp
+        await super().append_event(session, event)
+        if written.later is not None:
+            bring_in(session, written.later)
+            mark(session, written.later.marker)
+            session.last_update_time = written.later.update_time
 
     def turn(
         self,

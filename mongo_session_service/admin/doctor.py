@@ -24,7 +24,7 @@ from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.privileges import FEATURES, needs
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema import version
@@ -352,7 +352,7 @@ async def _transactions(connection: Connection) -> Finding:
         return judge_transaction(None)
     server.check_server(await server.greeted(connection.client), transactions=True)
     began = time.perf_counter()
-    await connection.transaction(read)
+    await run_transaction(connection, read)
     return judge_transaction(time.perf_counter() - began)
 
 

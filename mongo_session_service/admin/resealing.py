@@ -26,7 +26,7 @@ from mongo_session_service.consumers import dead_letters
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
 from mongo_session_service.errors import (
     ConfigurationError,
     MongoSessionServiceError,
@@ -178,7 +178,7 @@ class _Walk:
             for each in old
         ]
         command = {"update": self.collection.name, "updates": updates}
-        await self.at.write(command, txn)
+        await run_write(self.at, command, txn)
 
     def counts(self, ids: list[Any]) -> Counter[str]:
         """How many of some documents each field of :class:`Resealed` counts."""
@@ -237,7 +237,7 @@ class _Walk:
         done: list[_Renewal] = []
         for first in range(0, len(old), self.together):
             write = partial(self._write, old[first : first + self.together])
-            done += await uninterrupted(self.at.transaction(write))
+            done += await uninterrupted(run_transaction(self.at, write))
         return done
 
     async def _write(self, old: list[_Renewal], txn: Txn) -> list[_Renewal]:

@@ -40,6 +40,7 @@ _ENDLESS: Final = ("Maximum serialization depth", "Circular reference")
 
 _SCALARS: Final = {str, int, float, bool, type(None)}
 _CONTAINERS: Final = {dict, list, tuple}
+_AS_THEY_ARE: Final = {float, bool, bytes, type(None)}
 _INT64: Final = range(-(2**63), 2**63)
 _ESCAPES: Final = (("%", "%25"), (".", "%2E"), ("$", "%24"), ("\0", "%00"))
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
@@ -112,8 +113,13 @@ def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
         if not key.isidentifier() and _NOT_A_FIELD_NAME.search(key):
             return _wrap(value)
         # What most items are, without a call for each.
-        is_plain = type(item) is str and item.isascii()
-        encoded[key] = item if is_plain else encode_value(item, depth + 1)
+        kind = type(item)
+        if (kind is str and item.isascii()) or kind in _AS_THEY_ARE:
+            encoded[key] = item
+        elif kind is dict:
+            encoded[key] = _encode_dict(item, depth + 1)
+        else:
+            encoded[key] = encode_value(item, depth + 1)
     return encoded
 
 
@@ -130,7 +136,12 @@ def decode_value(value: Any) -> Any:
 
 def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
     """One scope's state, or a delta to it, as fields of its document."""
-    return {escape_key(key): encode_value(value) for key, value in state.items()}
+    return {
+        escape_key(key): value
+        if type(value) is str and value.isascii()
+        else encode_value(value)
+        for key, value in state.items()
+    }
 
 
 def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, Details
 from mongo_session_service.model.records import (
     Append,
     Document,
+    Hold,
     Marker,
     NewSession,
     SessionKey,
@@ -126,6 +127,7 @@ def is_wrapped(encoded: bytes) -> bool:
 
 
 _NUMBER: Final = (int, float)
+_SCALARS: Final = {str, int, float, bool, type(None)}
 
 
 OVER: Final = 0
@@ -270,34 +272,40 @@ def encode_state(
 
 def encode_event_fields(event: Event) -> dict[str, Any]:
     """An event's fields as they are stored without hooks."""
-    document, delta = _encode_event(event, lambda delta: delta)
+    document, delta = _encode_event(event, None)
     limits.check_event_size(event.id, delta, len(bson.encode(document)))
     return document
 
 
-def encode_append(key: SessionKey, event: Event, hooks: Hooks) -> Append:
+def encode_append(
+    key: SessionKey, event: Event, hooks: Hooks, hold: Hold | None = None
+) -> Append:
     """An event and its effect on state, ready to be stored, ``temp:`` left out."""
-    owner = Owner.of_session(key)
-    document, delta = _encode_event(event, partial(hooks.state_to_store, owner=owner))
-    if hooks.before_store is not None:
+    if hooks.before_store is None:
+        document, delta = _encode_event(event, None)
+    else:
+        owner = Owner.of_session(key)
+        changed = partial(hooks.state_to_store, owner=owner)
+        document, delta = _encode_event(event, changed)
         content = hooks.event_to_store(bson_values.decode_value(document), owner)
         document = bson_values.encode_value(content)
     encoded = bson.encode(document)
     limits.check_event_size(event.id, delta, len(encoded))
     return Append(
-        key=key,
-        timestamp=document["timestamp"],
-        event=document,
-        is_wrapped=is_wrapped(encoded),
-        is_hooked=hooks.has_both,
-        delta=_encode_scopes(delta),
-        encoded=encoded,
-        title=metadata.new_title(delta) if hooks.is_missing else NOT_GIVEN,
+        key,
+        document["timestamp"],
+        document,
+        is_wrapped(encoded),
+        hooks.has_both,
+        _encode_scopes(delta),
+        encoded,
+        hold,
+        metadata.new_title(delta) if delta and hooks.is_missing else NOT_GIVEN,
     )
 
 
 def _encode_event(
-    event: Event, change: Callable[[dict[str, Any]], dict[str, Any]]
+    event: Event, change: Callable[[dict[str, Any]], dict[str, Any]] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """An event's fields, and the delta in them, which is changed as it is stored."""
     check_id("The event's id", event.id)
@@ -305,8 +313,11 @@ def _encode_event(
         document, is_doubtful = events.dump_event(event)
     except InvalidInputError as error:
         raise InvalidInputError(f"The event cannot be stored: {error}.") from None
-    delta = _json_state(scopes.without_temp(_check_state(event.actions.state_delta)))
-    delta = change(delta)
+    delta = event.actions.state_delta
+    if delta or type(delta) is not dict:
+        delta = _json_state(scopes.without_temp(_check_state(delta)))
+    if change is not None:
+        delta = change(delta)
     document["actions"]["state_delta"] = delta
     events.drop_defaults(document)
     try:
@@ -518,6 +529,8 @@ def _check_state(state: object) -> dict[str, Any]:
         message = f"state must be a dict, not {type(state).__name__}."
         raise InvalidInputError(message)
     for key in state:
+        if type(key) is str and len(key) <= bson_values.MAX_KEY_LENGTH:
+            continue
         if not isinstance(key, str):
             message = f"State keys must be strings, not {type(key).__name__}."
             raise InvalidInputError(message)
@@ -533,6 +546,9 @@ def _check_state(state: object) -> dict[str, Any]:
 def _json_state(state: dict[str, Any]) -> dict[str, Any]:
     forms = {}
     for key, value in state.items():
+        if type(value) in _SCALARS:  # which JSON has as they are
+            forms[key] = value
+            continue
         try:
             forms[key] = bson_values.json_form(value, f"State key {quoted(key)}")
         except InvalidInputError as error:
@@ -542,7 +558,23 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode_scopes(state: dict[str, Any]) -> ScopedState:
-    return scopes.mapped(scopes.split(state), bson_values.encode_fields)
+    app: dict[str, Any] = {}
+    user: dict[str, Any] = {}
+    session: dict[str, Any] = {}
+    for key, value in state.items():
+        scope = session
+        if ":" in key:
+            if key.startswith(State.TEMP_PREFIX):
+                continue
+            for prefix, its in ((State.APP_PREFIX, app), (State.USER_PREFIX, user)):
+                if key.startswith(prefix):
+                    key, scope = key.removeprefix(prefix), its  # noqa: PLW2901
+                    break
+        is_plain = type(value) is str and value.isascii()
+        scope[bson_values.escape_key(key)] = (
+            value if is_plain else bson_values.encode_value(value)
+        )
+    return ScopedState(app, user, session)
 
 
 def summaries(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, get_args, get_origin
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, get_args, get_origin
 
 from google.adk.events.event import Event, NodeInfo
 from google.adk.events.event_actions import EventActions
@@ -26,6 +27,7 @@ _DICTS_OF_ACTIONS: Final = [
 _NEVER_NONE: Final = ("invocation_id", "author", "actions", "node_info", "timestamp")
 _SCALARS: Final = (str, int, float)
 _PLAIN: Final = {dict, float}
+_NOTHING: Final = {type(None)}
 _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 
 
@@ -91,18 +93,22 @@ def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
     Fields can be assigned anything, and an event that cannot be read would make its
     whole session unreadable. If that is certain, it is an ``InvalidInputError``.
     """
+    fields, actions = event.__dict__, event.actions
     for name in _NEVER_NONE:
-        if getattr(event, name) is None:
+        if fields[name] is None:
             raise InvalidInputError(f"its {name} is None")
-    if not isinstance(event.actions, EventActions):
+    if not isinstance(actions, EventActions):
         raise InvalidInputError("its actions are not EventActions")
+    fields = actions.__dict__
     for name in _DICTS_OF_ACTIONS:
-        if not isinstance(getattr(event.actions, name), dict):
+        if not isinstance(fields[name], dict):
             raise InvalidInputError(f"its actions.{name} is not a dict")
-    document, is_doubtful = _dump(event)
+    document, is_doubtful = _dump_ordinary(event), False
+    if document is None:
+        document, is_doubtful = _dump(event)
     if not math.isfinite(document["timestamp"]):
         raise InvalidInputError("its timestamp is not a finite number")
-    for call_id, config in event.actions.requested_auth_configs.items():
+    for call_id, config in actions.requested_auth_configs.items():
         is_doubtful = True
         if isinstance(config, BaseModel):
             # Security schemes are read back by their aliases only.
@@ -110,6 +116,39 @@ def dump_event(event: Event) -> tuple[dict[str, Any], bool]:
                 by_alias=True, exclude_none=True
             )
     return document, is_doubtful
+
+
+def _dump_ordinary(event: Event) -> dict[str, Any] | None:
+    """Dump an event whose actions are a delta of state and no more, as most are.
+
+    The delta is left to the caller. ADK serializes it, and the rest of the actions, in
+    Python, which would take longer than the whole rest.
+    """
+    fields, actions, node = event.__dict__, event.actions, event.node_info
+    content = fields["content"]
+    is_ordinary = (
+        type(event) is Event
+        and type(actions) is EventActions
+        and _other_actions(actions.__dict__) == _NO_ACTIONS
+        and type(node) is NodeInfo
+        and node.__dict__ == _NO_NODE_FIELDS
+        and not fields["long_running_tool_ids"]
+        and type(fields["timestamp"]) is float
+        and _NOTHING.issuperset(map(type, _rarely_set(fields)))
+        and (content is None or type(content) is types.Content)
+    )
+    if not is_ordinary or (content is not None and not is_as_declared(content)):
+        return None
+    try:
+        document: dict[str, Any] = Event.__pydantic_serializer__.to_python(
+            event, exclude_none=True, warnings="error", exclude=_OF_ORDINARY
+        )
+    except Exception:  # noqa: BLE001  a serializer's, which may quote values
+        return None
+    # Repeated events are recognised by their bytes, so fields keep their order.
+    after = [name for name in _AFTER_ACTIONS if name in document]
+    late = {name: document.pop(name) for name in after}
+    return {**document, "actions": {}, **late}
 
 
 def _dump(event: Event) -> tuple[dict[str, Any], bool]:
@@ -147,11 +186,17 @@ def is_as_declared(model: BaseModel) -> bool:
 
     An object that no field could be made of is an ``InvalidInputError``.
     """
-    values = model.__dict__
-    for name, classes in _declared(type(model)):
-        value = values.get(name)
-        if value is None or (type(value) in classes and type(value) in _PLAIN):
-            continue  # what most are, without a call for each
+    declared, values = _declared(type(model)), model.__dict__
+    try:
+        found = declared.values_of(values)
+    except KeyError:  # it was made without validation
+        found = tuple(values.get(name) for name in declared.classes)
+    if _NOTHING.issuperset(map(type, found)):  # what most are
+        return True
+    for value, classes in zip(found, declared.classes.values(), strict=True):
+        kind = type(value)
+        if value is None or (kind in _PLAIN and kind in classes):
+            continue  # without a call for each
         if not _is_of(value, classes):
             return False
     return True
@@ -174,14 +219,24 @@ def _is_one(value: Any, classes: tuple[type, ...]) -> bool:
     return False
 
 
+class _Declared(NamedTuple):
+    """The fields of a model that hold models, dicts of anything or floats."""
+
+    classes: dict[str, tuple[type, ...]]
+    values_of: Callable[[dict[str, Any]], tuple[Any, ...]]
+    """Gets their values from those of all fields."""
+
+
 @cache
-def _declared(model: type[BaseModel]) -> tuple[tuple[str, tuple[type, ...]], ...]:
-    """The fields that hold models, dicts of anything or floats, and of which class."""
-    return tuple(
-        (name, classes)
+def _declared(model: type[BaseModel]) -> _Declared:
+    classes = {
+        name: found
         for name, field in model.model_fields.items()
-        if (classes := tuple(_classes(field.annotation)))
-    )
+        if (found := tuple(_classes(field.annotation)))
+    }
+    if len(classes) > 1:
+        return _Declared(classes, itemgetter(*classes))
+    return _Declared(classes, lambda values: tuple(values[name] for name in classes))
 
 
 def _classes(annotation: Any) -> Iterator[type]:
@@ -199,9 +254,35 @@ def _field(location: tuple[str | int, ...]) -> str:
     return ".".join(map(str, location[:levels]))
 
 
+_OF_ORDINARY: Final = {"actions", "node_info"}
+"""Fields that are not dumped of an ordinary event, which has them as they are made."""
+_OTHER_ACTIONS: Final[dict[str, dict[str, Any] | None]] = {
+    name: {} if field.default_factory is dict else None
+    for name, field in EventActions.model_fields.items()
+    if name != "state_delta"
+}
+_NO_ACTIONS: Final = tuple(_OTHER_ACTIONS.values())
+_NO_NODE_FIELDS: Final = NodeInfo().__dict__
+_other_actions: Final = itemgetter(*_OTHER_ACTIONS)
+_rarely_set: Final = itemgetter(
+    *(
+        name
+        for name in _declared(Event).classes
+        if name not in {*_OF_ORDINARY, "content", "timestamp"}
+    )
+)
+_AFTER_ACTIONS: Final = [*Event.model_fields][
+    [*Event.model_fields].index("actions") + 1 :
+]
+
+
 def drop_defaults(document: dict[str, Any]) -> None:
     """Leave out what an event has anyway, a quarter of an ordinary one."""
     actions = document["actions"]
+    if "node_info" not in document:  # it is ordinary
+        if not actions["state_delta"]:
+            del actions["state_delta"]
+        return
     for name in _DICTS_OF_ACTIONS:
         if not actions[name]:
             del actions[name]

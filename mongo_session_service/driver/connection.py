@@ -1,4 +1,4 @@
-"""Connection: a client as one event loop uses it, its collections and transactions.
+"""Connection: a client as one event loop uses it, its collections and client sessions.
 
 PyMongo's ``AsyncMongoClient``, Motor and mongomock-motor differ in small ways; the
 differences end here.
@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
+import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo import ReadPreference
-from pymongo.errors import DuplicateKeyError, OperationFailure, WriteError
+from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from mongo_session_service import telemetry
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
-from mongo_session_service.driver import compat, transactions
+from mongo_session_service.driver import compat
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Latest, Secondaries
 from mongo_session_service.driver.compat import Driver, LoginLostError
-from mongo_session_service.driver.errors import DUPLICATE_KEY, WRITE_CONFLICT
-from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.model.limits import DEFAULT, Limits
 
 Result = TypeVar("Result")
 
 _PRIMARY: Final = ReadPreference.PRIMARY
 _LOCAL: Final = ReadConcern("local")
+FAREWELL: Final = 2.0
+"""Seconds for the server to end what was given up."""
+
 BATCH: Final = 5_000
 """Documents per reply, of 16 MB at most: the driver handles these in 10 ms."""
 
@@ -91,51 +92,17 @@ class Connection:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a write is given up."""
-        return transactions.patience(self.client)
-
-    async def transaction(
-        self, work: Callable[[Txn], Awaitable[Result]], *, limit: float | None = None
-    ) -> Result:
-        """Run ``work`` as one transaction, majority-committed when this returns.
-
-        The driver retries it on transient errors, so ``work`` must compute everything
-        afresh. Without transactions it runs once, statement by statement. It is given
-        up after ``limit`` seconds; after :attr:`patience` by default.
-        """
-        if not self.has_transactions:
-            return await work(None)
-        runs = 0
-
-        async def counted(txn: Txn) -> Result:
-            nonlocal runs
-            runs += 1
-            if runs > 1:
-                telemetry.count_retry(self.database.name)
-            try:
-                return await work(txn)
-            except OperationFailure as error:
-                if error.code == WRITE_CONFLICT:
-                    telemetry.count_conflict(self.database.name)
-                raise
-
-        concern = self.database.write_concern
-        async with self._writing() as session:
-            try:
-                return await transactions.run(session, counted, concern, limit)
-            except Exception:
-                if self.secondaries is not None and session.operation_time:
-                    # The next read has to include what the transaction failed for.
-                    self.secondaries.heard_of(session.operation_time, session)
-                raise
+        """Seconds after which a write is given up: ``timeoutMS``, or a minute."""
+        longest = self.limits.write_seconds
+        return min(self.client.options.timeout or longest, longest)
 
     async def acknowledged(self, write: Callable[[Any], Awaitable[Result]]) -> Result:
-        """Do a write of one document, in a session of the driver's."""
+        """Do a write of one document, in a client session."""
         try:
-            async with self._writing() as session:
+            async with self.writing() as session:
                 return await write(session)
         except LoginLostError:
-            async with self._writing() as session:
+            async with self.writing() as session:
                 return await write(session)
 
     def plain(self, collection: Any) -> Any:
@@ -149,8 +116,8 @@ class Connection:
         return collection.with_options(codec_options=CodecOptions())
 
     @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[Any]:
-        """A driver's session, whose write is recorded as the service's latest."""
+    async def writing(self) -> AsyncIterator[Any]:
+        """A client session, whose write is recorded as the service's latest."""
         primary = self.driver.primary(self.client)
         async with self.driver.session(self.client) as session:
             yield session
@@ -158,7 +125,7 @@ class Connection:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
-        """A driver's session that ends the cursors of a cancelled caller."""
+        """A client session that ends the cursors of a cancelled caller."""
         if self.driver is Driver.MOCK:
             yield None
             return
@@ -168,22 +135,8 @@ class Connection:
             except asyncio.CancelledError:
                 # The server would keep the rest of a long reply for half an hour. The
                 # ids of some cursors are unknown: their replies were not awaited.
-                await uninterrupted(transactions.end(session))
+                await uninterrupted(kill_client_session(session))
                 raise
-
-    async def write(self, command: dict[str, Any], txn: Txn) -> int:
-        """Run an ``insert`` or ``update`` in a transaction; the ``n`` of its reply.
-
-        Raises:
-            WriteError: a document was refused; a ``DuplicateKeyError`` if for its key.
-        """
-        # The driver's own methods create an object for every document of a batch.
-        reply = await self.database.command(command, session=txn)
-        for error in reply.get("writeErrors", ()):
-            kind = DuplicateKeyError if error["code"] == DUPLICATE_KEY else WriteError
-            raise kind(error.get("errmsg", ""), error["code"], error)
-        count: int = reply["n"]
-        return count
 
     async def reply(self, command: dict[str, Any], session: Any) -> RawBSONDocument:
         """The primary's reply to a command that reads, left encoded."""
@@ -201,3 +154,17 @@ class Connection:
             self.latest.bring_to(session)
             options = {"session": session, "batchSize": BATCH}
             return await self.driver.results(collection.aggregate(pipeline, **options))
+
+
+async def kill_client_session(
+    session: Any, preference: Any = ReadPreference.PRIMARY
+) -> None:
+    """Make a server, by preference, end all that runs in a client session.
+
+    The session's owner needs no privilege for this. It is given up soon.
+    """
+    with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
+        async with asyncio.timeout(FAREWELL):
+            admin = session.client["admin"]
+            ids = [session.session_id]
+            await admin.command("killSessions", ids, read_preference=preference)

@@ -13,10 +13,14 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.replies import Encoded, Found
-from mongo_session_service.driver import collector, transactions
+from mongo_session_service.driver import collector
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Secondaries
-from mongo_session_service.driver.connection import BATCH, Connection
+from mongo_session_service.driver.connection import (
+    BATCH,
+    Connection,
+    kill_client_session,
+)
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import ConfigurationError
 
@@ -249,7 +253,7 @@ async def _read_secondary(
             results = await connection.driver.results(aggregate)
         except asyncio.CancelledError:
             # Where several members may be read, this may reach another one.
-            await uninterrupted(transactions.end(session, secondaries.preference))
+            await uninterrupted(kill_client_session(session, secondaries.preference))
             raise
         secondaries.heard_of(session.operation_time, session)
         return Found(_encoded(results))

@@ -4,98 +4,171 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-import pymongo
 from pymongo import ReadPreference
-from pymongo.errors import ConfigurationError, NetworkTimeout, PyMongoError
+from pymongo.errors import (
+    ConfigurationError,
+    DuplicateKeyError,
+    NetworkTimeout,
+    OperationFailure,
+    PyMongoError,
+    WriteError,
+)
 from pymongo.read_concern import ReadConcern
-from pymongo.write_concern import WriteConcern
 
+from mongo_session_service import telemetry
 from mongo_session_service.driver.compat import renewed
-from mongo_session_service.driver.retry import RETRY_LIMIT
+from mongo_session_service.driver.connection import (
+    FAREWELL,
+    Connection,
+    kill_client_session,
+)
+from mongo_session_service.driver.errors import DUPLICATE_KEY, WRITE_CONFLICT
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
-"""The driver's session inside a transaction; None where there are no transactions."""
+"""A client session inside a transaction; None where there are no transactions."""
 
 _UNKNOWN: Final = "UnknownTransactionCommitResult"
 _PASSING: Final = "TransientTransactionError"
-_FAREWELL: Final = 2.0  # seconds for the server to end what was given up
+_LOCAL: Final = ReadConcern("local")
 
 
-async def run(
-    txn: Txn,
+class LockedError(Exception):
+    """Another transaction holds a document; nothing was written."""
+
+    def __init__(self, collection: str) -> None:
+        super().__init__()
+        self.collection = collection
+        """The name of the document's collection, if it is known."""
+
+
+class _WriteConflictError(OperationFailure):
+    """A write conflict, and the collection where it was met."""
+
+    def __init__(self, error: OperationFailure, collection: str) -> None:
+        super().__init__(str(error), error.code, error.details)
+        self.collection = collection
+
+
+async def run_transaction(
+    connection: Connection,
     work: Callable[[Txn], Awaitable[Result]],
-    concern: WriteConcern,
+    *,
     limit: float | None = None,
+    attempts: int | None = None,
 ) -> Result:
-    """Run ``work``, again whenever the driver retries it, as one transaction.
+    """Run ``work`` as one transaction, majority-committed when this returns.
 
-    It is given up after ``limit`` seconds; after :func:`patience` by default.
+    The driver retries it on transient errors, so ``work`` must compute everything
+    afresh. Without transactions it runs once, statement by statement.
+
+    Args:
+        connection: Where to run it.
+        work: Makes the statements, in the client session that it is given.
+        limit: Seconds after which it is given up; the connection's patience by default.
+        attempts: How many write conflicts to meet at most; by default the driver
+            retries until the time is over.
+
+    Raises:
+        LockedError: the last of the ``attempts`` has met a write conflict.
     """
-    is_committing = False
-
-    async def tracked(txn: Txn) -> Result:
-        nonlocal is_committing
-        is_committing = False
+    if not connection.has_transactions:
+        return await work(None)
+    limit = connection.patience if limit is None else max(limit, 0.0)
+    async with connection.writing() as session:
+        attempt = _Attempt(work, connection.database.name, attempts)
         try:
-            result = await work(txn)
-        except PyMongoError as error:
-            if not await renewed(txn.client, error):
+            # Two timers per transaction, one to interrupt the work and one its abort.
+            # The driver's own timeout costs several timers per command.
+            async with (
+                asyncio.timeout(limit + FAREWELL),
+                asyncio.timeout(limit) as timer,
+            ):
+                result: Result = await session.with_transaction(
+                    attempt,
+                    read_concern=_LOCAL,
+                    write_concern=connection.database.write_concern,
+                    read_preference=ReadPreference.PRIMARY,
+                )
+        except Exception as error:
+            if connection.secondaries is not None and session.operation_time:
+                # The next read has to include what the transaction failed for.
+                connection.secondaries.heard_of(session.operation_time, session)
+            if not isinstance(error, PyMongoError | TimeoutError):
                 raise
-            raise PyMongoError(str(error), [_PASSING]) from None
-        is_committing = True
-        return result
-
-    limit = patience(txn.client) if limit is None else max(limit, 0.0)
-    try:
-        # Two timers per transaction, one to interrupt the work and one its abort. The
-        # driver's own timeout costs several timers per command.
-        async with (
-            asyncio.timeout(limit + _FAREWELL),
-            asyncio.timeout(limit) as timer,
-        ):
-            result: Result = await txn.with_transaction(
-                tracked,
-                read_concern=ReadConcern("local"),
-                write_concern=concern,
-                read_preference=ReadPreference.PRIMARY,
+            is_late, is_committing = timer.expired(), attempt.is_done
+            is_outdated = isinstance(error, PyMongoError) and await renewed(
+                session.client, error
             )
-    except (PyMongoError, TimeoutError) as error:
-        is_outdated = isinstance(error, PyMongoError) and await renewed(
-            txn.client, error
-        )
-        if is_committing or timer.expired():
-            # The driver does not abort what it tried to commit, and cannot abort what
-            # the server is still doing.
-            await end(txn)
-        if isinstance(error, TimeoutError) and timer.expired():
-            message = f"it did not finish a transaction within {limit:g} seconds"
-            if is_committing:
-                raise PyMongoError(message, [_UNKNOWN]) from None
-            raise NetworkTimeout(message) from None
-        if is_committing and (is_outdated or isinstance(error, ConfigurationError)):
-            # Raised when the driver retries a commit, whose first request may have
-            # arrived.
-            raise PyMongoError(str(error), [_UNKNOWN]) from None
-        raise
+            if is_committing or is_late:
+                # The driver does not abort what it tried to commit, and cannot abort
+                # what the server is still doing.
+                await kill_client_session(session)
+            if isinstance(error, TimeoutError):
+                if not is_late:
+                    raise
+                message = f"it did not finish a transaction within {limit:g} seconds"
+                if is_committing:
+                    raise PyMongoError(message, [_UNKNOWN]) from None
+                raise NetworkTimeout(message) from None
+            if is_committing and (is_outdated or isinstance(error, ConfigurationError)):
+                # Raised when the driver retries a commit, whose first request may have
+                # arrived.
+                raise PyMongoError(str(error), [_UNKNOWN]) from None
+            raise
     return result
 
 
-def patience(client: Any) -> float:
-    """Seconds after which a write is given up: the URI's ``timeoutMS``, or a minute."""
-    return min(client.options.timeout or RETRY_LIMIT, RETRY_LIMIT)
+class _Attempt(Generic[Result]):
+    """One attempt after the other at a transaction, as the driver calls for them."""
+
+    def __init__(
+        self,
+        work: Callable[[Txn], Awaitable[Result]],
+        database: str,
+        most: int | None,
+    ) -> None:
+        self._work, self._database, self._most = work, database, most
+        self._count = 0
+        self.is_done = False
+        """Whether the statements are made, so that the driver commits."""
+
+    async def __call__(self, txn: Txn) -> Result:
+        self.is_done = False
+        self._count += 1
+        if self._count > 1:
+            telemetry.count_retry(self._database)
+        try:
+            result = await self._work(txn)
+        except PyMongoError as error:
+            if isinstance(error, OperationFailure) and error.code == WRITE_CONFLICT:
+                telemetry.count_conflict(self._database)
+                if self._count == self._most:
+                    raise LockedError(getattr(error, "collection", "")) from None
+            if await renewed(txn.client, error):
+                raise PyMongoError(str(error), [_PASSING]) from None
+            raise
+        self.is_done = True
+        return result
 
 
-async def end(session: Any, preference: Any = ReadPreference.PRIMARY) -> None:
-    """Make a server, by preference, end all that runs in a driver's session.
+async def run_write(connection: Connection, command: dict[str, Any], txn: Txn) -> int:
+    """Run an ``insert`` or ``update`` in a transaction; return the ``n`` of its reply.
 
-    The session's owner needs no privilege for this. It is given up soon.
+    Raises:
+        WriteError: a document was refused; a ``DuplicateKeyError`` if for its key.
     """
-    with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
-        async with asyncio.timeout(_FAREWELL):
-            admin = session.client["admin"]
-            ids = [session.session_id]
-            await admin.command("killSessions", ids, read_preference=preference)
+    # The driver's own methods create an object for every document of a batch.
+    try:
+        reply = await connection.database.command(command, session=txn)
+    except OperationFailure as error:
+        if error.code != WRITE_CONFLICT:
+            raise
+        raise _WriteConflictError(error, next(iter(command.values()))) from None
+    for refused in reply.get("writeErrors", ()):
+        kind = DuplicateKeyError if refused["code"] == DUPLICATE_KEY else WriteError
+        raise kind(refused.get("errmsg", ""), refused["code"], refused)
+    count: int = reply["n"]
+    return count

@@ -13,5 +13,13 @@ from dataclasses import dataclass
 class Limits:
     """What one service may hold at once, and how long it waits."""
 
+    queued_writes: int = 4096
+    """Writes that are encoded and wait; as many again may wait for a lock."""
+    queued_bytes: int = 64_000_000
+    """Bytes of these writes."""
+    write_seconds: float = 60.0
+    """Seconds after which a write is given up, unless the URI's ``timeoutMS`` is less;
+    an election takes up to 12."""
+
 
 DEFAULT = Limits()

@@ -137,7 +137,7 @@ class Append(NamedTuple):
         return len(self.encoded)
 
 
-class Planned(NamedTuple):
+class PlannedWrite(NamedTuple):
     """A write, and the version that it expects of its session."""
 
     write: Append | NewSession

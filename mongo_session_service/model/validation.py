@@ -24,6 +24,8 @@ if they fit into 16 MB twice, beside the event."""
 
 def check_id(what: str, value: object) -> str:
     """Return a string of at most ``MAX_ID_BYTES`` that can name something."""
+    if type(value) is str and 0 < len(value) <= MAX_ID_BYTES and value.isascii():
+        return value  # as most are, without a call for each condition
     text = check_text(what, value)
     if (length := len(text.encode())) > MAX_ID_BYTES:
         message = f"{what} has {length} bytes in UTF-8; it may have {MAX_ID_BYTES}."

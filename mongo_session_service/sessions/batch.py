@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
-from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
+from pymongo.errors import NetworkTimeout, PyMongoError
 
 from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, is_apart
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
 from mongo_session_service.errors import (
     quoted,
     session_exists_error,
@@ -27,7 +28,7 @@ from mongo_session_service.model.records import (
     Document,
     Marker,
     NewSession,
-    Planned,
+    PlannedWrite,
     SessionKey,
 )
 from mongo_session_service.sessions.details import announce_details, fields_update
@@ -35,35 +36,15 @@ from mongo_session_service.sessions.queries import (
     TURN_EPOCH,
     TURN_RENEWED,
     user_state_id,
-    visible,
 )
 from mongo_session_service.sessions.store import (
     find_event_document,
     find_session_document,
 )
 
-_WRITE_CONFLICT: Final = 112
-
 
 class RefusedError(Exception):
     """Something about a batch of appends is not as expected; nothing was written."""
-
-
-class LockedError(Exception):
-    """Another writer's transaction has locked a document; nothing was written."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length = length
-        """How many parts the document's id has: 1 of an app's, 2 a user's, else 3."""
-
-
-class _ConflictError(OperationFailure):
-    """A write conflict, and where it was met."""
-
-    def __init__(self, error: OperationFailure, length: int) -> None:
-        super().__init__(str(error), error.code, error.details)
-        self.length = length
 
 
 class OtherTtlError(Exception):
@@ -92,7 +73,7 @@ class BatchStore:
         self._connection = connection
 
     async def commit_batch(
-        self, planned: list[Planned], *, limit: float, attempts: int, is_lone: bool
+        self, planned: list[PlannedWrite], *, limit: float, attempts: int, is_lone: bool
     ) -> None:
         """Store sessions, events and their effect on state, as one transaction.
 
@@ -109,19 +90,7 @@ class BatchStore:
                 single one :meth:`explain_refusal` tells more.
             LockedError: another transaction still holds a document.
         """
-        left, at = attempts, self._connection
-
-        async def write(txn: Txn) -> None:
-            nonlocal left
-            left -= 1
-            try:
-                await self._write(planned, txn)
-            except _ConflictError as error:
-                if left:
-                    raise
-                telemetry.count_conflict(self._connection.database.name)
-                raise LockedError(error.length) from None
-
+        at = self._connection
         try:
             if not (at.has_transactions and at.has_event_index):
                 await self._refuse_known_events(planned)
@@ -130,7 +99,8 @@ class BatchStore:
             if alone and is_one_document(first):
                 await self._create(first, limit)
             else:
-                await at.transaction(write, limit=limit)
+                write = partial(self._write, planned)
+                await run_transaction(at, write, limit=limit, attempts=attempts)
         except PyMongoError as error:
             if is_duplicate_key(error):
                 raise RefusedError from None
@@ -152,7 +122,7 @@ class BatchStore:
             except TimeoutError:
                 raise NetworkTimeout from None
 
-    async def _write(self, planned: list[Planned], txn: Txn) -> None:
+    async def _write(self, planned: list[PlannedWrite], txn: Txn) -> None:
         created = [write for write, *_ in planned if isinstance(write, NewSession)]
         appends = [write for write, *_ in planned if isinstance(write, Append)]
         # Shared state ends as the last append has it, which is what subscribers who
@@ -196,17 +166,7 @@ class BatchStore:
                 await collection.insert_one(document)
         elif several:
             command = {"insert": collection.name, "documents": several}
-            await self._run(command, collection, txn)
-
-    async def _run(self, command: Document, collection: Any, txn: Txn) -> int:
-        try:
-            return await self._connection.write(command, txn)
-        except OperationFailure as error:
-            if error.code != _WRITE_CONFLICT:
-                raise
-            at = self._connection
-            shared = {at.app_states.name: 1, at.user_states.name: 2}
-            raise _ConflictError(error, shared.get(collection.name, 3)) from None
+            await run_write(self._connection, command, txn)
 
     async def _update(
         self,
@@ -230,9 +190,9 @@ class BatchStore:
             for wanted, change in updates
         ]
         command = {"update": collection.name, "updates": statements}
-        return await self._run(command, collection, txn)
+        return await run_write(self._connection, command, txn)
 
-    async def _refuse_known_events(self, planned: list[Planned]) -> None:
+    async def _refuse_known_events(self, planned: list[PlannedWrite]) -> None:
         for write, *_ in planned:
             if isinstance(write, Append) and await find_event_document(
                 self._connection, write.key, write.event["id"]
@@ -241,7 +201,7 @@ class BatchStore:
 
     async def explain_refusal(
         self,
-        planned: Planned,
+        planned: PlannedWrite,
         *,
         limit: float | None = None,
         may_retry: bool = False,
@@ -274,7 +234,7 @@ class BatchStore:
 
         # A primary may show what it has not replicated, and lose it when it is deposed.
         # What a transaction has read is on a majority once it is committed.
-        session, stored = await self._connection.transaction(find, limit=limit)
+        session, stored = await run_transaction(self._connection, find, limit=limit)
         marker = Marker.of(session)
         if stored is None:
             turn = session.get("turn", {})
@@ -321,7 +281,7 @@ def _initial(session: NewSession) -> Document:
     return fields | ({LOG_BEGINS: session.log_begins} if session.log_begins else {})
 
 
-def session_updates(planned: Iterable[Planned]) -> list[Update]:
+def session_updates(planned: Iterable[PlannedWrite]) -> list[Update]:
     """What appends change in their sessions: one update for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
@@ -334,12 +294,13 @@ def session_updates(planned: Iterable[Planned]) -> list[Update]:
             continue
         update = updates.get(append.key)
         if update is None:
+            revision, create_time, ttl = expected
             first = {
                 "_id": append.key.id,
-                **visible(now),
-                "revision": expected.revision,
-                "create_time": expected.create_time,
-                "ttl": expected.ttl,
+                "revision": revision,
+                "create_time": create_time,
+                "ttl": ttl,
+                "expire_time": {"$not": {"$lte": now}},  # as in visible()
             }
             update = updates[append.key] = Update(first, {"$set": {}})
         if append.hold is not None:
@@ -349,7 +310,8 @@ def session_updates(planned: Iterable[Planned]) -> list[Update]:
             wanted += [held] if held not in wanted else []
             update.change["$currentDate"] = {TURN_RENEWED: True}
         changes = update.change["$set"]
-        changes.update(_paths(append.delta.session))
+        for name, value in append.delta.session.items():
+            changes[_STATE + name] = value
         changes["revision"] = expected.revision + 1
         changes["update_time"] = append.timestamp
         if expected.ttl is not None:

@@ -23,7 +23,7 @@ from mongo_session_service.codec.documents import LOG_BEGINS, OVER, TRIMMING, lo
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_parts
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import placeholders, queries
 
@@ -166,7 +166,7 @@ async def remove_some(connection: Connection, wanted: Document) -> Step:
         is_last = len(short) == len(found) < _SESSIONS
         return await _remove_short(connection, short, txn, is_last=is_last)
 
-    return await uninterrupted(connection.transaction(work))
+    return await uninterrupted(run_transaction(connection, work))
 
 
 async def _remove_short(
@@ -249,7 +249,7 @@ async def remove_events(
         return found, len(orphans)
 
     while True:
-        found, gone = await uninterrupted(connection.transaction(work))
+        found, gone = await uninterrupted(run_transaction(connection, work))
         removed += gone
         if len(found) < STEP:
             return removed

@@ -7,7 +7,7 @@ from typing import Any
 
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
@@ -52,7 +52,7 @@ async def update_details(
             await announce_details(connection, found, txn)
         return found
 
-    found = await uninterrupted(connection.transaction(work))
+    found = await uninterrupted(run_transaction(connection, work))
     if found is None:
         raise session_not_found_error(key.session_id)
     return found

@@ -24,7 +24,7 @@ from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
@@ -247,7 +247,7 @@ class Fork:
             else:
                 await at.sessions.replace_one(held, document)
 
-        await at.transaction(work)
+        await run_transaction(at, work)
 
     async def give_up(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""

@@ -5,26 +5,31 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from google.adk.errors import StaleSessionError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
+from google.adk.sessions.session import Session
 
-from mongo_session_service.codec.adk_session import bring_in, mark, marker_of
+from mongo_session_service.codec.adk_session import marker_of
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import once_written
-from mongo_session_service.errors import session_not_found_error, stale_session_error
+from mongo_session_service.errors import (
+    StorageUnavailableError,
+    session_not_found_error,
+    stale_session_error,
+)
 from mongo_session_service.model import records
 from mongo_session_service.sessions import store as storage
-from mongo_session_service.sessions.batches import Caller, SessionCopy
-from mongo_session_service.sessions.group_commit import Committer
+from mongo_session_service.sessions.writer import TOO_LATE, Writer
+
+Result = TypeVar("Result")
 
 
 def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
@@ -90,28 +95,46 @@ _OUTRUN: Final = (
 )
 
 
+class Rebased(NamedTuple):
+    """What a session shows once its event is stored."""
+
+    marker: records.Marker | None
+    """What the event has left the session at; None if it is shown already."""
+    missed: records.StoredSession | None = None
+    """What others have appended before the event."""
+    later: records.StoredSession | None = None
+    """And after it, if the event was found stored."""
+
+
 class Rebaser:
     """Repeats the stale appends of one event loop."""
 
     def __init__(
-        self, connection: Connection, store: storage.SessionStore, committer: Committer
+        self, connection: Connection, store: storage.SessionStore, writer: Writer
     ) -> None:
         self._connection = connection
         self._store = store
-        self._committer = committer
+        self._writer = writer
         self._locks: WeakValueDictionary[records.SessionKey, asyncio.Lock]
         self._locks = WeakValueDictionary()
         """One per session: its late writers would keep overtaking each other."""
 
-    async def commit(self, append: records.Append, copy: SessionCopy) -> None:
+    async def write(
+        self,
+        append: records.Append,
+        session: Session,
+        event: Event,
+        expected: records.Marker,
+        started: float,
+    ) -> Rebased:
         """Store an event after all events that its session has missed.
-
-        The caller's session shows what it has missed together with the event, not
-        earlier.
 
         Args:
             append: The event, encoded.
-            copy: The caller's session, which shows the event afterwards.
+            session: The caller's, as it has read it.
+            event: The event.
+            expected: The marker of the session.
+            started: When the call began.
 
         Raises:
             StaleSessionError: a concurrent run of the same turn was faster, function
@@ -120,39 +143,54 @@ class Rebaser:
                 stored session is a later one of the same id.
             SessionNotFoundError: the session is no longer stored.
         """
+        late = _Late(append, session, event, expected, started)
         # One deadline for all calls: with many writers there are always new ones.
-        deadline = time.monotonic() + min(RESPONSE_LIMIT, self._committer.left(copy))
-        await self._let_finish(append.key, copy, deadline)
+        deadline = time.monotonic() + min(RESPONSE_LIMIT, self._left(late))
+        await self._let_finish(late, deadline)
         try:
-            await self._committer.commit(Caller(append, copy))
+            written = Rebased(
+                await self._writer.write(append, late.at(), session, started)
+            )
         except StaleSessionError:
-            if copy.event.actions.rewind_before_invocation_id:
+            if event.actions.rewind_before_invocation_id:
                 raise  # it was computed from a log that has grown
-            await self._commit_late(append, copy, deadline)
-        if all(each.id != copy.event.id for each in reversed(copy.session.events)):
-            await self._show_stored(append.key, copy)
+            written = await self._write_late(late, deadline)
+        is_shown = any(each.id == event.id for each in reversed(session.events))
+        if written.marker is None and not is_shown:
+            return await self._found(late)
+        return written
 
-    async def _let_finish(
-        self, key: records.SessionKey, copy: SessionCopy, deadline: float
-    ) -> None:
+    def _left(self, late: _Late) -> float:
+        return late.started + self._writer.patience - time.monotonic()
+
+    async def _reading(self, late: _Late, read: Awaitable[Result]) -> Result:
+        """What a read returns, within the time of the call."""
+        try:
+            async with asyncio.timeout(self._left(late)) as timer:
+                return await read
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            message = TOO_LATE.format(self._writer.patience)
+            raise StorageUnavailableError(message) from None
+
+    async def _let_finish(self, late: _Late, deadline: float) -> None:
         """Wait for the response to a function call that another turn has just made.
 
         The caller has seen the call, and so waits only while the call is recent.
         """
-        last, event = copy.session.events[-1:], copy.event
+        last, event = late.session.events[-1:], late.event
         if not unanswered(last, event) or last[0].invocation_id == event.invocation_id:
             return
         age = max(platform_time.get_time() - last[0].timestamp, 0.0)
         while time.monotonic() < deadline - age:
-            head = await self._committer.reading(copy, self._store.load_head(key))
-            if head.marker.revision != copy.expected().revision:
+            head = await self._reading(late, self._store.load_head(late.append.key))
+            if head.marker.revision != late.at().revision:
                 return
             await _pause()
 
-    async def _commit_late(
-        self, append: records.Append, copy: SessionCopy, deadline: float
-    ) -> None:
-        session, event = copy.session, copy.event
+    async def _write_late(self, late: _Late, deadline: float) -> Rebased:
+        append, session, event, _, started = late
         lock = self._locks.setdefault(append.key, asyncio.Lock())
         async with AsyncExitStack() as held:
             if not is_response(event):  # the lock's holder may wait for a response
@@ -161,29 +199,30 @@ class Rebaser:
                         await held.enter_async_context(lock)
             attempts = 0
             while attempts < ATTEMPTS:
-                missing = self._missed(append.key, copy)
-                missed = await self._committer.reading(copy, missing)
+                missed = await self._reading(late, self._missed(late))
                 if missed and is_outrun(session.events, missed.events, event):
                     raise StaleSessionError(_OUTRUN)
                 if missed and unanswered(missed.events, event):
                     if time.monotonic() > deadline:
-                        waited = time.monotonic() - copy.started
+                        waited = time.monotonic() - started
                         raise StaleSessionError(_UNANSWERED.format(waited))
                 else:
-                    if missed and await self._try(append, copy, missed):
-                        return
+                    if missed:
+                        with suppress(StaleSessionError):  # others have appended again
+                            marker = await self._writer.write(
+                                append, missed.marker, started=started
+                            )
+                            return Rebased(marker, missed)
                     attempts += 1
                 await _pause()
             raise stale_session_error(append.key.session_id)
 
-    async def _missed(
-        self, key: records.SessionKey, copy: SessionCopy
-    ) -> records.StoredSession | None:
-        """The stored session, with the events that its copy has not seen.
+    async def _missed(self, late: _Late) -> records.StoredSession | None:
+        """The stored session, with the events that the caller's has not seen.
 
         None if an append was half visible, which happens without transactions.
         """
-        base = await self._base(key, copy)
+        key, base = late.append.key, await self._base(late)
         stored = await self._store.load_session(key, after_revision=base.revision)
         if stored is None:
             raise session_not_found_error(key.session_id)
@@ -198,49 +237,46 @@ class Rebaser:
         is_whole = base.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 
-    async def _base(self, key: records.SessionKey, copy: SessionCopy) -> records.Marker:
-        """The marker of what a copy has seen."""
-        session, expected = copy.session, copy.expected()
+    async def _base(self, late: _Late) -> records.Marker:
+        """The marker of what the caller's session has seen."""
+        session, key = late.session, late.append.key
         if marker_of(session) is not None:
-            return expected
+            return late.at()
         # Perhaps rebuilt from JSON: only its last event tells what it has seen.
         last = session.events[-1].id if session.events else ""
         found = await storage.find_event_document(self._connection, key, last)
         if found is None:
             raise stale_session_error(key.session_id)
-        return expected._replace(revision=found["_id"]["revision"])
+        return late.at()._replace(revision=found["_id"]["revision"])
 
-    async def _try(
-        self, append: records.Append, copy: SessionCopy, missed: records.StoredSession
-    ) -> bool:
-        """records.Append after what was missed; False if others have appended again."""
-        caller = Caller(append, replace(copy, missed=missed))
-        try:
-            await self._committer.commit(caller)
-        except StaleSessionError:
-            return False
-        return True
-
-    async def _show_stored(self, key: records.SessionKey, copy: SessionCopy) -> None:
-        """Show an event that an earlier attempt stored, and what was missed."""
-        session, event = copy.session, copy.event
+    async def _found(self, late: _Late) -> Rebased:
+        """What an event that an earlier attempt stored has around it."""
         with once_written(), suppress(StaleSessionError, SessionNotFoundError):
-            missing = self._missed(key, copy)
-            missed = await self._committer.reading(copy, missing)
+            missed = await self._reading(late, self._missed(late))
             ids = [each.id for each in missed.events] if missed else []
-            if missed is None or event.id not in ids:
-                return
-            index = ids.index(event.id)
-            revision = missed.marker.revision - len(ids) + index
-            before = missed._replace(
-                marker=missed.marker._replace(revision=revision),
-                events=missed.events[:index],
-            )
-            bring_in(session, before)
-            await copy.show(before.marker.next())
-            bring_in(session, missed)
-            mark(session, missed.marker)
-            session.last_update_time = missed.update_time
+            if missed is not None and late.event.id in ids:
+                index = ids.index(late.event.id)
+                revision = missed.marker.revision - len(ids) + index
+                before = missed._replace(
+                    marker=missed.marker._replace(revision=revision),
+                    events=missed.events[:index],
+                )
+                return Rebased(before.marker.next(), before, missed)
+        return Rebased(None)
+
+
+class _Late(NamedTuple):
+    """An append that may come late."""
+
+    append: records.Append
+    session: Session
+    event: Event
+    expected: records.Marker
+    started: float
+
+    def at(self) -> records.Marker:
+        """What its session is at."""
+        return marker_of(self.session) or self.expected
 
 
 async def _pause() -> None:

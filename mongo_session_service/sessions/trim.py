@@ -27,7 +27,7 @@ from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import in_parts
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
@@ -202,7 +202,7 @@ async def trim(
             check_initial_state(state)
             ties.state = cut, state
         setting = partial(_set_cut, connection, session, *ties.state)
-        if await uninterrupted(connection.transaction(setting)):
+        if await uninterrupted(run_transaction(connection, setting)):
             return await _remove(connection, key, created, cut)
     raise StorageUnavailableError(_BUSY)
 
@@ -283,6 +283,6 @@ async def _remove(
 
     with in_parts():
         while not is_over:
-            count, is_over = await uninterrupted(connection.transaction(step))
+            count, is_over = await uninterrupted(run_transaction(connection, step))
             removed += count
     return removed

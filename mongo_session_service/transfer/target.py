@@ -26,7 +26,7 @@ from mongo_session_service.codec.documents import INITIAL
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import is_duplicate_key
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
@@ -441,7 +441,7 @@ class Target:
                 )
             return await work(txn)
 
-        return await uninterrupted(self._at.transaction(logged))
+        return await uninterrupted(run_transaction(self._at, logged))
 
     async def _write_states(self, states: list[StatePlan]) -> None:
         writes: dict[str, list[UpdateOne]] = defaultdict(list)

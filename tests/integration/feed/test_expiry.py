@@ -29,7 +29,8 @@ from mongo_session_service import MongoSessionService, Pruned
 from mongo_session_service.feed import subscription
 from mongo_session_service.http import changes_route
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion, store
+from mongo_session_service.sessions import deletion
+from mongo_session_service.sessions.batch import BatchStore
 
 
 async def test_documents_have_what_they_need(
@@ -214,14 +215,14 @@ async def test_a_time_to_live_that_changes_back_makes_nobody_stale(
     """An append that is refused for it is tried again, even if all looks well then."""
     session = await service.create_session(**SESSION)
     await service.update_session(**SESSION, ttl=10)
-    explain = store.explain
+    explain = BatchStore.explain_refusal
 
     async def overtaken(*arguments: Any, **how: Any) -> int:
-        monkeypatch.setattr(store, "explain", explain)
+        monkeypatch.setattr(BatchStore, "explain_refusal", explain)
         await service.update_session(**SESSION, ttl=None)
         return await explain(*arguments, **how)
 
-    monkeypatch.setattr(store, "explain", overtaken)
+    monkeypatch.setattr(BatchStore, "explain_refusal", overtaken)
     await service.append_event(session, new_event())
 
     found = await service.get_session(**SESSION)

@@ -20,6 +20,7 @@ from mongo_session_service import (
     MongoSessionService,
     UnknownOutcomeError,
 )
+from mongo_session_service.model.limits import Limits
 
 APP, USER = "app", "user"
 
@@ -222,11 +223,13 @@ async def test_a_cancelled_member_of_a_batch_harms_nobody(
 
 
 async def test_more_callers_than_there_is_room_all_get_their_turn(
-    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
+    mongodb_uri: str, database: str
 ) -> None:
     """With a full queue callers wait for room, and none is forgotten."""
-    monkeypatch.setattr("mongo_session_service.sessions.intake.MAX_WRITES", 3)
-    async with MongoSessionService(mongodb_uri, database=database) as service:
+    limits = Limits(queued_writes=3)
+    async with MongoSessionService(
+        mongodb_uri, database=database, _limits=limits
+    ) as service:
         (session,) = await create(service, 1)
 
         await at_once(service, [(session, new_event(n)) for n in range(20)])
@@ -245,7 +248,7 @@ async def test_a_batch_that_is_cancelled_before_it_began_is_begun_anew(
     while not starting:
         await asyncio.sleep(0)
         starting = [
-            each for each in asyncio.all_tasks() if "Committer._run" in repr(each)
+            each for each in asyncio.all_tasks() if "Writer._write_next" in repr(each)
         ]
 
     starting[0].cancel()

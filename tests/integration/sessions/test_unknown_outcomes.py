@@ -25,8 +25,8 @@ from mongo_session_service import (
     StorageUnavailableError,
     UnknownOutcomeError,
 )
-from mongo_session_service.driver import transactions
 from mongo_session_service.embedded import EmbeddedReplicaSet
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 
 UNREPLICATED = {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
@@ -134,19 +134,18 @@ async def test_a_write_is_given_up_in_time(
     mongodb_uri: str,
     database: str,
     admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
     command: str,
     limited_by: str,
 ) -> None:
     """A server that does not answer is not waited for for ever; nothing stays open."""
-    uri = victim_uri(mongodb_uri)
+    uri, limits = victim_uri(mongodb_uri), Limits()
     if limited_by == "us":
-        monkeypatch.setattr(transactions, "RETRY_LIMIT", 0.3)
+        limits = Limits(write_seconds=0.3)
     else:
         uri += "&timeoutMS=300"
     async with MongoSessionService(mongodb_uri, database=database) as calm:
         session = await calm.create_session(**IDS)
-    async with MongoSessionService(uri, database=database) as hasty:
+    async with MongoSessionService(uri, database=database, _limits=limits) as hasty:
         with (
             failing(admin, command, **SILENT),
             pytest.raises(Exception, match=r"unknown|unavailable") as caught,
@@ -160,17 +159,16 @@ async def test_a_write_is_given_up_in_time(
 
 
 async def test_one_limit_bounds_retries_and_rebasing(
-    mongodb_uri: str,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
+    mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """An append that is refused, and then reads what it has missed, ends in time."""
-    monkeypatch.setattr(transactions, "RETRY_LIMIT", 2.0)
     async with (
         MongoSessionService(mongodb_uri, database=database) as calm,
         MongoSessionService(
-            victim_uri(mongodb_uri), database=database, on_conflict="rebase"
+            victim_uri(mongodb_uri),
+            database=database,
+            on_conflict="rebase",
+            _limits=Limits(write_seconds=2.0),
         ) as hasty,
     ):
         session = await hasty.create_session(**IDS)

@@ -1,0 +1,688 @@
+"""Writer: appends and new sessions that wait at the same time share one transaction.
+
+A transaction costs a few round trips and one wait for the majority's journals, however
+many events it stores. So while one is being committed, further writes wait, and then
+share the next. A lone write is committed at once: there is no timer.
+
+All that waits is in one queue, in order. A batch takes from it what can go together. It
+leaves out what changes a document of another batch in flight, or a document that
+another program's transaction may have locked. Locked documents are tried again one by
+one, with growing pauses, while all else goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections import deque
+from collections.abc import Iterable
+from contextvars import Context
+from time import monotonic
+from typing import Final, NamedTuple
+
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.platform import time as platform_time
+
+from mongo_session_service.codec.limits import outgrown
+from mongo_session_service.driver.cancellation import SwallowedCancellation
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.errors import translated
+from mongo_session_service.driver.transactions import LockedError
+from mongo_session_service.errors import (
+    DocumentTooLargeError,
+    StorageUnavailableError,
+    UnknownOutcomeError,
+)
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.model.records import Append, Marker, NewSession, PlannedWrite
+from mongo_session_service.sessions.batch import (
+    ATTEMPTS,
+    BatchStore,
+    OtherTtlError,
+    RefusedError,
+    is_one_document,
+)
+from mongo_session_service.sessions.deletion import ATTEMPTS as REMOVALS
+from mongo_session_service.sessions.deletion import remove_expired
+from mongo_session_service.telemetry import count_retry, note_batch
+
+MAX_WRITES: Final = 128
+"""Writes per transaction: more gain little, and lose more to a conflict."""
+
+MAX_BYTES: Final = 8_000_000
+"""Bytes of events and state per transaction; a larger write goes alone."""
+
+MAX_BATCHES: Final = 2
+"""Batches in flight: this process and the server are both busy with two."""
+
+MIN_HALF: Final = 32
+"""Writes of each of two batches that could be one."""
+
+MAX_RETRIED: Final = 4
+"""Locked documents that are tried at the same time."""
+
+MAX_RETRIES: Final = 15
+"""Transactions per second that try locked documents, about."""
+
+MAX_ENCODED: Final = 128
+"""Calls that are admitted, to be encoded, in one iteration of the event loop."""
+
+_FIRST_PAUSE: Final = 0.01  # seconds
+_LONGEST_PAUSE: Final = 1.0  # seconds, while few documents are locked
+
+_LOCKED: Final = (
+    "Another writer's transaction has locked a document of this session, or of the"
+    " state it shares, for {:g} seconds. Nothing was stored: append again once that"
+    " transaction has ended."
+)
+TOO_LATE: Final = (
+    "MongoDB is unavailable: it did not finish a transaction within {:g} seconds."
+)
+
+DocumentId = tuple[str, ...]
+"""A document that writes change: a session's key, or its app, or its app and user."""
+
+
+class _Lock(NamedTuple):
+    """A document that another program's transaction may hold."""
+
+    pause: float
+    """Seconds between its last two attempts; 0 if it is only suspected."""
+    due: float
+    """When to try it again."""
+
+
+class _Chain:
+    """The writes of one ``Session`` object that are under way, one after the other."""
+
+    __slots__ = ("count", "marker")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.marker: Marker | None = None
+        """What the last of them has left the session at."""
+
+
+class _Call:
+    """A caller's write in the queue or in a batch."""
+
+    __slots__ = (
+        *("answer", "chain", "clock", "deadline", "documents", "expected"),
+        *("gave_room", "is_cancelled", "is_done", "now", "outcome", "retries"),
+        *("together", "write"),
+    )
+
+    def __init__(
+        self,
+        write: Append | NewSession,
+        expected: Marker,
+        chain: _Chain,
+        deadline: float,
+    ) -> None:
+        self.write, self.expected, self.chain = write, expected, chain
+        self.deadline = deadline
+        self.now = platform_time.get_time()
+        self.clock = self.now - monotonic()
+        """How far the caller's clock is ahead of the monotonic one."""
+        key, delta = write.key, write.delta
+        self.documents: tuple[DocumentId, ...] = (key,)
+        if delta.app:
+            self.documents += (key[:1],)
+        if delta.user:
+            self.documents += (key[:2],)
+        self.answer = asyncio.get_running_loop().create_future()
+        self.outcome: Marker | BaseException | None = None
+        self.is_done = self.is_cancelled = self.gave_room = False
+        self.retries = 10
+        """How often its session may have another time to live than expected."""
+        self.together = 1
+
+    def settle(self, outcome: Marker | BaseException | None) -> None:
+        """End the caller's wait."""
+        self.outcome, self.is_done = outcome, True
+        if not self.answer.done():
+            self.answer.set_result(None)
+
+
+class _Room:
+    """How many writes, and bytes of them, may be encoded and wait.
+
+    A write that waits for a lock, perhaps for long, gives its room to another. As many
+    may do so as there is room.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._writes, self._bytes = limits.queued_writes, limits.queued_bytes
+        self._count = self._size = self._given = self._given_size = 0
+        self._admitted = 0
+        """Calls in this iteration of the event loop."""
+        self._doors: deque[asyncio.Future[None]] = deque()
+
+    async def admit(self) -> None:
+        """Wait until there is room for one more write, which is encoded only then."""
+        loop = asyncio.get_running_loop()
+        if self._doors or self._is_full():
+            door = loop.create_future()
+            self._doors.append(door)
+            try:
+                await door
+            except asyncio.CancelledError:
+                self._open_doors()
+                raise
+        if not self._admitted:
+            loop.call_soon(self._end_iteration)
+        self._admitted += 1
+
+    def occupy(self, size: int) -> None:
+        """Count a write that is encoded."""
+        self._count += 1
+        self._size += size
+
+    def give_away(self, call: _Call) -> None:
+        """Let another call have the room of one that waits for a lock."""
+        if self._given < self._writes and self._given_size < self._bytes:
+            call.gave_room = True
+            self._given += 1
+            self._given_size += call.write.size
+            self._open_doors()
+
+    def leave(self, call: _Call) -> None:
+        """Let another call have the room of one that has ended."""
+        self._count -= 1
+        self._size -= call.write.size
+        if call.gave_room:
+            self._given -= 1
+            self._given_size -= call.write.size
+        if self._doors and not self._admitted:
+            self._open_doors()
+
+    def _is_full(self) -> bool:
+        return (
+            self._admitted >= MAX_ENCODED
+            or self._count - self._given >= self._writes
+            or self._size - self._given_size >= self._bytes
+        )
+
+    def _end_iteration(self) -> None:
+        self._admitted = 0
+        self._open_doors()
+
+    def _open_doors(self) -> None:
+        room = 0 if self._is_full() else MAX_ENCODED - self._admitted
+        room = min(room, self._writes + self._given - self._count)
+        while self._doors and room > 0:
+            door = self._doors.popleft()
+            if not door.done():
+                door.set_result(None)
+                room -= 1
+
+
+class Writer:
+    """The one writer of sessions and events in an event loop."""
+
+    def __init__(
+        self, connection: Connection, store: BatchStore, *, together: bool
+    ) -> None:
+        self._connection, self._store = connection, store
+        self._room = _Room(connection.limits)
+        self._most = MAX_WRITES if together else 1
+        self._most_batches = MAX_BATCHES if together else 1
+        self.patience = connection.patience
+        self._queue: deque[_Call] = deque()
+        self._chains: dict[int, _Chain] = {}
+        self._busy: set[DocumentId] = set()
+        """Documents of the batches in flight."""
+        self._locks: dict[DocumentId, _Lock] = {}
+        self._flying: list[int] = []
+        """How many writes each batch in flight has."""
+        self._retrying = 0
+        self._has_lone = self._is_blocked = False
+        self._starting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
+
+    async def admit(self) -> None:
+        """Wait until there is room for one more write, which is encoded only then."""
+        await self._room.admit()
+
+    async def write(
+        self,
+        write: Append | NewSession,
+        expected: Marker,
+        session: object = None,
+        started: float | None = None,
+    ) -> Marker | None:
+        """Store a write, and return the marker of its session once a majority has it.
+
+        If the call is cancelled before its batch begins, nothing is written. Afterwards
+        the write is finished: what is stored is returned in spite of the cancellation,
+        so that the session can show it.
+
+        Args:
+            write: What to store.
+            expected: The marker that the stored session must have.
+            session: The object whose writes follow each other: what the one before it
+                has left the session at is what the next one expects.
+            started: When the call began, whose time limit runs from there.
+
+        Returns:
+            None if the event was stored before, and others after it.
+
+        Raises:
+            StaleSessionError: the stored session has another marker.
+            SessionNotFoundError: it is not stored.
+            AlreadyExistsError: the new session, or another event with the id, is
+                stored.
+            LeaseLostError: another caller has taken the session's turn since.
+            DocumentTooLargeError: the session or a state that it shares got too large.
+            StorageUnavailableError: it was not stored in time.
+        """
+        chain = self._chains.get(id(session))
+        if chain is None:
+            chain = _Chain()
+            if session is not None:
+                self._chains[id(session)] = chain
+        chain.count += 1
+        began = monotonic() if started is None else started
+        call = _Call(write, expected, chain, began + self.patience)
+        self._queue.append(call)
+        self._room.occupy(write.size)
+        if self._alarm is None or call.deadline < self._alarm_at:
+            self._wake_by(call.deadline)
+        self._start_soon()
+        try:
+            await self._outcome_of(call)
+        finally:
+            chain.count -= 1
+            if not chain.count:
+                self._chains.pop(id(session), None)
+            self._room.leave(call)
+        if isinstance(call.outcome, BaseException):
+            raise asyncio.CancelledError if call.is_cancelled else call.outcome
+        note_batch(call.together)
+        return call.outcome
+
+    async def create(self, new: NewSession) -> None:
+        """Store a new session, also in the place of one that has expired.
+
+        Raises:
+            AlreadyExistsError: there is one that has not expired.
+        """
+        started = monotonic()
+        await self.admit()
+        for left in reversed(range(REMOVALS)):
+            try:
+                with SwallowedCancellation():
+                    await self.write(new, new.expected, started=started)
+            except AlreadyExistsError:
+                now = platform_time.get_time()
+                is_free = await remove_expired(self._connection, new.key, now)
+                if not is_free or not left:
+                    raise
+            else:
+                return
+
+    async def settled(self) -> None:
+        """Return when nothing waits, nor is in flight."""
+        while waiting := [*self._tasks, *(each.answer for each in self._queue)]:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _outcome_of(self, call: _Call) -> None:
+        while not call.is_done:
+            try:
+                await call.answer
+            except asyncio.CancelledError:
+                if call in self._queue:
+                    self._queue.remove(call)
+                    raise
+                call.is_cancelled = True
+                if not call.is_done:
+                    call.answer = asyncio.get_running_loop().create_future()
+
+    # --- Batches ---
+
+    def _start_soon(self) -> None:
+        """Start a batch in the next iteration of the loop, when all have queued."""
+        if self._starting is not None or not self._queue:
+            return
+        is_full = len(self._flying) == self._most_batches or self._is_blocked
+        if is_full and not self._locks:
+            return
+        # Not in the caller's context, whose deadlines are not everyone's, nor by
+        # create_task(), by which it would begin at once where tasks are eager.
+        self._starting = asyncio.Task(self._write_next(), context=Context())
+        self._tasks.add(self._starting)
+        self._starting.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._starting is task:  # it was cancelled before it began
+            self._starting = None
+            self._start_soon()
+
+    async def _write_next(self) -> None:
+        """Write one batch, while others leave its documents alone."""
+        self._starting = None
+        retried, batch = self._due_batch()
+        batch = batch or self._next_batch()
+        if not batch:
+            return
+        documents = {each for call in batch for each in call.documents}
+        self._busy |= documents
+        size, is_fresh = len(batch), retried is None
+        is_lone = is_fresh and size == 1 and not self._has_lone
+        is_lone = is_lone and is_one_document(batch[0].write)
+        if not is_fresh:
+            self._retrying += 1
+        elif is_lone:
+            self._has_lone = True
+        else:
+            self._flying.append(size)
+        self._start_soon()  # there may be enough for another
+        try:
+            again = await self._write_by_halves(batch, retried, is_lone=is_lone)
+            self._queue.extendleft(reversed(again))
+        except BaseException:
+            for call in batch:  # the loop is being shut down
+                if not call.is_done:
+                    call.settle(asyncio.CancelledError())
+            raise
+        finally:
+            self._busy -= documents
+            if not is_fresh:
+                self._retrying -= 1
+            elif is_lone:
+                self._has_lone = False
+            else:
+                self._flying.remove(size)
+            self._is_blocked = False
+            self._start_soon()
+
+    def _next_batch(self) -> list[_Call]:
+        """Take the next batch; a second one only if it is no smaller than the first.
+
+        A few writes would pay for a transaction of their own what they gain by not
+        waiting.
+        """
+        flying, waiting = sum(self._flying), len(self._queue)
+        is_full = len(self._flying) == self._most_batches
+        if self._is_blocked or is_full or waiting < flying:
+            return []
+        half = -(-waiting // 2)
+        most = half if not flying and half >= MIN_HALF else self._most
+        batch = self._gather(min(most, self._most))
+        self._is_blocked = not batch and bool(flying)
+        return batch
+
+    def _due_batch(self) -> tuple[DocumentId | None, list[_Call]]:
+        """Take what waits for one locked document, if it is time to try it."""
+        if self._locks and self._retrying < MAX_RETRIED:
+            now = monotonic()
+            for document, lock in [*self._locks.items()]:
+                if lock.due <= now and document not in self._busy:
+                    if batch := self._gather(self._most, document):
+                        return document, batch
+                    if not any(document in each.documents for each in self._queue):
+                        del self._locks[document]
+        return None, []
+
+    def _gather(self, most: int, locked: DocumentId | None = None) -> list[_Call]:
+        """Take the calls off the queue that can go together, in order.
+
+        None of them changes a document that is busy or locked, nor one that the first
+        call left behind waits for, so that no call waits for ever. Writes to one
+        session go together only through one ``Session`` object: another object's
+        expectation cannot be judged before these are stored.
+
+        Args:
+            most: How many to take.
+            locked: The one document that may be locked, which all of them change.
+        """
+        batch: list[_Call] = []
+        left: list[_Call] = []
+        chains: dict[DocumentId, _Chain | None] = {}
+        queue, busy, size, has_reserved = self._queue, self._busy, 0, False
+        closed = set(self._locks)
+        while queue and len(batch) < most:
+            call = queue.popleft()
+            write, documents = call.write, call.documents
+            is_open = locked is None or locked in documents
+            if is_open and locked is not None and not batch:
+                closed.difference_update(documents)  # it may change several of these
+            is_open = is_open and closed.isdisjoint(documents)
+            is_next = chains.setdefault(write.key, call.chain) is call.chain
+            fits = not batch or size + write.size <= MAX_BYTES
+            if is_next and is_open and fits and busy.isdisjoint(documents):
+                batch.append(call)
+                size += write.size
+                continue
+            left.append(call)
+            chains[write.key] = None  # so no later call overtakes it
+            if not is_open and locked is None and not call.gave_room:
+                self._room.give_away(call)
+            elif is_next and is_open and not has_reserved:
+                busy, has_reserved = busy.union(documents), True
+        queue.extendleft(reversed(left))
+        return batch
+
+    async def _write_by_halves(
+        self, batch: list[_Call], retried: DocumentId | None, *, is_lone: bool
+    ) -> list[_Call]:
+        """Write a batch; if it is refused, find out whose fault it is by halves.
+
+        Returns the calls whose writes are to be tried again, in order.
+        """
+        again: list[_Call] = []
+        parts = [batch]
+        while parts:
+            # A session's later writes follow its earlier ones.
+            behind = {each.write.key for each in again}
+            part = parts.pop()
+            again += [each for each in part if each.write.key in behind]
+            part = self._in_time([it for it in part if it.write.key not in behind])
+            if not part:
+                continue
+            if retried is not None:
+                count_retry(self._connection.database.name)
+                for call in part:  # which have waited
+                    call.now = call.clock + monotonic()
+            planned = _plan(part)
+            limit = min(each.deadline for each in part) - monotonic()
+            attempts = ATTEMPTS if retried is None else 1
+            try:
+                with translated():
+                    await self._store.commit_batch(
+                        planned, limit=limit, attempts=attempts, is_lone=is_lone
+                    )
+            except Exception as error:  # noqa: BLE001  raised by the calls it concerns
+                middle = len(part) // 2
+                if middle and not isinstance(
+                    error, LockedError | StorageUnavailableError
+                ):
+                    parts += [part[middle:], part[:middle]]
+                else:
+                    again += await self._settle_failed(part, planned, error, retried)
+            else:
+                self._settle_stored(part, planned, retried)
+        if retried and not any(retried in each.documents for each in again):
+            self._locks.pop(retried, None)
+        return again
+
+    def _settle_stored(
+        self,
+        part: list[_Call],
+        planned: list[PlannedWrite],
+        retried: DocumentId | None,
+    ) -> None:
+        self._release(part, retried)
+        for call, (_, expected, _) in zip(part, planned, strict=True):
+            call.together = len(part)
+            call.chain.marker = marker = expected.next()
+            call.settle(marker)
+
+    async def _settle_failed(
+        self,
+        part: list[_Call],
+        planned: list[PlannedWrite],
+        error: Exception,
+        retried: DocumentId | None,
+    ) -> list[_Call]:
+        """End the calls that failed; return those that are to be tried again."""
+        if isinstance(error, LockedError):
+            self._hold_locked(part, self._length(error.collection), retried)
+            return part
+        if isinstance(error, StorageUnavailableError):
+            return self._give_up(part, error)
+        ((call,), (write,)) = part, planned
+        if isinstance(error, RefusedError):
+            return await self._settle_refused(call, write)
+        is_large = isinstance(error, DocumentTooLargeError)
+        call.settle(outgrown(call.write) if is_large else error)
+        return []
+
+    async def _settle_refused(self, call: _Call, planned: PlannedWrite) -> list[_Call]:
+        """End a call that expected what is not so, or let it try again."""
+        try:
+            with translated():
+                revision = await self._store.explain_refusal(
+                    planned,
+                    limit=call.deadline - monotonic(),
+                    may_retry=call.retries > 0,
+                )
+        except OtherTtlError as other:
+            call.expected = call.chain.marker = other.expected
+            call.retries -= 1
+            return [call]
+        except StorageUnavailableError as failure:
+            return self._give_up([call], failure)
+        except Exception as reason:  # noqa: BLE001  as above
+            call.settle(reason)
+            return []
+        marker = planned.expected.next()
+        if revision == marker.revision:
+            self._settle_stored([call], [planned], None)
+        else:  # the session knows the event from before, or is stale in any case
+            call.settle(None)
+        return []
+
+    # --- Time limits ---
+
+    def _give_up(
+        self, part: list[_Call], error: StorageUnavailableError
+    ) -> list[_Call]:
+        """End calls, or only those whose time limit ended their transaction.
+
+        The others, which it returns, are tried again, even if the outcome is unknown:
+        an append that is stored is recognised.
+        """
+        now = monotonic()
+        is_late = any(each.deadline <= now for each in part)
+        is_unknown = isinstance(error, UnknownOutcomeError)
+        again = []
+        for call in part:
+            is_new = isinstance(call.write, NewSession)
+            if is_late and call.deadline > now and not (is_new and is_unknown):
+                again.append(call)
+                continue
+            if is_late and not is_unknown:
+                error = StorageUnavailableError(TOO_LATE.format(self.patience))
+            # One each: an error collects the traceback of every caller raising it.
+            call.settle(copy.copy(error))
+        return again
+
+    def _in_time(self, calls: Iterable[_Call]) -> list[_Call]:
+        """Return the calls whose writes may still be tried; the others end."""
+        now, kept = monotonic(), []
+        for call in calls:
+            if call.is_cancelled:
+                call.settle(asyncio.CancelledError())
+            elif call.deadline > now:
+                kept.append(call)
+            else:
+                is_locked = not self._locks.keys().isdisjoint(call.documents)
+                text = _LOCKED if is_locked or call.gave_room else TOO_LATE
+                call.settle(StorageUnavailableError(text.format(self.patience)))
+        return kept
+
+    def _wake_by(self, moment: float) -> None:
+        """See to it that calls end, and locks are tried, even if no batch ends."""
+        if self._alarm is not None:
+            if self._alarm_at <= moment:
+                return
+            self._alarm.cancel()
+        self._alarm_at = moment
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_later(max(moment - monotonic(), 0.0), self._wake)
+
+    def _wake(self) -> None:
+        self._alarm = None
+        self._queue = deque(self._in_time(self._queue))
+        now = monotonic()
+        moments = [each.deadline for each in self._queue]
+        moments += [each.due for each in self._locks.values() if each.due > now]
+        if moments or self._tasks:
+            self._wake_by(min(moments, default=now + self.patience))
+        self._start_soon()
+
+    # --- Locked documents ---
+
+    def _length(self, collection: str) -> int:
+        """How many parts the ids of locked documents have; events are a session's."""
+        at = self._connection
+        return {at.app_states.name: 1, at.user_states.name: 2}.get(collection, 3)
+
+    def _hold_locked(
+        self, calls: list[_Call], length: int, retried: DocumentId | None
+    ) -> None:
+        """Let batches leave alone what may be locked: each document is tried by itself.
+
+        Args:
+            calls: The calls; nothing of theirs was written.
+            length: How many parts the id of the locked document has.
+            retried: The document that was tried by itself, if it was one.
+        """
+        documents = dict.fromkeys(
+            each for call in calls for each in call.documents if len(each) == length
+        )
+        if retried is not None and retried not in documents:
+            del self._locks[retried]
+        now = monotonic()
+        is_known = len(documents) == 1
+        for document in documents:
+            pause = 0.0
+            if is_known:
+                before = self._locks.pop(document, _Lock(0.0, now)).pause
+                pause = max(_FIRST_PAUSE, len(self._locks) / MAX_RETRIES)
+                pause = max(min(1.5 * before, _LONGEST_PAUSE), pause)
+            due = now + pause * random.uniform(0.5, 1)  # noqa: S311  no secret
+            self._locks[document] = _Lock(pause, due)
+            self._wake_by(due)
+
+    def _release(self, calls: list[_Call], retried: DocumentId | None) -> None:
+        """Note that nobody has locked what was stored; the next may be free as well."""
+        if not self._locks:
+            return
+        was_locked = retried in self._locks and self._locks[retried].pause > 0
+        for call in calls:
+            for document in call.documents:
+                self._locks.pop(document, None)
+        if was_locked and self._locks:
+            document, lock = min(self._locks.items(), key=lambda each: each[1].due)
+            self._locks[document] = lock._replace(due=monotonic())
+
+
+def _plan(calls: Iterable[_Call]) -> list[PlannedWrite]:
+    """Say which marker each write of a batch expects, given the ones before it."""
+    planned: list[PlannedWrite] = []
+    latest: dict[object, Marker] = {}
+    for call in calls:
+        key = call.write.key
+        expected, before = call.expected, latest.get(key) or call.chain.marker
+        # Between a commit and the caller's waking up its session's marker is old.
+        if before is not None and before.revision > expected.revision:
+            expected = before
+        planned.append(PlannedWrite(call.write, expected, call.now))
+        latest[key] = expected.next()
+    return planned
