@@ -43,6 +43,7 @@ from mongo_session_service.consumers.coordinator import OnHistoryLost, Settings,
 from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
 from mongo_session_service.driver.cancellation import running_loop
 from mongo_session_service.driver.errors import in_parts, once_written
+from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.uri import ConnectionSettings
 from mongo_session_service.errors import (
@@ -82,12 +83,12 @@ from mongo_session_service.sessions import (
     retention,
     search,
     trim,
-    turns,
 )
 from mongo_session_service.sessions.details import update_details
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.rebase import Rebased
 from mongo_session_service.telemetry import Operation, traced
+from mongo_session_service.turns import tickets
 from mongo_session_service.turns.relay import relayed
 from mongo_session_service.turns.turn import Turn, Turns
 
@@ -186,7 +187,8 @@ class MongoSessionService(BaseSessionService):
         self._backends = Backends(uri, client, settings, limit)
         closer = None if uri is None else self._backends.close_here
         self._feed = Feed(self._backend, closer)
-        self._turns = Turns(self._backends, self._feed, self.database_name)
+        self._lease_renewer = LeaseRenewer()
+        self._turns = Turns(self._backends, self._lease_renewer, self.database_name)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         observe(self)
 
@@ -233,6 +235,7 @@ class MongoSessionService(BaseSessionService):
         here = [each for each in list(self._consumers) if each.is_here]
         await asyncio.gather(*(each.end() for each in here))
         self._turns.close()
+        self._lease_renewer.stop()
         await self._feed.close()
         await self._backends.close()
 
@@ -396,7 +399,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_session(session)
         started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
-        turn = self._turns.held(key)
+        turn = self._turns.held_turn(key)
         async with self._backend() as backend:
             stored = event
             if event.actions.rewind_before_invocation_id:
@@ -423,7 +426,7 @@ class MongoSessionService(BaseSessionService):
                 written = Rebased(marker)
             await self._show(session, event, stored, written)
         if turn is not None:
-            turn.renewed_at = started
+            turn.note_append(started)
         return event
 
     @traced
@@ -463,7 +466,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_whole_event(event)
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
-        turn = self._turns.held(key)
+        turn = self._turns.held_turn(key)
         async with self._backend() as backend:
             stored = await backend.store.load_end(key)
             session = to_session(stored)
@@ -476,7 +479,7 @@ class MongoSessionService(BaseSessionService):
             )
             await self._show(session, event, event, written)
         if turn is not None:
-            turn.renewed_at = started
+            turn.note_append(started)
         return event
 
     async def _show(
@@ -1091,7 +1094,7 @@ class MongoSessionService(BaseSessionService):
             async with self._backend() as backend:
                 step = await pruning.step(backend.connection)
                 if step.is_last and not is_dry_run:
-                    await turns.forget_dead_waiters(backend.connection)
+                    await tickets.remove_silent_waiters(backend.connection)
             pruned = Pruned(
                 pruned.sessions + step.sessions, pruned.events + step.events
             )
@@ -1149,7 +1152,7 @@ class MongoSessionService(BaseSessionService):
             with in_parts():
                 users = await at.user_states.delete_many(queries.routed(at, states))
                 await at.imports.delete_many(notes)
-                await turns.forget_waiters(at, app_name, user_id)
+                await tickets.erase_waiters(at, app_name, user_id)
                 letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)
                 apps = consumers = 0
                 if user_id is None:

@@ -6,8 +6,10 @@ import os
 import subprocess
 import uuid
 import warnings
+from collections import ChainMap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from support.secured_mongod import Secured, secured
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 from mongo_session_service.embedded.mongod import HOST, find_mongod, free_ports
+from mongo_session_service.model.limits import DEFAULT, Limits
 
 pytest_plugins = ["support.fast_core", "support.timeout_plugin"]
 
@@ -93,11 +96,20 @@ def database(admin: MongoClient) -> Iterator[str]:
 
 
 @pytest.fixture
+def limits(request: pytest.FixtureRequest) -> Limits:
+    """What services of the test work with, as its mark ``limits`` sets it."""
+    marks = request.node.iter_markers("limits")  # the closest first
+    return replace(DEFAULT, **ChainMap(*(each.kwargs for each in marks)))
+
+
+@pytest.fixture
 async def service(
-    mongodb_uri: str, database: str
+    mongodb_uri: str, database: str, limits: Limits
 ) -> AsyncIterator[MongoSessionService]:
     """A service on the test's own database."""
-    async with MongoSessionService(mongodb_uri, database=database) as service:
+    async with MongoSessionService(
+        mongodb_uri, database=database, _limits=limits
+    ) as service:
         yield service
 
 

@@ -26,7 +26,7 @@ from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import queries, turns
+from mongo_session_service.sessions import queries
 
 logger = logging.getLogger(__name__)
 
@@ -214,12 +214,6 @@ class Names(NamedTuple):
     events: str
     app_states: str
     user_states: str
-    leases: str
-
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        """Those without which there is nothing to watch."""
-        return self[:4]
 
     @classmethod
     def of(cls, connection: Any) -> Names:
@@ -235,14 +229,6 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """A waiter for the turn of a session was called to take it."""
-
-    key: SessionKey
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
 class Removed:
     """What the same transaction deletes next was not a session any more."""
 
@@ -253,7 +239,7 @@ RESEALED: Final = "resealed"
 """The field of an app's or a user's state that counts how often it was re-sealed, by
 which a re-seal is told from a write: no value has changed."""
 
-ChangeEvent = ChangeRecord | Called | Dropped | Removed
+ChangeEvent = ChangeRecord | Dropped | Removed
 """Everything that a document of the change stream can mean."""
 
 
@@ -280,16 +266,6 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
         writes = [each | part for each, part in zip(writes, parts, strict=True)]
     drops = {"operationType": {"$in": list(_DROPS)}}
     return [{"$match": {"$or": [*writes, drops]}}]
-
-
-def with_calls(pipeline: list[Document], names: Names) -> list[Document]:
-    """The same, and the calls to take the turns of sessions."""
-    call = {
-        "ns.coll": names.leases,
-        "operationType": "update",
-        f"updateDescription.updatedFields.{turns.CALLS}": {"$gte": 0},
-    }
-    return [{"$match": {"$or": [call, *pipeline[0]["$match"]["$or"]]}}]
 
 
 def slim(pipeline: list[Document]) -> list[Document]:
@@ -329,9 +305,6 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | Non
             return appended(id_, change.get("fullDocument"), hooks)
         if collection == names.sessions:
             return _of_session(id_, change, hooks)
-        if collection == names.leases:
-            key = session_key(id_, (*SessionKey._fields, turns.TICKET))
-            return key and Called(key, id_[turns.TICKET])
         return _state_set(id_, change, hooks)
     except Exception as error:  # noqa: BLE001  whose text may quote what is stored
         logger.warning(
@@ -415,9 +388,9 @@ def _dropped(change: Document, names: Names) -> Dropped | None:
     target = change.get("to", {}).get("coll")  # replaced by the renamed one
     if kind in {"dropDatabase", "invalidate"}:
         return Dropped("The database was dropped")
-    if target in names.lasting:
+    if target in names:
         return Dropped(f"The collection {target!r} was replaced")
-    if collection in names.lasting:
+    if collection in names:
         done = "dropped" if kind == "drop" else "renamed"
         return Dropped(f"The collection {collection!r} was {done}")
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
 
@@ -32,10 +32,6 @@ class Scope(NamedTuple):
         """Whether a session belongs to it."""
         pairs = zip(self, key, strict=True)
         return all(own is None or own == part for own, part in pairs)
-
-
-CALLS: Final = Scope("", "", "")
-"""What waits for the turns of sessions: an id is never empty."""
 
 
 class Subscriber(Protocol):
@@ -221,8 +217,6 @@ def _topics_of(item: ChangeEvent) -> list[Hashable]:
         case StateSet(app_name, user_id):
             of_user = ("state of user", app_name, user_id)
             return ["everything", ("states of users", app_name), of_user]
-        case decoder.Called():
-            return [("session", *CALLS)]
         case (
             Appended(key)
             | decoder.Created(key)

@@ -148,7 +148,7 @@ class Fetcher:
         if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
             return None
         self._router.note(item, decoder.transaction_of(change))
-        if isinstance(item, decoder.Removed | decoder.Called):
+        if isinstance(item, decoder.Removed):
             return None
         if self._router.is_suppressed(item):
             return None

@@ -16,7 +16,6 @@ from typing import Final
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import Called
 
 CAPACITY: Final = 1024
 """Changes that may wait in one inbox."""
@@ -31,8 +30,6 @@ class Notification:
     """None if changes were missed."""
     size: int = 0
     """Bytes that it takes up, about."""
-    call: Called | None = None
-    """Who may take a turn, in place of a change."""
 
 
 RESYNC: Final = Notification(Timestamp(2**32 - 1, 2**32 - 1), None)

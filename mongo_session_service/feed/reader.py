@@ -149,7 +149,7 @@ class Reader:
             names = Names.of(connection)
             while not self._is_over():
                 start = await persistently(lambda: snapshots.now(connection))
-                pipeline = decoder.with_calls(decoder.pipeline(names), names)
+                pipeline = decoder.pipeline(names)
                 stream = Stream(connection, names, pipeline, start)
                 self._position = start
                 self._counters.opened()
@@ -203,10 +203,6 @@ class Reader:
             text = f"{item.what}: there is nothing left to watch."
             raise errors.HistoryLostError(text)
         at = decoder.cluster_time(change)
-        if isinstance(item, decoder.Called):
-            for each in self._router.recipients(item):
-                self._deliver(each, Notification(at, None, call=item))
-            return
         self._router.note(item, decoder.transaction_of(change))
         if self._router.is_suppressed(item):
             return

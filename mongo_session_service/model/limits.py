@@ -20,6 +20,12 @@ class Limits:
     write_seconds: float = 60.0
     """Seconds after which a write is given up, unless the URI's ``timeoutMS`` is less;
     an election takes up to 12."""
+    lease_seconds: float = 6.0
+    """Seconds without a renewal after which a turn or a consumer's name is free."""
+    lease_renewal_seconds: float = 1.5
+    """Seconds after which a lease is renewed that nothing else has renewed."""
+    turn_poll_seconds: float = 0.1
+    """Seconds between looks of those who wait for the turns of sessions."""
 
 
 DEFAULT = Limits()

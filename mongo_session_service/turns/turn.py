@@ -6,41 +6,31 @@ import asyncio
 import logging
 import math
 import time
-import uuid
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends, forget_closed_loops
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
+from mongo_session_service.driver.lease import Lease, LeaseRenewer
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
     session_not_found_error,
 )
-from mongo_session_service.feed.calls import Calls
-from mongo_session_service.model.records import Hold
-from mongo_session_service.sessions.turns import Claim, first_waiters
+from mongo_session_service.model.records import Hold, SessionKey
 from mongo_session_service.telemetry import Operation
-from mongo_session_service.turns.queue import Called, Queue
-from mongo_session_service.turns.renewal import Renewer
-
-if TYPE_CHECKING:
-    from mongo_session_service.feed.feed import Feed
-    from mongo_session_service.model.records import SessionKey
+from mongo_session_service.turns import tickets
+from mongo_session_service.turns.tickets import Ticket
+from mongo_session_service.turns.waiting_line import WaitingLine
 
 logger = logging.getLogger(__name__)
 
 _held: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
 """The turns in whose bodies the running code is."""
-
-_FAREWELL: Final = 5.0
-"""Seconds to release a turn, which expires by itself soon after."""
 
 _NESTED: Final = (
     "The turn of session {} is held here already, so that a second one would wait for"
@@ -51,41 +41,46 @@ _NESTED: Final = (
 class Turns:
     """The turns of one service."""
 
-    def __init__(self, backends: Backends, feed: Feed, database_name: str) -> None:
+    def __init__(
+        self, backends: Backends, renewer: LeaseRenewer, database_name: str
+    ) -> None:
         self.backends = backends
+        self.renewer = renewer
         self.database_name = database_name
-        self._feed = feed
-        self._queues: dict[asyncio.AbstractEventLoop, Queue] = {}
-        self.renewer = Renewer()
+        self._lines: dict[asyncio.AbstractEventLoop, WaitingLine] = {}
 
-    def __reduce__(self) -> tuple[type[Turns], tuple[Backends, Feed, str]]:
+    def __reduce__(self) -> tuple[type[Turns], tuple[Backends, LeaseRenewer, str]]:
         # No turn is held where it is unpickled.
-        return type(self), (self.backends, self._feed, self.database_name)
+        return type(self), (self.backends, self.renewer, self.database_name)
 
-    def held(self, key: SessionKey) -> Turn | None:
+    def held_turn(self, key: SessionKey) -> Turn | None:
         """The turn of a session in whose body the caller is."""
         for each in _held.get():
-            if each.key == key and each.turns is self and not each.is_over:
+            if each.key == key and each.turns is self and each.is_held:
                 return each
         return None
 
-    def queue(self, backend: Backend) -> Queue:
+    def waiting_line(self, backend: Backend) -> WaitingLine:
         """Those who wait in the running event loop."""
         loop = running_loop()
-        queue = self._queues.get(loop)
-        if queue is None:
-            forget_closed_loops(self._queues)
-            queue = Queue(backend.connection, lambda: Calls(self._feed))
-            self._queues[loop] = queue
-        return queue
+        line = self._lines.get(loop)
+        if line is None:
+            forget_closed_loops(self._lines)
+            line = self._lines[loop] = WaitingLine(backend.connection)
+        return line
+
+    def announce_release(self) -> None:
+        """Have all who wait in this process look now."""
+        for loop, line in list(self._lines.items()):
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(line.look)
 
     def close(self) -> None:
         """Let nobody wait any longer."""
-        queues, self._queues = self._queues, {}
-        for loop, queue in queues.items():
+        lines, self._lines = self._lines, {}
+        for loop, line in lines.items():
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(queue.close)
-        self.renewer.stop()
+                loop.call_soon_threadsafe(line.close)
 
 
 class Turn:
@@ -94,36 +89,26 @@ class Turn:
     def __init__(self, turns: Turns, key: SessionKey, wait: float | None) -> None:
         self.turns = turns
         self.key = key
-        self.token = uuid.uuid4().hex
-        self.epoch = 0
-        """Which turn of the session it is; 0 before it was taken."""
         self.hold: Hold | None = None
-        """What an append within it expects."""
-        self.is_over = True
-        """Whether it is not held: not yet, or not any more."""
-        self.renewed_at = 0.0
-        """When it was renewed last, on the monotonic clock."""
+        """What an append within it expects: the fence."""
+        self.is_held = False
         self._limit = math.inf if wait is None else wait
-        self._ticket: int | None = None
-        """Its place in the queue, while it has one."""
+        self._ticket: Ticket | None = None
+        """Its place in the line, while it has one."""
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether its event loop was closed under it."""
-        return self._loop.is_closed()
+    def note_append(self, started: float) -> None:
+        """Note an append in its body, which has renewed it."""
+        self._lease.renewed_at = started
 
     async def __aenter__(self) -> Session:
         app_name, _, session_id = self.key
-        backends = self.turns.backends
-        if self.turns.held(self.key) is not None:
+        if self.turns.held_turn(self.key) is not None:
             raise MongoSessionServiceError(_NESTED.format(quoted(session_id)))
-        self.epoch = 0
-        self._loop = running_loop()
         self._started = time.monotonic()
         with Operation("turn", self.turns.database_name, app_name):
-            async with backends.call() as backend:
-                self.connection = backend.connection
-                self._claim = Claim(backend.connection, self.key, self.token)
+            async with self.turns.backends.call() as backend:
+                at = backend.connection
+                self._lease = Lease(at, at.sessions.name, self.key.id, "turn.")
                 try:
                     session = await self._begin(backend)
                 except BaseException:
@@ -134,93 +119,95 @@ class Turn:
 
     async def __aexit__(self, *_: object) -> None:
         await self._end()
-        _held.set(tuple(each for each in _held.get() if not each.is_over))
+        _held.set(tuple(each for each in _held.get() if each.is_held))
 
     async def _begin(self, backend: Backend) -> Session:
-        """Take the turn, and load the session as it is then.
+        """Acquire the turn, and load the session as it is then.
 
         Raises:
             TimeoutError: the caller does not wait for as long.
             SessionNotFoundError: the session is not stored.
         """
-        if self._limit:
+        if not self._limit:
+            await self._try_once()
+        else:
+            limit = None if self._limit == math.inf else self._seconds_left
             try:
-                limit = None if self._limit == math.inf else self._left
                 async with asyncio.timeout(limit) as timer:
-                    await self._take_in_line(self.turns.queue(backend))
+                    await self._wait_in_line(self.turns.waiting_line(backend))
             except TimeoutError:
                 if not timer.expired():
                     raise
-        elif not await self._take(is_first=False) and await self._is_first():
-            await self._take(is_first=True)  # those who waited have died
-        if not self.epoch:
-            raise await self._busy()
-        self.is_over = False
-        self.turns.renewer.add(self)
+        if not self._lease.epoch:
+            raise await self._busy_error()
+        self.is_held = True
+        self.turns.renewer.add(self._lease)
         loading = backend.store.load_session(self.key)
-        stored, _ = await asyncio.gather(loading, self._leave())
+        stored, _ = await asyncio.gather(loading, self._return_ticket())
         if stored is None:
             raise session_not_found_error(self.key.session_id)
-        self.hold = Hold(self.epoch, stored.marker.create_time)
+        self.hold = Hold(self._lease.epoch, stored.marker.create_time)
         return to_session(stored)
 
     @property
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         """Seconds that the caller still waits."""
         return max(self._started + self._limit - time.monotonic(), 0.0)
 
-    async def _take(self, *, is_first: bool) -> bool:
-        """Try to take the turn; whatever else happens, ``epoch`` tells the outcome."""
+    async def _acquire(self, ticket: Ticket | None = None) -> bool:
+        """Acquire the turn if it is free, and not awaited by those with a ticket."""
+        where = tickets.visible_session(self.key)
+        if ticket is None:
+            where["turn.is_awaited"] = None
+        turn = await self._lease.acquire(where, self._seconds_left)
+        if turn is not None and ticket and turn["ticket"] == ticket.number:
+            await uninterrupted(tickets.end_line(self._lease.connection, ticket))
+        return turn is not None
 
-        async def take() -> None:
-            self.renewed_at = time.monotonic()
-            limit = self._left
-            self.epoch = await self._claim.take(is_first=is_first, limit=limit) or 0
+    async def _try_once(self) -> None:
+        if await self._acquire():
+            return
+        at, key = self._lease.connection, self.key
+        turn = (await tickets.find_turns(at, [key])).get(key)
+        if turn and turn.is_free and not await tickets.first_tickets(at, [key]):
+            await self._acquire(await self._draw_ticket())  # all who waited have died
 
-        await uninterrupted(take())
-        return bool(self.epoch)
-
-    async def _take_in_line(self, queue: Queue) -> None:
-        """Take the turn once all who came before have had theirs."""
-        async with queue.arrival(self.key):
-            if not queue.has_line(self.key) and await self._take(is_first=False):
+    async def _wait_in_line(self, line: WaitingLine) -> None:
+        """Acquire the turn once all who came before have had theirs."""
+        async with line.arrival(self.key):
+            if not line.has_waiters(self.key) and await self._acquire():
                 return
-            await uninterrupted(self._queue_up())
-            place = queue.place(self.key, self._ticket or 0)
-        with place as called:
-            await self._take_when_called(called)
+            ticket = await self._draw_ticket()
+        with line.join(ticket) as waiter:
+            while not self._lease.epoch:
+                await waiter.called()
+                await self._acquire(ticket)
 
-    async def _take_when_called(self, called: Called) -> None:
-        # It may have been released before this caller was in line.
-        if "holder" not in await self._claim.look() and await self._is_first():
-            called.set()
-        while True:
-            await called.wait()
-            called.clear()
-            if called.error is not None:
-                raise called.error
-            if await self._take(is_first=True):
-                return
-            await self._claim.look()  # raises if the session was deleted
+    async def _draw_ticket(self) -> Ticket:
+        async def draw() -> Ticket:
+            self._ticket = await tickets.draw_ticket(self._lease.connection, self.key)
+            return self._ticket
 
-    async def _is_first(self) -> bool:
-        """Whether nobody is before this caller."""
-        first = await first_waiters(self.connection, [self.key])
-        ticket = first.get(self.key)
-        return ticket is None or ticket == self._ticket
+        return await uninterrupted(draw())
 
-    async def _queue_up(self) -> None:
-        self._ticket = await self._claim.draw()
-        await self._claim.queue_up(self._ticket)
-
-    async def _leave(self) -> None:
+    async def _return_ticket(self) -> None:
         if self._ticket is not None:
-            await self._claim.leave(self._ticket)
+            await tickets.return_ticket(self._lease.connection, self._ticket)
             self._ticket = None
 
-    async def _busy(self) -> TimeoutError:
-        """The error that says who has the turn."""
-        turn = await self._claim.look()
+    async def _busy_error(self) -> TimeoutError:
+        """The error that says who has the turn.
+
+        Raises:
+            SessionNotFoundError: the session is not stored.
+        """
+        sessions = self._lease.connection.sessions
+        session = await sessions.find_one(
+            tickets.visible_session(self.key), {"turn": 1}
+        )
+        if session is None:
+            raise session_not_found_error(self.key.session_id)
+        turn = session.get("turn", {})
         who = "others wait for its turn as well"
         if holder := turn.get("holder"):
             since = f"{turn['since']:%Y-%m-%d %H:%M:%S} UTC"
@@ -233,27 +220,19 @@ class Turn:
         )
 
     async def _end(self) -> None:
-        """Release the turn, leave the queue, and call who is next."""
-        self.is_over = True
-        self.turns.renewer.discard(self)
+        """Release the turn, and leave the line."""
+        self.is_held = False
+        self.turns.renewer.discard(self._lease)
         try:
-            with suppress(SessionNotFoundError):  # it was deleted, and its turn with it
-                await uninterrupted(self._let_go())
+            await uninterrupted(self._release())
         except (MongoSessionServiceError, TimeoutError) as error:
             logger.warning("A turn was not released, and expires by itself. %s", error)
+        finally:
+            self.turns.announce_release()
 
-    async def _let_go(self) -> None:
-        async with (
-            asyncio.timeout(_FAREWELL),
-            # Perhaps with another client: the body may have closed the service.
-            self.turns.backends.call(sets_up=False) as backend,
-        ):
-            self._claim = replace(self._claim, connection=backend.connection)
-            has_waited = self._ticket is not None
-            turn = await self._claim.release()
-            await self._leave()
-            if turn is None and has_waited:
-                turn = await self._claim.look()
-            called = turn and await self._claim.call_next(turn)
-            if called:
-                self.turns.queue(backend).call(self.key, called)
+    async def _release(self) -> None:
+        # Perhaps with another client: the body may have closed the service.
+        async with self.turns.backends.call(sets_up=False) as backend:
+            self._lease.connection = backend.connection
+            await self._lease.release()
+            await self._return_ticket()

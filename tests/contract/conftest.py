@@ -8,6 +8,7 @@ from google.adk.sessions import BaseSessionService
 from support.backends import BACKENDS, OURS, Backend
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.model.limits import Limits
 
 
 def each_of(backends: Sequence[Backend]) -> list[Any]:
@@ -48,11 +49,11 @@ async def brief(
 
 @pytest.fixture(params=each_of(OURS))
 async def ours(
-    request: pytest.FixtureRequest, mongodb_uri: str, database: str
+    request: pytest.FixtureRequest, mongodb_uri: str, database: str, limits: Limits
 ) -> AsyncIterator[MongoSessionService]:
     """Each way to run our service, for what ADK's own services do not have."""
     backend: Backend = request.param
     expect_differences(request, backend)
-    async with backend.make(mongodb_uri, database) as service:
+    async with backend.make(mongodb_uri, database, _limits=limits) as service:
         assert isinstance(service, MongoSessionService)
         yield service

@@ -17,8 +17,6 @@ from mongo_session_service import (
     MongoSessionService,
     MongoSessionServiceError,
 )
-from mongo_session_service.sessions import turns
-from mongo_session_service.turns import queue, renewal
 
 IDS = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
 
@@ -26,14 +24,6 @@ IDS = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
 @pytest.fixture(autouse=True)
 async def _one_session(ours: MongoSessionService) -> None:
     await ours.create_session(**IDS)
-
-
-@pytest.fixture
-def brief_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn is lost as soon as anybody waits for it."""
-    monkeypatch.setattr(turns, "LEASE", 0.1)
-    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(renewal, "RENEWAL", math.inf)
 
 
 async def answer(service: MongoSessionService, name: str) -> list[str]:
@@ -113,7 +103,7 @@ async def test_bad_arguments_of_turns(ours: MongoSessionService) -> None:
                 pass
 
 
-@pytest.mark.usefixtures("brief_turns")
+@pytest.mark.limits(lease_seconds=0.1, lease_renewal_seconds=3600)
 async def test_a_body_that_lost_its_turn_appends_nothing(
     ours: MongoSessionService,
 ) -> None:

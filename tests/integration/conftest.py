@@ -15,29 +15,35 @@ from support.sample_data import fill
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import stream
 from mongo_session_service.feed import expiry
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions import rebase
 
 
 @pytest.fixture
 async def victim(
-    mongodb_uri: str, database: str, admin: MongoClient
+    mongodb_uri: str, database: str, admin: MongoClient, limits: Limits
 ) -> AsyncIterator[MongoSessionService]:
     """A service whose commands ``faults.failing`` can make fail.
 
     Nothing is left of it at the end: on the server, in the driver, in the event loop.
     """
+    uri = victim_uri(mongodb_uri)
     async with (
-        MongoSessionService(victim_uri(mongodb_uri), database=database) as service,
+        MongoSessionService(uri, database=database, _limits=limits) as service,
         leaving_nothing(admin, service),
     ):
         yield service
 
 
 @pytest.fixture
-async def second(mongodb_uri: str, database: str) -> AsyncIterator[MongoSessionService]:
+async def second(
+    mongodb_uri: str, database: str, limits: Limits
+) -> AsyncIterator[MongoSessionService]:
     """A service whose writers come second, if need be."""
     uri = victim_uri(mongodb_uri)
-    service = MongoSessionService(uri, database=database, on_conflict="rebase")
+    service = MongoSessionService(
+        uri, database=database, on_conflict="rebase", _limits=limits
+    )
     async with service:
         yield service
 

@@ -59,22 +59,19 @@ BROADCASTS = {
     "count sessions by nothing": "setup asks whether the collection is large",
     "count events by nothing": "setup asks whether the collection is large",
     "update sessions by turn.holder.token": "all turns of a process are renewed",
-    "find sessions by turn.holder, $expr": "all who wait look whether holders live",
+    "aggregate sessions by revision, expire_time, ttl": "all who wait look for turns",
 }
 """Commands that concern many users, and for what they are sent."""
 
-_OF_SEVERAL_SESSIONS = {
-    "update sessions by turn.holder.token",
-    "find sessions by turn.holder, $expr",
-}
-"""Of these, those for which it is chance if all are of one user."""
+_OF_SEVERAL_SESSIONS = "update sessions by turn.holder.token"
+"""Of these, the one for which it is chance if all are of one user."""
 
 
 def broadcast_to_one(access: Access) -> bool:
     """Whether every shard is asked for what one user has, or for an unknown reason."""
     if access.is_targeted:
         return False
-    if access.shape in _OF_SEVERAL_SESSIONS:
+    if access.shape == _OF_SEVERAL_SESSIONS:
         return False
     return access.names_one_user or access.shape not in BROADCASTS
 

@@ -87,12 +87,14 @@ async def use_sessions(service: MongoSessionService) -> None:
     assert len([each async for each in service.iter_events(**SESSION)]) == 2
     async with service.turn(**SESSION):
         await asyncio.create_task(wait_in_vain(service), context=Context())
+    async with service.turn(**SESSION):
+        pass  # in line, since somebody has waited
     await service.delete_session(**SESSION)
     await service.prune()
 
 
 async def wait_in_vain(service: MongoSessionService) -> None:
-    """Wait for a turn; without change streams that is possible as well."""
+    """Wait for a turn that is not released in time."""
     with pytest.raises(TimeoutError):
         async with service.turn(**SESSION, wait=0.3):
             pass

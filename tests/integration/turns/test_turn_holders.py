@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -24,8 +23,8 @@ from mongo_session_service import (
     MongoSessionService,
     MongoSessionServiceError,
 )
-from mongo_session_service.sessions import turns
-from mongo_session_service.turns import queue, renewal
+from mongo_session_service.driver import lease
+from mongo_session_service.model.limits import Limits
 
 BRIEF = 0.6
 """Seconds until a turn is lost that is not renewed."""
@@ -33,13 +32,9 @@ BRIEF = 0.6
 PATIENCE = 1.5 * BRIEF
 
 
-@pytest.fixture
-def brief_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn is lost soon, if it is not renewed."""
-    monkeypatch.setattr(turns, "LEASE", BRIEF)
-    monkeypatch.setattr(queue, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(renewal, "RENEWAL", 0.1)
-    monkeypatch.setattr(renewal, "_TICK", 0.05)
+BRIEF_LEASES = Limits(lease_seconds=BRIEF, lease_renewal_seconds=0.1)
+
+brief_leases = pytest.mark.limits(lease_seconds=BRIEF, lease_renewal_seconds=0.1)
 
 
 def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] | None:
@@ -47,7 +42,9 @@ def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] |
 
     async def attempt() -> None:
         async with (
-            MongoSessionService(uri, database=database) as service,
+            MongoSessionService(
+                uri, database=database, _limits=BRIEF_LEASES
+            ) as service,
             service.turn(**IDS, wait=wait),
         ):
             pass
@@ -66,7 +63,7 @@ def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] |
     return errors[0]
 
 
-@pytest.mark.usefixtures("brief_leases")
+@brief_leases
 @pytest.mark.parametrize(
     "client_of",
     [
@@ -79,7 +76,9 @@ async def test_a_body_may_block_its_event_loop(
 ) -> None:
     """Longer than a lease; a client that is lent is not used in another thread."""
     client = client_of(mongodb_uri)
-    service = MongoSessionService(client=client, database=database)
+    service = MongoSessionService(
+        client=client, database=database, _limits=BRIEF_LEASES
+    )
     await service.create_session(**IDS)
     async with service.turn(**IDS) as session:
         # Blocks this event loop until somebody has waited in vain.
@@ -91,7 +90,7 @@ async def test_a_body_may_block_its_event_loop(
         await closing
 
 
-@pytest.mark.usefixtures("brief_leases")
+@brief_leases
 async def test_a_failure_to_connect_is_not_the_end_of_renewal(
     service: MongoSessionService,
     mongodb_uri: str,
@@ -99,7 +98,7 @@ async def test_a_failure_to_connect_is_not_the_end_of_renewal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Be it one that the driver does not know, as of a certificate's missing file."""
-    opened = renewal._opened  # noqa: SLF001
+    opened = lease._open_database  # noqa: SLF001
     failures = [FileNotFoundError]
 
     def fail_once(*where: Any) -> Any:
@@ -107,7 +106,7 @@ async def test_a_failure_to_connect_is_not_the_end_of_renewal(
             raise failures.pop()
         return opened(*where)
 
-    monkeypatch.setattr(renewal, "_opened", fail_once)
+    monkeypatch.setattr(lease, "_open_database", fail_once)
     await service.create_session(**IDS)
     async with service.turn(**IDS):
         assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TimeoutError
@@ -115,7 +114,7 @@ async def test_a_failure_to_connect_is_not_the_end_of_renewal(
 
 
 @pytest.mark.release
-@pytest.mark.usefixtures("brief_leases")
+@brief_leases
 async def test_a_turn_of_a_synchronous_runner(
     service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:
@@ -139,15 +138,11 @@ async def test_a_turn_of_a_synchronous_runner(
     assert [each.id for each in stored.events[1:]] == [each.id for each in events]
 
 
-@pytest.mark.usefixtures("brief_leases")
+@pytest.mark.limits(lease_seconds=0.1, lease_renewal_seconds=3600)
 async def test_a_rebased_append_needs_its_turn_as_well(
-    service: MongoSessionService,
-    second: MongoSessionService,
-    monkeypatch: pytest.MonkeyPatch,
+    service: MongoSessionService, second: MongoSessionService
 ) -> None:
     """Under ``rebase`` what others have appended is no obstacle, but a lost turn is."""
-    monkeypatch.setattr(renewal, "RENEWAL", math.inf)
-    monkeypatch.setattr(turns, "LEASE", 0.1)
     await service.create_session(**IDS)
     async with second.turn(**IDS) as session:
         outside = await read(service)
@@ -202,7 +197,7 @@ async def test_tasks_of_a_body_belong_to_its_turn(
 
 
 @pytest.mark.release
-@pytest.mark.usefixtures("brief_leases")
+@brief_leases
 async def test_the_turn_of_a_dead_process_is_taken_over(
     service: MongoSessionService, mongodb_uri: str, database: str
 ) -> None:

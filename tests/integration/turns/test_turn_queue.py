@@ -13,7 +13,6 @@ from pymongo import MongoClient
 from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
-from mongo_session_service.turns import queue
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -39,21 +38,10 @@ def waiting(service: MongoSessionService) -> asyncio.Task[str]:
     return asyncio.create_task(take(), context=Context())
 
 
-@pytest.fixture
-def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters look for themselves twenty times a second."""
-    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
-
-
-async def test_a_waiter_elsewhere_is_called_by_the_feed(
-    service: MongoSessionService,
-    mongodb_uri: str,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
+async def test_waiters_elsewhere_follow_in_order(
+    service: MongoSessionService, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
-    """It does not have to look itself."""
-    monkeypatch.setattr(queue, "LOOK_EVERY", 30.0)
+    """Whichever service of which process they wait in."""
     await service.create_session(**IDS)
     order: list[str] = []
 
@@ -100,10 +88,9 @@ async def test_a_dead_waiter_holds_up_nobody(
     assert waiters(admin, database) == []
     session = stored.sessions.find_one(where)
     assert session is not None
-    assert session["turn"] == {"epoch": 8, "ticket": 2 if wait else 1}
+    assert session["turn"] == {"epoch": 8, "ticket": 2}
 
 
-@pytest.mark.usefixtures("looking_often")
 async def test_waiters_of_a_deleted_session_fail(
     service: MongoSessionService,
     admin: MongoClient,
@@ -121,7 +108,6 @@ async def test_waiters_of_a_deleted_session_fail(
     assert waiters(admin, database) == []
 
 
-@pytest.mark.usefixtures("looking_often")
 async def test_a_waiter_of_a_recreated_session_fails(
     service: MongoSessionService,
     admin: MongoClient,
@@ -130,16 +116,14 @@ async def test_a_waiter_of_a_recreated_session_fails(
     """It gets SessionNotFoundError; a waiter of the new session gets its turn."""
     await service.create_session(**IDS)
 
-    async with asyncio.timeout(10):
-        async with service.turn(**IDS):
-            outlived = waiting(service)
-            await queued(admin, database, 1)
-            new = {"$unset": {"turn.ticket": "", "turn.is_awaited": ""}}
-            admin[database].sessions.update_one({}, new)
-            later = waiting(service)
-            with pytest.raises(SessionNotFoundError):
-                await outlived
-        assert await later == IDS["session_id"]
+    async with asyncio.timeout(10), service.turn(**IDS):
+        outlived = waiting(service)
+        await queued(admin, database, 1)
+        await service.delete_session(**IDS)
+        await service.create_session(**IDS)
+        assert await waiting(service) == IDS["session_id"]
+        with pytest.raises(SessionNotFoundError):
+            await outlived
     assert waiters(admin, database) == []
 
 

@@ -23,7 +23,7 @@ from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import SessionKey
 
-NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states", "p_leases")
+NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states")
 KEY = SessionKey("a", "u", "s")
 WALL_TIME = dt.datetime(2026, 1, 2, 3, 4, 5, 678000)  # noqa: DTZ001  as PyMongo has it
 USER = {"app_name": "a", "user_id": "u"}

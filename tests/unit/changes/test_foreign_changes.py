@@ -23,7 +23,7 @@ from mongo_session_service.changes.routing import Router
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.errors import MongoSessionServiceError
 
-NAMES = Names("sessions", "events", "app_states", "user_states", "leases")
+NAMES = Names("sessions", "events", "app_states", "user_states")
 BANG = "hunter2"
 HOOKED = Hooks(after_load=lambda value, _: value)
 

@@ -1,0 +1,327 @@
+"""Lease: an exclusive right with a rising epoch, held for as long as it is renewed.
+
+Two documents hold one: that of a session says in its field ``turn`` who works on the
+session, and one of ``leases`` says who reads under the name of a consumer. Both have
+these fields:
+
+- ``epoch``: how often the lease was acquired. It never falls, so what its holder writes
+  is fenced by expecting it: whoever was overtaken writes nothing.
+- ``holder``, ``since``, ``renewed_at``: who holds it, from when on, and when it was
+  renewed last. It is free without a holder, or ``Limits.lease_seconds`` after that.
+
+All times are the server's. Clocks of clients decide nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import pymongo
+from pymongo import WriteConcern
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
+
+from mongo_session_service.driver.cancellation import running_loop, uninterrupted
+from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.model.records import Document
+
+logger = logging.getLogger(__name__)
+
+THREAD_NAME: Final = "mongo-session-service-leases"
+
+_SHORTEST: Final = 1.0
+"""Seconds that the server may at least wait for a document that is locked."""
+_FAREWELL: Final = 5.0
+"""Seconds to release a lease, which expires by itself soon after."""
+_NEVER: Final = datetime(1970, 1, 1)  # noqa: DTZ001  as the driver decodes times
+_LINGER: Final = 10.0
+"""Seconds that the thread stays after the last lease."""
+_TOGETHER: Final = 1.5
+"""Seconds to renew all leases: another transaction may have locked one of them."""
+_ALONE: Final = 0.2
+"""Seconds to renew one of them then."""
+
+
+class Lease:
+    """The lease in one document, as one claimant acquires, holds and releases it."""
+
+    def __init__(
+        self, connection: Connection, collection: str, id_: object, path: str = ""
+    ) -> None:
+        """Nothing is acquired yet.
+
+        Args:
+            connection: What acquires it.
+            collection: The name of the document's collection.
+            id_: The document's ``_id``.
+            path: What precedes the names of the lease's fields, such as ``turn.``.
+        """
+        self.connection = connection
+        self.collection = collection
+        self.id = id_
+        self.path = path
+        self.token = uuid.uuid4().hex
+        """Tells this claimant from all others."""
+        self.epoch = 0
+        """How often it was acquired by now; 0 before this claimant has it."""
+        self.renewed_at = 0.0
+        """When it was renewed last, on this machine's monotonic clock."""
+        self.is_lost = False
+        """Whether it is known that another claimant holds it."""
+        self._loop = running_loop()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its event loop was closed under it."""
+        return self._loop.is_closed()
+
+    async def acquire(
+        self, where: Document | None = None, limit: float = math.inf
+    ) -> Document | None:
+        """Acquire the lease if it is free; the lease as it is then.
+
+        A cancellation waits for the outcome, which ``epoch`` tells.
+
+        Args:
+            where: What else its document has to fulfil.
+            limit: Seconds after which the server gives up if the document is locked.
+
+        Raises:
+            NetworkTimeout: there was no answer before the lease could have expired.
+        """
+        seconds = self.connection.limits.lease_seconds
+        path = self.path
+        is_free = [
+            {"$expr": lease_is_free(self.connection, path)},
+            # The answer to an earlier attempt was lost.
+            {f"{path}holder.token": self.token},
+        ]
+        holder = {"host": socket.gethostname(), "pid": os.getpid()}
+        change = {
+            "$inc": {f"{path}epoch": 1},
+            "$set": {f"{path}holder": {**holder, "token": self.token}},
+            "$currentDate": {f"{path}since": True, f"{path}renewed_at": True},
+        }
+        limit_ms = round(1000 * max(min(limit, seconds), _SHORTEST))
+        is_mock = self.connection.driver is Driver.MOCK
+        options = {} if is_mock else {"maxTimeMS": limit_ms}
+
+        async def acquire() -> Document | None:
+            self.renewed_at = time.monotonic()
+            found = await self._change(
+                {"_id": self.id, **(where or {}), "$or": is_free}, change, **options
+            )
+            self.epoch = found["epoch"] if found else 0
+            return found
+
+        try:
+            return await uninterrupted(asyncio.wait_for(acquire(), seconds + 1))
+        except ExecutionTimeout:  # another writer's transaction has locked the document
+            return None
+        except TimeoutError:
+            message = f"no answer within {seconds:g} seconds"
+            raise NetworkTimeout(message) from None
+
+    async def release(self) -> Document | None:
+        """Release the lease; what remains of it, or None if it is another's.
+
+        Raises:
+            TimeoutError: it took so long that the lease expires by itself.
+        """
+        path = self.path
+        mine = {"_id": self.id, f"{path}holder.token": self.token}
+        fields = (f"{path}{name}" for name in ("holder", "since", "renewed_at"))
+        async with asyncio.timeout(_FAREWELL):
+            return await self._change(mine, {"$unset": dict.fromkeys(fields, "")})
+
+    async def _change(
+        self, where: Document, change: Document, **options: Any
+    ) -> Document | None:
+        """Change the lease; as it is then, or None if its document does not match."""
+        at = self.connection
+        collection = at.plain(at.database[self.collection])
+        field = self.path.rstrip(".")
+
+        async def write(session: Any = None) -> Document | None:
+            in_session = {} if session is None else {"session": session}
+            found: Document | None = await collection.find_one_and_update(
+                where,
+                change,
+                projection={field: 1} if field else None,
+                return_document=True,
+                **in_session,
+                **options,
+            )
+            return found
+
+        acknowledged: Callable[..., Awaitable[Document | None]] = at.acknowledged
+        found = await (acknowledged(write) if at.has_transactions else write())
+        return found[field] if found and field else found
+
+
+def lease_is_free(connection: Connection, path: str = "") -> Document:
+    """The expression of whether nobody holds the lease in a document."""
+    holder = {"$ifNull": [f"${path}holder", None]}
+    # An append may renew what was released meanwhile.
+    return {"$or": [{"$eq": [holder, None]}, renewal(connection, "$lt", path)]}
+
+
+def renewal(connection: Connection, operator: str, path: str = "") -> Document:
+    """The expression that compares a renewal with the earliest that still counts."""
+    seconds = connection.limits.lease_seconds
+    since: Any = {"$subtract": ["$$NOW", round(seconds * 1000)]}
+    if connection.driver is Driver.MOCK:  # which knows no $$NOW
+        since = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
+    return {operator: [{"$ifNull": [f"${path}renewed_at", _NEVER]}, since]}
+
+
+class LeaseRenewer:
+    """The thread that renews the leases that one service holds in this process.
+
+    Whoever holds a lease may block their event loop for as long as they like: a
+    synchronous tool does, and ADK's ``Runner.run()``. So a thread renews, through a
+    client that belongs to no event loop, and is opened for the first lease that nothing
+    else has renewed for long. A lease that nobody refers to any more expires.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def __reduce__(self) -> tuple[type[LeaseRenewer], tuple[()]]:
+        return type(self), ()  # no lease is held where it is unpickled
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._held: WeakValueDictionary[str, Lease] = WeakValueDictionary()
+        self._used_at = 0.0
+        self._stopping: threading.Event | None = None
+        """Ends the thread that runs; None if none does."""
+
+    def add(self, lease: Lease) -> None:
+        """Renew a lease from now on."""
+        if self._pid != os.getpid():  # the thread stayed in the parent
+            self._reset()
+        tick = lease.connection.limits.lease_renewal_seconds / 3
+        with self._lock:
+            self._held[lease.token] = lease
+            if self._stopping is None:
+                stopping = self._stopping = threading.Event()
+                threading.Thread(
+                    target=self._run,
+                    args=[stopping, tick],
+                    name=THREAD_NAME,
+                    daemon=True,
+                ).start()
+
+    def discard(self, lease: Lease) -> None:
+        """Renew a lease no longer; idempotent."""
+        self._held.pop(lease.token, None)
+
+    def stop(self) -> None:
+        """End the thread, unless leases are held."""
+        with self._lock:
+            if not self._held and self._stopping is not None:
+                self._stopping.set()
+                self._stopping = None
+
+    def _run(self, stopping: threading.Event, tick: float) -> None:
+        with ExitStack() as closing:
+            database = None
+            while not stopping.wait(tick) and not self._is_idle():
+                if not (due := self._due()):
+                    continue
+                try:
+                    if database is None:
+                        database = _open_database(due[0].connection, closing)
+                    _renew(database, due)
+                except PyMongoError as error:
+                    # They may be lost, which their next write finds out.
+                    logger.debug("No lease was renewed: %s.", type(error).__name__)
+                except Exception as error:  # noqa: BLE001  a certificate's file is gone
+                    # Without this thread, no lease would be renewed any more.
+                    logger.warning("No lease was renewed: %s.", type(error).__name__)
+                del due  # or it would keep them alive
+
+    def _is_idle(self) -> bool:
+        """Whether the thread ends, since there was no lease for long."""
+        with self._lock:
+            now = time.monotonic()
+            if self._held:
+                self._used_at = now
+            elif now - self._used_at > _LINGER:
+                self._stopping = None
+                return True
+            return False
+
+    def _due(self) -> list[Lease]:
+        with self._lock:
+            held = list(self._held.values())
+        for each in held:
+            if each.is_abandoned:
+                self.discard(each)
+        now = time.monotonic()
+        return [
+            each
+            for each in held
+            if now - each.renewed_at >= each.connection.limits.lease_renewal_seconds
+        ]
+
+
+def _open_database(connection: Connection, closing: ExitStack) -> Any:
+    """The database, for a thread."""
+    database, close = connection.driver.blocking(connection.database)
+    closing.callback(close)
+    return database
+
+
+def _renew(database: Any, due: list[Lease]) -> None:
+    by_collection: dict[str, list[Lease]] = defaultdict(list)
+    for each in due:
+        by_collection[each.collection].append(each)
+    for name, leases in by_collection.items():
+        collection = leases[0].connection.plain(database[name])
+        # The next renewal comes soon enough, if a failover loses one.
+        collection = collection.with_options(write_concern=WriteConcern(1))
+        try:
+            _renew_together(collection, leases, _TOGETHER)
+        except PyMongoError as error:
+            if not error.timeout or len(leases) == 1:
+                raise
+            for each in leases:
+                with suppress(PyMongoError):
+                    _renew_together(collection, [each], _ALONE)
+
+
+def _renew_together(collection: Any, leases: list[Lease], limit: float) -> None:
+    """Renew leases of one collection, and note which of them were taken over."""
+    started = time.monotonic()
+    path, ids = leases[0].path, [each.id for each in leases]
+    # By equality, a mongos knows the shard.
+    where = {"_id": ids[0] if len(ids) == 1 else {"$in": ids}}
+    mine = {f"{path}holder.token": {"$in": [each.token for each in leases]}}
+    change = {"$currentDate": {f"{path}renewed_at": True}}
+    with pymongo.timeout(limit):
+        renewed = collection.update_many({**where, **mine}, change)
+        if renewed.matched_count < len(leases):
+            holder = {"$project": {"token": f"${path}holder.token"}}
+            # A lease whose document is gone was not taken over.
+            for found in collection.aggregate([{"$match": where}, holder]):
+                for each in leases:
+                    if each.id == found["_id"] and each.token != found.get("token"):
+                        each.is_lost = True
+    for each in leases:
+        each.renewed_at = started
