@@ -1,1 +1,1 @@
-"""What scripts/bench runs: contestants, workloads, measuring and reporting."""
+"""The benchmark; ``scripts/bench --help`` tells what it measures."""

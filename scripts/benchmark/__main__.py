@@ -1,4 +1,4 @@
-"""The benchmark's command: ``python -m benchmark [WHAT]``, one module for each."""
+"""The benchmark's command: ``python -m benchmark [services | feed | stuck]``."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ import sys
 
 from pymongo.errors import PyMongoError
 
-from benchmark.measure import WrongError
+from benchmark.figures import WrongError
+from benchmark.worker import StepError
 from mongo_session_service import MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedServerError
 
-WHAT = (
-    *("services", "consumers", "curves", "disk", "feed", "lists", "reloads", "starts"),
-    *("stuck", "tracing", "transfer", "turns"),
+PROGRAMS = ("services", "feed", "stuck")
+FAILURES = (
+    *(WrongError, StepError),
+    *(MongoSessionServiceError, EmbeddedServerError, PyMongoError),
 )
 
 
 def main() -> int:
-    """Run what is asked for, services by default; the exit code."""
-    what = sys.argv.pop(1) if sys.argv[1:2] and sys.argv[1] in WHAT else WHAT[0]
+    """Run the program that is asked for, services by default; the exit code."""
+    program = (
+        sys.argv.pop(1) if sys.argv[1:2] and sys.argv[1] in PROGRAMS else "services"
+    )
     try:
-        code: int = importlib.import_module(f"benchmark.{what}").main()
+        code: int = importlib.import_module(f"benchmark.{program}").main()
     except KeyboardInterrupt:
         print("\nbench: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # as after "| head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (
-        WrongError,
-        MongoSessionServiceError,
-        EmbeddedServerError,
-        PyMongoError,
-    ) as error:
+    except FAILURES as error:
         print(f"\nbench: {type(error).__name__}: {error}"[:300], file=sys.stderr)
         return 1
     return code

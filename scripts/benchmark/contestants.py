@@ -1,49 +1,60 @@
-"""Who is measured: session services, and what the bench needs to know of each."""
+"""Session services that are measured, and what the benchmark needs to know of each."""
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from google.adk.events import Event
-from google.adk.sessions import Session
-from motor.motor_asyncio import AsyncIOMotorClient
+from google.adk.integrations.mongodb import MongoDbSessionService
+from google.adk.sessions import (
+    DatabaseSessionService,
+    InMemorySessionService,
+    Session,
+)
+from google.adk.sessions.schemas.v1 import StorageEvent, StorageSession
 from pymongo import AsyncMongoClient
+from sqlalchemy import func, select, text
 from typing_extensions import override
 
+from benchmark.figures import Sample, chunks, sampled, time_call
+from benchmark.handwritten import BareLoop, HandWritten, event_document
 from mongo_session_service import MongoSessionService
-from mongo_session_service.codec.documents import (
-    encode_append,
-    encode_new_session,
-    event_document,
-    session_document,
-)
-from mongo_session_service.codec.hooks import NO_HOOKS
-from mongo_session_service.model.records import SessionKey
+
+SEEDED_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run keeps its data; apt to be sent to another process."""
+class Servers:
+    """Where a run keeps its data."""
 
     uri: str
     run: str
+    """Part of the name of each database of the run."""
     directory: str
     postgres: str | None = None
+
+
+@dataclass
+class Lane:
+    """The events that are appended to one session, one after another."""
+
+    session: Session
+    events: list[Event]
 
 
 class Contestant:
     """A session service; long sessions are put into its storage in bulk."""
 
     name: ClassVar[str]
-    is_ours: ClassVar[bool] = False
-    is_reference: ClassVar[bool] = False  # left out of the heaviest quick workloads
-    is_shared: ClassVar[bool] = True  # by several processes
+    only: ClassVar[tuple[str, ...] | None] = None
+    """The workloads that make sense for it; None for all."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, servers: Servers) -> None:
+        self.servers = servers
         self.service: Any = None
 
     async def open(self) -> None:
@@ -51,19 +62,29 @@ class Contestant:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Close the service."""
-        if self.service is not None:
-            await self.service.close()
+        """Remove what was stored, and close the service."""
+        await self.service.close()
 
-    async def drop(self) -> None:
-        """Remove what the run has stored; called last, by one process."""
-
-    def forget(self, app: str) -> None:
-        """Free the memory that an app's sessions take."""
+    async def restart(self) -> None:
+        """Make a service that has read nothing yet, if services remember."""
 
     async def server_cpu(self) -> float | None:
         """Seconds of CPU that the server has used since it started, if it says so."""
         return None
+
+    async def append(self, lanes: Sequence[Lane]) -> Sample:
+        """Append what all lanes hold, to all sessions at once."""
+        async with sampled(self.server_cpu) as sample:
+
+            async def append_lane(lane: Lane) -> None:
+                for event in lane.events:
+                    call = self.service.append_event(lane.session, event)
+                    sample.calls.append(await time_call(call))
+
+            async with asyncio.TaskGroup() as group:
+                for lane in lanes:
+                    group.create_task(append_lane(lane))
+        return sample
 
     async def count_events(self, app: str) -> int:
         """How many events storage holds for an app."""
@@ -77,25 +98,29 @@ class Contestant:
         """Put events into a new session."""
         raise NotImplementedError
 
+    async def create(self, session: Session) -> None:
+        """Store a new session."""
+        await self.service.create_session(
+            app_name=session.app_name,
+            user_id=session.user_id,
+            session_id=session.id,
+            state=session.state,
+        )
+
     async def seed_sessions(self, sessions: Sequence[Session]) -> None:
         """Store new sessions."""
-        for each in sessions:
-            await self.service.create_session(
-                app_name=each.app_name,
-                user_id=each.user_id,
-                session_id=each.id,
-                state=each.state,
-            )
+        for session in sessions:
+            await self.create(session)
 
 
-class OnMongo(Contestant):
+class MongoContestant(Contestant):
     """A contestant with a database of its own on the MongoDB server."""
 
     @override
     async def open(self) -> None:
-        self.client: AsyncMongoClient[Any] = AsyncMongoClient(self.place.uri)
-        name = type(self).__name__.lower()
-        self.database = self.client[f"adk_bench_{self.place.run}_{name}"]
+        self.client: AsyncMongoClient[Any] = AsyncMongoClient(self.servers.uri)
+        name = self.name.replace(" ", "_").replace("-", "_")
+        self.database = self.client[f"adk_bench_{self.servers.run}_{name}"]
         self.service = await self.make()
 
     async def make(self) -> Any:
@@ -105,11 +130,8 @@ class OnMongo(Contestant):
     @override
     async def close(self) -> None:
         await super().close()
-        await self.client.close()
-
-    @override
-    async def drop(self) -> None:
         await self.client.drop_database(self.database.name)
+        await self.client.close()
 
     @override
     async def server_cpu(self) -> float | None:
@@ -119,56 +141,226 @@ class OnMongo(Contestant):
         return None if None in parts else sum(parts) / 1e6
 
 
-class Ours(OnMongo):
-    """This package, given a URI."""
+class Ours(MongoContestant):
+    """This package, given a URI; only its public names are used."""
 
     name = "ours"
-    is_ours = True
 
     @override
     async def make(self) -> Any:
-        service = MongoSessionService(self.place.uri, database=self.database.name)
+        service = MongoSessionService(self.servers.uri, database=self.database.name)
+        await service.setup()
+        return service
+
+    @override
+    async def restart(self) -> None:
+        await self.service.close()
+        self.service = await self.make()
+
+    @override
+    async def count_events(self, app: str) -> int:
+        query = {"_id.app_name": app, "event": {"$exists": True}}
+        return await self.database.events.count_documents(query)
+
+    @override
+    async def seed_sessions(self, sessions: Sequence[Session]) -> None:
+        await asyncio.gather(*map(self.create, sessions))
+
+    @override
+    async def seed_events(self, session: Session, events: Sequence[Event]) -> None:
+        for some in chunks(events, SEEDED_AT_ONCE):
+            append = self.service.append_event
+            await asyncio.gather(*(append(session, each) for each in some))
+
+
+class Before(Ours):
+    """This package as another checkout has it; its process imports that one."""
+
+    name = "before"
+
+
+class AdkMongo(MongoContestant):
+    """ADK's MongoDB service."""
+
+    name = "adk mongo"
+
+    @override
+    async def make(self) -> Any:
+        service = MongoDbSessionService(
+            connection_string=self.servers.uri,
+            database_name=self.database.name,
+            app_state_collection="app_states",
+            user_state_collection="user_states",
+        )
+        await service.list_sessions(app_name="none", user_id="none")
+        collections = set(await self.database.list_collection_names())
+        for name in {"app_states", "user_states"} - collections:
+            await self.database.create_collection(name)
+        return service
+
+    @override
+    async def count_events(self, app: str) -> int:
+        return await self.database.events.count_documents({"app_name": app})
+
+    @override
+    async def seed_events(self, session: Session, events: Sequence[Event]) -> None:
+        key = {
+            "app_name": session.app_name,
+            "user_id": session.user_id,
+            "session_id": session.id,
+        }
+        await self.database.events.insert_many(
+            {
+                "_id": {**key, "event_id": event.id},
+                **key,
+                "timestamp": event.timestamp,
+                "revision": revision,
+                "event_data": event.model_dump_json(exclude_none=True),
+            }
+            for revision, event in enumerate(events, 1)
+        )
+        changed = {"revision": len(events), "update_time": events[-1].timestamp}
+        await self.database.sessions.update_one({"_id": key}, {"$set": changed})
+
+
+class ByHand(MongoContestant):
+    """A driver script: one transaction for each append."""
+
+    name = "hand-written"
+
+    @override
+    async def make(self) -> Any:
+        service = HandWritten(AsyncMongoClient(self.servers.uri), self.database.name)
         await service.setup()
         return service
 
     @override
     async def count_events(self, app: str) -> int:
-        return await self.database.events.count_documents({"_id.app_name": app})
-
-    @override
-    async def seed_sessions(self, sessions: Sequence[Session]) -> None:
-        now = time.time()
-        await self.database.sessions.insert_many(
-            session_document(encode_new_session(key, each.state, now, NO_HOOKS))
-            for each in sessions
-            if (key := SessionKey(each.app_name, each.user_id, each.id))
-        )
+        query = {"session": {"$gte": f"{app}-", "$lt": f"{app}."}}
+        return await self.database.events.count_documents(query)
 
     @override
     async def seed_events(self, session: Session, events: Sequence[Event]) -> None:
-        key = SessionKey(session.app_name, session.user_id, session.id)
-        await self.database.events.insert_many(
-            event_document(encode_append(key, event, NO_HOOKS), revision)
-            for revision, event in enumerate(events, 1)
-        )
-        changed = {"revision": len(events), "update_time": events[-1].timestamp}
-        await self.database.sessions.update_one({"_id": key.id}, {"$set": changed})
-
-
-class OursOnMotor(Ours):
-    """This package, given a Motor client."""
-
-    name = "ours on Motor"
-    is_reference = True
+        stored = [event_document(session.id, event) for event in events]
+        await self.service.events.insert_many(stored)
 
     @override
-    async def make(self) -> Any:
-        self._motor = AsyncIOMotorClient(self.place.uri)
-        service = MongoSessionService(client=self._motor, database=self.database.name)
-        await service.setup()
-        return service
+    async def state_of(self, session: Session) -> dict[str, Any]:
+        return await self.service.merged_state(session)
+
+
+class ByBareLoop(Ours):
+    """The limit: transactions of 32 appends, again and again, and no other work.
+
+    This package makes the sessions, with their indexes, and reads back what was stored.
+    """
+
+    name = "bare loop"
+    only = ("append, 32 at once", "append, 512 at once")
+
+    @override
+    async def append(self, lanes: Sequence[Lane]) -> Sample:
+        loop = BareLoop(self.client, self.database.name)
+        await loop.prepare(lanes[0].session.app_name)
+        sessions = [lane.session for lane in lanes]
+        async with sampled(self.server_cpu) as sample:
+            for events in zip(*(lane.events for lane in lanes), strict=True):
+                appends = zip(sessions, events, strict=True)
+                for some in chunks(appends, BareLoop.AT_ONCE):
+                    took = await time_call(loop.append(some))
+                    sample.calls += [took] * len(some)
+        return sample
+
+
+class Sqlite(Contestant):
+    """ADK's SQL service on a file."""
+
+    name = "adk sqlite"
+
+    @override
+    async def open(self) -> None:
+        file = Path(self.servers.directory) / "adk.sqlite"
+        await self.open_url(f"sqlite+aiosqlite:///{file}")
+
+    async def open_url(self, url: str, **options: Any) -> None:
+        """Make the service, and its tables."""
+        self.service = DatabaseSessionService(url, **options)
+        await self.service.list_sessions(app_name="none", user_id="none")
+
+    @override
+    async def count_events(self, app: str) -> int:
+        query = select(func.count()).select_from(StorageEvent)
+        async with self.service.database_session_factory() as sql:
+            found = await sql.execute(query.where(StorageEvent.app_name == app))
+            return int(found.scalar_one())
+
+    @override
+    async def seed_events(self, session: Session, events: Sequence[Event]) -> None:
+        async with self.service.database_session_factory() as sql:
+            sql.add_all([StorageEvent.from_event(session, each) for each in events])
+            key = (session.app_name, session.user_id, session.id)
+            stored = await sql.get(StorageSession, key)
+            stored.update_time = StorageEvent.from_event(session, events[-1]).timestamp
+            await sql.commit()
+
+
+class Postgres(Sqlite):
+    """ADK's SQL service on PostgreSQL, in a schema of its own."""
+
+    name = "adk postgres"
+
+    @override
+    async def open(self) -> None:
+        url = str(self.servers.postgres)
+        scheme, _, rest = url.partition("://")
+        if scheme in {"postgres", "postgresql"}:
+            url = f"postgresql+asyncpg://{rest}"
+        self._schema = f"adk_bench_{self.servers.run}"
+        admin = DatabaseSessionService(url)
+        await self._run(admin, f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+        await admin.close()
+        settings = {"server_settings": {"search_path": self._schema}}
+        await self.open_url(url, connect_args=settings)
 
     @override
     async def close(self) -> None:
+        await self._run(self.service, f"DROP SCHEMA {self._schema} CASCADE")
         await super().close()
-        self._motor.close()
+
+    async def _run(self, service: DatabaseSessionService, statement: str) -> None:
+        async with service.database_session_factory() as sql:
+            await sql.execute(text(statement))
+            await sql.commit()
+
+
+class InMemory(Contestant):
+    """ADK's service that keeps nothing."""
+
+    name = "adk in-memory"
+
+    @override
+    async def open(self) -> None:
+        self.service = InMemorySessionService()
+
+    @override
+    async def close(self) -> None:
+        pass
+
+    @override
+    async def count_events(self, app: str) -> int:
+        users = self.service.sessions.get(app, {}).values()
+        return sum(len(each.events) for user in users for each in user.values())
+
+    @override
+    async def seed_events(self, session: Session, events: Sequence[Event]) -> None:
+        user = self.service.sessions[session.app_name][session.user_id]
+        user[session.id].events.extend(events)
+
+
+CONTESTANTS: dict[str, type[Contestant]] = {
+    each.name: each
+    for each in (
+        *(Ours, Before, AdkMongo, ByHand, ByBareLoop),
+        *(Sqlite, Postgres, InMemory),
+    )
+}

@@ -1,13 +1,15 @@
-"""What live subscriptions cost: thousands of them in one process.
+"""Measures live subscriptions, thousands of them in one process, and durable consumers.
 
 memory     of subscriptions that wait, in MB, and how fast they open
-streams    how many server cursors they share
-delivery   from append_event returning until its subscriber has the change
+cursors    of the server, which they share
+delivery   from append_event returning until its subscribers have the change
 broadcast  from the append that sets app: state returning until all have it
 CPU        of mongod per write, with no, one and a thousand subscriptions, in turns
 writes     how many appends per second, 32 at once, with and without subscriptions
+consumers  changes per second, from the log and from the stream, by way of handling,
+           and how far a consumer is behind while another process appends
 
-Every subscription is checked to receive what it must. Takes two minutes.
+Every subscription and every consumer is checked to receive what it must.
 """
 
 from __future__ import annotations
@@ -15,13 +17,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import os
-import platform
 import statistics
-import sys
 import time
-import warnings
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,50 +29,28 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from pymongo import MongoClient
 
-from benchmark.measure import WrongError, quantile
-from benchmark.run import tell
-from mongo_session_service import MongoSessionService
-from mongo_session_service.embedded import EmbeddedReplicaSet
-from mongo_session_service.feed.subscription import Subscription
+from benchmark import circumstances
+from benchmark.circumstances import show_progress
+from benchmark.consumers import measure_consumers
+from benchmark.figures import WrongError, quantile
+from mongo_session_service import MongoSessionService, Subscription
 
 APP, USERS = "app", 50
-TICKS = os.sysconf("SC_CLK_TCK")
+DATABASE = "bench"
 OPENED_AT_ONCE = 50
 WRITERS = 32
 PATIENCE = 60.0
-_SHARE = 100  # of the subscriptions, to be spread evenly
-
-
-def show(step: str) -> None:
-    """Say how far it is: on one line of a terminal, else one line for each part."""
-    part = step.partition(",")[0]
-    if sys.stderr.isatty():
-        tell(step)
-    elif part and part != _shown[-1]:
-        _shown.append(part)
-        print(part, file=sys.stderr, flush=True)
-
-
-_shown = [""]
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How much is measured."""
-
-    subscriptions: int
-    sessions: int
-    rounds: int
-    writes: int
-    """Per round and number of subscriptions, for mongod's CPU."""
+SHARE = 100
+"""The number of subscriptions is a multiple of it, to be spread evenly."""
 
 
 @dataclass
 class Report:
     """The figures, and whether they are good enough."""
 
-    rows: list[tuple[str, str, str, bool | None]] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
+    is_rough: bool
+    rows: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
 
     def add(
         self,
@@ -85,23 +61,18 @@ class Report:
         below: float | None = None,
         note: str = "",
     ) -> None:
-        """Note a figure, and what it should be below."""
+        """Add a figure, and what it should be below."""
         self.figures[name] = round(value, 3)
-        wanted = "" if below is None else f"< {below:g} {unit}"
-        is_good = None if below is None else value < below
-        text = f"{value:,.4g} {unit}" + (f"  {note}" if note else "")
-        self.rows.append((name, text, wanted, is_good))
-
-    def table(self) -> str:
-        """All of it, as text."""
-        lines = []
-        for name, text, wanted, is_good in self.rows:
-            verdict = {None: "", True: "reached", False: "MISSED"}[is_good]
-            lines.append(f"{name:<46} {text:<40} {wanted:<10} {verdict}".rstrip())
-        return "\n".join(lines)
+        goal = ""
+        if below is not None:
+            goal = f"< {below:g} {unit}"
+            if not self.is_rough:
+                goal += ": reached" if value < below else ": MISSED"
+        text = f"{value:,.4g} {unit}  {note}"
+        self.rows.append(f"{name:<48} {text:<42} {goal}".rstrip())
 
 
-def event(**delta: Any) -> Event:
+def make_event(**delta: Any) -> Event:
     """An event that sets this state."""
     return Event(author="bench", actions=EventActions(state_delta=delta))
 
@@ -119,26 +90,25 @@ class Crowd:
         self._got: list[float] = []
         self._all_got = asyncio.Event()
 
-    async def open(self, count: int) -> None:
+    async def subscribe(self, count: int) -> None:
         """Subscribe, and wait until every one has its snapshot."""
         room = asyncio.Semaphore(OPENED_AT_ONCE)
 
-        async def open_one(number: int) -> None:
-            session = self._sessions[number % len(self._sessions)]
+        async def subscribe_to(session: Session) -> None:
             key = (session.app_name, session.user_id, session.id)
             async with room:
-                changes = await self._stack.enter_async_context(
-                    self._service.watch(*key)
-                )
+                watching = self._service.watch(*key)
+                changes = await self._stack.enter_async_context(watching)
                 if (await anext(changes)).kind != "snapshot":
                     raise WrongError("a subscription did not begin with a snapshot")
-                self._readers.append(asyncio.create_task(self._read(changes)))
+                self._readers.append(asyncio.create_task(self._note(changes)))
 
         async with asyncio.TaskGroup() as group:
             for number in range(count):
-                group.create_task(open_one(number))
+                session = self._sessions[number % len(self._sessions)]
+                group.create_task(subscribe_to(session))
 
-    async def _read(self, changes: Subscription) -> None:
+    async def _note(self, changes: Subscription) -> None:
         async for change in changes:
             if change.state_delta.get("app:beat", self._awaited) == self._awaited:
                 self._got.append(time.perf_counter())
@@ -167,145 +137,120 @@ class Crowd:
         self._readers.clear()
 
 
-class Bench:
+@dataclass
+class Subscriptions:
     """One run, on one server."""
 
-    def __init__(self, replica_set: EmbeddedReplicaSet, pace: Pace) -> None:
-        self._uri = replica_set.uri
-        self._mongod = replica_set.pids[0]
-        self._pace = pace
-        self.report = Report()
+    uri: str
+    mongod: int
+    """The server's process."""
+    count: int
+    rounds: int
+    writes: int
+    """Per round and number of subscriptions, for mongod's CPU."""
+    report: Report
 
-    async def run(self) -> None:
+    async def measure(self) -> None:
         """Measure everything."""
         async with (
-            MongoSessionService(self._uri, database="bench") as writing,
-            MongoSessionService(self._uri, database="bench") as reading,
+            MongoSessionService(self.uri, database=DATABASE) as writing,
+            MongoSessionService(self.uri, database=DATABASE) as reading,
         ):
-            show("creating sessions")
+            show_progress("creating sessions")
             sessions = [
                 await writing.create_session(
-                    app_name=APP, user_id=f"u{n % USERS}", session_id=f"s{n}"
+                    app_name=APP, user_id=f"u{number % USERS}", session_id=f"s{number}"
                 )
-                for n in range(self._pace.sessions)
+                for number in range(min(1000, self.count))
             ]
             crowd = Crowd(reading, sessions)
-            await self._measure_opening(crowd, reading)
             try:
+                await self._measure_opening(crowd, reading)
                 await self._measure_delivery(crowd, writing, sessions)
-                await self._measure_broadcast(crowd, writing, sessions)
+                await self._measure_broadcast(crowd, writing, sessions[0])
             finally:
                 await crowd.close()
         await self._measure_writes()
-        show("")
+        show_progress("")
 
     async def _measure_opening(
         self, crowd: Crowd, reading: MongoSessionService
     ) -> None:
-        count = self._pace.subscriptions
-        # Connections, threads and caches are there before.
-        await crowd.open(OPENED_AT_ONCE)
+        # So that connections, threads and caches are there before.
+        await crowd.subscribe(OPENED_AT_ONCE)
         await crowd.close()
         gc.collect()
         before, start = resident(), time.perf_counter()
-        show(f"opening {count:,} subscriptions")
-        await crowd.open(count)
+        show_progress(f"opening {self.count:,} subscriptions")
+        await crowd.subscribe(self.count)
         seconds = time.perf_counter() - start
         gc.collect()
-        self.report.add("open", count / seconds, "/s")
-        memory = (resident() - before) / 1e6
-        wanted = 100 * count / 10_000
-        self.report.add(f"memory of {count:,} idle", memory, "MB", below=wanted)
+        self.report.add("open", self.count / seconds, "/s")
+        memory, most = (resident() - before) / 1e6, 100 * self.count / 10_000
+        self.report.add(f"memory of {self.count:,} idle", memory, "MB", below=most)
         stats = reading.feed_stats()
-        if stats.subscriptions != count:
-            raise WrongError(f"{stats.subscriptions} of {count} subscriptions")
-        with MongoClient[Any](self._uri) as client:
-            self.report.add("server cursors", change_streams(client), "")
+        if stats.subscriptions != self.count:
+            raise WrongError(f"{stats.subscriptions} of {self.count} subscriptions")
+        with MongoClient[Any](self.uri) as client:
+            self.report.add("server cursors", count_change_streams(client), "")
 
     async def _measure_delivery(
         self, crowd: Crowd, writing: MongoSessionService, sessions: list[Session]
     ) -> None:
         """One append at a time, to sessions that have several subscribers each."""
-        delays, calls = [], []
-        rounds = 40 * self._pace.rounds
-        share = self._pace.subscriptions // len(sessions)
-        for number in range(rounds):
-            show(f"delivery, {number + 1} of {rounds}")
-            session = sessions[number * 7 % len(sessions)]
+        show_progress("delivery")
+        delays = []
+        share = self.count // len(sessions)
+        for number in range(40 * self.rounds):
             crowd.expect(share)
-            called = time.perf_counter()
-            await writing.append_event(session, event(n=number))
+            session = sessions[number * 7 % len(sessions)]
+            await writing.append_event(session, make_event(n=number))
             returned = time.perf_counter()
-            told = await crowd.told()
-            delays += [(at - returned) * 1000 for at in told]
-            calls += [(at - called) * 1000 for at in told]
+            delays += [(at - returned) * 1000 for at in await crowd.told()]
             await asyncio.sleep(0.005)
-        note = f"{share} subscribers per session"
-        self.report.add(
-            "delivery, p50", quantile(delays, 0.5), "ms", below=10, note=note
-        )
+        note, p50 = f"{share} for each session", quantile(delays, 0.5)
+        self.report.add("delivery, p50", p50, "ms", below=10, note=note)
         self.report.add("delivery, p99", quantile(delays, 0.99), "ms")
-        self.report.add(
-            "  from the call of append_event, p50", quantile(calls, 0.5), "ms"
-        )
 
     async def _measure_broadcast(
-        self, crowd: Crowd, writing: MongoSessionService, sessions: list[Session]
+        self, crowd: Crowd, writing: MongoSessionService, session: Session
     ) -> None:
         """One append that sets app state, until the last of all has it."""
-        slowest, calls = [], []
-        for number in range(1, 2 * self._pace.rounds + 1):
-            show(f"broadcast, {number} of {2 * self._pace.rounds}")
-            crowd.expect(self._pace.subscriptions, number)
-            called = time.perf_counter()
-            await writing.append_event(sessions[0], event(**{"app:beat": number}))
+        show_progress("broadcast")
+        slowest = []
+        for number in range(1, 2 * self.rounds + 1):
+            crowd.expect(self.count, number)
+            await writing.append_event(session, make_event(**{"app:beat": number}))
             returned = time.perf_counter()
-            last = max(await crowd.told())
-            slowest.append((last - returned) * 1000)
-            calls.append((last - called) * 1000)
+            slowest.append((max(await crowd.told()) - returned) * 1000)
             await asyncio.sleep(0.1)
-        what = f"broadcast to {self._pace.subscriptions:,}"
-        self.report.add(f"{what}, median", statistics.median(slowest), "ms", below=500)
+        what, median = f"broadcast to {self.count:,}", statistics.median(slowest)
+        self.report.add(f"{what}, median", median, "ms", below=500)
         self.report.add(f"{what}, slowest", max(slowest), "ms")
-        self.report.add(
-            "  from the call of append_event, median", statistics.median(calls), "ms"
-        )
 
     async def _measure_writes(self) -> None:
         """The same writes with no, one and a thousand subscriptions, in turns."""
         counts = (0, 1, 1000)
         cpu: dict[int, list[float]] = {count: [] for count in counts}
         rates: dict[int, list[float]] = {count: [] for count in counts}
-        for number in range(self._pace.rounds):
-            order = counts if number % 2 else counts[::-1]
-            for count in order:
-                show(f"writes, round {number + 1}, {count} subscriptions")
+        for number in range(self.rounds):
+            for count in counts if number % 2 else counts[::-1]:
+                show_progress(f"writes, round {number + 1}, {count} subscriptions")
                 one_cpu, rate = await self._write(f"{number}-{count}", count)
                 cpu[count].append(one_cpu)
                 rates[count].append(rate)
         for count in counts:
-            low, high = min(cpu[count]), max(cpu[count])
-            self.report.add(
-                f"mongod's CPU per write, {count:,} subscriptions",
-                statistics.median(cpu[count]),
-                "ms",
-                note=f"({low:.3f} to {high:.3f})",
-            )
+            name, median = f"{count:,} subscriptions", statistics.median(cpu[count])
+            note = f"({min(cpu[count]):.3f} to {max(cpu[count]):.3f})"
+            self.report.add(f"mongod's CPU per write, {name}", median, "ms", note=note)
         changes = [b / a - 1 for a, b in zip(cpu[1], cpu[1000], strict=True)]
-        self.report.add(
-            "  1,000 against 1",
-            100 * statistics.median(changes),
-            "%",
-            below=5,
-            note=f"({100 * min(changes):.1f} to {100 * max(changes):.1f})",
-        )
+        note = f"({100 * min(changes):.1f} to {100 * max(changes):.1f})"
+        median = 100 * statistics.median(changes)
+        self.report.add("  1,000 against 1", median, "%", below=5, note=note)
         for count in counts:
-            self.report.add(
-                f"writes, {count:,} subscriptions",
-                statistics.median(rates[count]),
-                "/s",
-                note=f"({min(rates[count]):,.0f} to {max(rates[count]):,.0f})",
-            )
+            name, median = f"{count:,} subscriptions", statistics.median(rates[count])
+            note = f"({min(rates[count]):,.0f} to {max(rates[count]):,.0f})"
+            self.report.add(f"writes, {name}", median, "/s", note=note)
 
     async def _write(self, app: str, count: int) -> tuple[float, float]:
         """Milliseconds of mongod's CPU per write, and writes per second.
@@ -313,56 +258,48 @@ class Bench:
         For the first they come one after the other, for the second 32 at once.
         """
         async with (
-            MongoSessionService(self._uri, database="bench") as writing,
-            MongoSessionService(self._uri, database="bench") as reading,
+            MongoSessionService(self.uri, database=DATABASE) as writing,
+            MongoSessionService(self.uri, database=DATABASE) as reading,
         ):
             sessions = [
                 await writing.create_session(app_name=app, user_id="u")
                 for _ in range(WRITERS)
             ]
+
+            async def write_to(session: Session, times: int) -> None:
+                for number in range(times):
+                    await writing.append_event(session, make_event(n=number))
+
             crowd = Crowd(reading, sessions)
-            await crowd.open(count)
+            await crowd.subscribe(count)
+            times = self.writes // WRITERS
             try:
-                for session in sessions[:8]:
-                    await writing.append_event(session, event(n=-1))
-                before = cpu_seconds(self._mongod)
-                for number in range(self._pace.writes):
-                    await writing.append_event(
-                        sessions[number % WRITERS], event(n=number)
-                    )
-                spent = cpu_seconds(self._mongod) - before
-                rate = await self._write_at_once(writing, sessions)
+                await asyncio.gather(*(write_to(each, 1) for each in sessions))
+                before = cpu_seconds(self.mongod)
+                for session in sessions:
+                    await write_to(session, times)
+                cpu = 1000 * (cpu_seconds(self.mongod) - before) / (times * WRITERS)
+                start = time.perf_counter()
+                await asyncio.gather(*(write_to(each, times) for each in sessions))
+                seconds = time.perf_counter() - start
             finally:
                 await crowd.close()
-        return 1000 * spent / self._pace.writes, rate
-
-    async def _write_at_once(
-        self, writing: MongoSessionService, sessions: list[Session]
-    ) -> float:
-        each = max(10, self._pace.writes // WRITERS)
-
-        async def write(session: Session) -> None:
-            for number in range(each):
-                await writing.append_event(session, event(n=number))
-
-        start = time.perf_counter()
-        await asyncio.gather(*map(write, sessions))
-        return each * len(sessions) / (time.perf_counter() - start)
+        return cpu, times * WRITERS / seconds
 
 
 def resident() -> int:
-    """Bytes of memory this process holds."""
+    """Bytes of memory that this process holds."""
     pages = Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def cpu_seconds(pid: int | None) -> float:
-    """Seconds of CPU a process has used."""
+def cpu_seconds(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(stat[11]) + int(stat[12])) / TICKS
+    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def change_streams(client: MongoClient[Any]) -> int:
+def count_change_streams(client: MongoClient[Any]) -> int:
     """How many cursors of the server read changes."""
     stages = [
         {"$currentOp": {"allUsers": True, "idleCursors": True}},
@@ -385,45 +322,43 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    circumstances.add_options(parser, quick="a minute, for a first impression")
     add = parser.add_argument
-    add("--quick", action="store_true", help="half a minute, for a first impression")
     add("--subscriptions", type=int, default=10_000, metavar="N", help="how many")
-    add("--rounds", type=int, metavar="N", help="how often each is measured")
-    add("--json", type=Path, metavar="FILE", help="write every figure")
-    arguments = parser.parse_args()
-    if arguments.rounds is not None and arguments.rounds < 1:
-        parser.error("--rounds must be 1 or more")
-    if arguments.subscriptions < _SHARE or arguments.subscriptions % _SHARE:
+    add("--changes", type=int, metavar="N", help="that consumers catch up with")
+    add("--rate", type=float, default=2000, metavar="N", help="appends a second")
+    arguments = circumstances.parse_arguments(parser)
+    if arguments.subscriptions < SHARE or arguments.subscriptions % SHARE:
         parser.error("--subscriptions must be a number of hundreds")
-    if arguments.json and not arguments.json.absolute().parent.is_dir():
-        parser.error(f"there is no directory {arguments.json.parent}")
+    arguments.changes = arguments.changes or (2000 if arguments.quick else 20_000)
     return arguments
 
 
 def main() -> int:
-    """Run the bench; the exit code."""
+    """Run the benchmark; the exit code."""
     arguments = parse_arguments()
-    warnings.simplefilter("ignore")
-    pace = Pace(
-        subscriptions=arguments.subscriptions,
-        sessions=min(1000, arguments.subscriptions),
-        rounds=arguments.rounds or (2 if arguments.quick else 7),
-        writes=200 if arguments.quick else 1000,
+    facts = circumstances.collect_facts(arguments)
+    report = Report(circumstances.is_rough(facts))
+    with circumstances.running_mongodb() as (uri, mongod):
+        assert mongod is not None  # noqa: S101  it is a new one
+        subscriptions = Subscriptions(
+            uri,
+            mongod,
+            arguments.subscriptions,
+            arguments.rounds,
+            writes=200 if arguments.quick else 1000,
+            report=report,
+        )
+        asyncio.run(subscriptions.measure())
+        for name, value, unit in asyncio.run(
+            measure_consumers(uri, arguments.changes, arguments.rate)
+        ):
+            report.add(name, value, unit)
+    print(
+        f"Feed and consumers, {circumstances.described(facts)}", *report.rows, sep="\n"
     )
-    facts = {
-        "date": time.strftime("%Y-%m-%d"),
-        "quick": arguments.quick,
-        "rounds": pace.rounds,
-        "cpus": os.cpu_count(),
-        "load_before": [round(each, 1) for each in os.getloadavg()],
-        "python": platform.python_version(),
-    }
-    with EmbeddedReplicaSet() as replica_set:
-        bench = Bench(replica_set, pace)
-        asyncio.run(bench.run())
-    print(bench.report.table(), end="\n\n")
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    if arguments.json:
-        figures = {"about": facts, "figures": bench.report.figures}
-        arguments.json.write_text(json.dumps(figures, indent=1))
+    print("", ", ".join(f"{name} {value}" for name, value in facts.items()), sep="\n")
+    circumstances.write_json(
+        arguments.json, {"about": facts, "figures": report.figures}
+    )
     return 0

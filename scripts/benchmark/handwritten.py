@@ -1,11 +1,10 @@
-"""What one writes by hand against the driver: the limit of a transaction per append.
-
-It checks nothing, merges no scopes on reading and knows one event loop.
-"""
+"""Code written by hand against the driver: a service, and the limit of appends."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +19,11 @@ from pymongo.errors import CollectionInvalid
 
 
 class HandWritten:
-    """The methods of a session service, without its promises."""
+    """The methods of a session service, without its promises.
+
+    Each append is a transaction of its own. It checks nothing, merges no scopes on
+    reading and knows one event loop.
+    """
 
     def __init__(self, client: AsyncMongoClient[Any], database: str) -> None:
         self._client = client
@@ -43,7 +46,15 @@ class HandWritten:
         session = Session(
             app_name=app_name, user_id=user_id, id=session_id, state=state
         )
-        await self.sessions.insert_one(session_document(session))
+        document = {
+            "_id": session_id,
+            "app": app_name,
+            "user": user_id,
+            "state": state,
+            "revision": 0,
+            "update_time": session.last_update_time,
+        }
+        await self.sessions.insert_one(document)
         return session
 
     async def append_event(self, session: Session, event: Event) -> Event:
@@ -120,37 +131,21 @@ class HandWritten:
             ]
         )
 
-    async def delete_session(
-        self,
-        *,
-        app_name: str,  # noqa: ARG002  as a session service has it
-        user_id: str,  # noqa: ARG002
-        session_id: str,
-    ) -> None:
-        """Delete a session and its events as one transaction."""
-
-        async def delete(txn: Any) -> None:
-            await self.sessions.delete_one({"_id": session_id}, session=txn)
-            await self.events.delete_many({"session": session_id}, session=txn)
-
-        async with self._client.start_session() as txn:
-            await txn.with_transaction(delete)
+    async def merged_state(self, session: Session) -> dict[str, Any]:
+        """The state of a session, with that of its app and its user."""
+        state = dict(session.state)
+        user = f"{session.app_name}/{session.user_id}"
+        for prefix, collection, id_ in (
+            ("app:", self.apps, session.app_name),
+            ("user:", self.users, user),
+        ):
+            shared = await collection.find_one({"_id": id_}) or {"state": {}}
+            state |= {prefix + key: each for key, each in shared["state"].items()}
+        return state
 
     async def close(self) -> None:
         """Close the client."""
         await self._client.close()
-
-
-def session_document(session: Session) -> dict[str, Any]:
-    """A session as it is stored."""
-    return {
-        "_id": session.id,
-        "app": session.app_name,
-        "user": session.user_id,
-        "state": session.state,
-        "revision": 0,
-        "update_time": session.last_update_time,
-    }
 
 
 def event_document(session_id: str, event: Event) -> dict[str, Any]:
@@ -161,3 +156,59 @@ def event_document(session_id: str, event: Event) -> dict[str, Any]:
         "at": event.timestamp,
         "event": event.model_dump(mode="json", exclude_none=True),
     }
+
+
+class BareLoop:
+    """Transactions of so many appends with nothing around them: the limit.
+
+    Each appends to different sessions of this package, in its documents and with an
+    append's filter. The only work for an append is one `model_dump` of its event.
+    """
+
+    AT_ONCE = 32
+
+    def __init__(self, client: AsyncMongoClient[Any], database: str) -> None:
+        self._client = client
+        self._database = client[database]
+        self._create_times: dict[str, float] = {}
+        self._revisions: dict[str, int] = {}
+
+    async def prepare(self, app_name: str) -> None:
+        """Read what appends to an app's sessions expect."""
+        async for found in self._database.sessions.find({"_id.app_name": app_name}):
+            session_id = found["_id"]["session_id"]
+            self._create_times[session_id] = found["create_time"]
+            self._revisions[session_id] = found["revision"]
+
+    async def append(self, appends: Sequence[tuple[Session, Event]]) -> None:
+        """Store events and their deltas as one transaction."""
+        now, updates, documents = time.time(), [], []
+        for session, event in appends:
+            key = {
+                "app_name": session.app_name,
+                "user_id": session.user_id,
+                "session_id": session.id,
+            }
+            revision = self._revisions[session.id]
+            self._revisions[session.id] = revision + 1
+            wanted = {
+                "_id": key,
+                "expire_time": {"$not": {"$lte": now}},
+                "revision": revision,
+                "create_time": self._create_times[session.id],
+                "ttl": None,
+            }
+            changes = {f"state.{k}": v for k, v in event.actions.state_delta.items()}
+            changes |= {"revision": revision + 1, "update_time": event.timestamp}
+            updates.append({"q": wanted, "u": {"$set": changes}})
+            dumped = event.model_dump(mode="json", exclude_none=True)
+            documents.append(
+                {"_id": {**key, "revision": revision + 1}, "event": dumped}
+            )
+        async with (
+            self._client.start_session() as txn,
+            await txn.start_transaction(write_concern=WriteConcern("majority")),
+        ):
+            run = self._database.command
+            await run({"update": "sessions", "updates": updates}, session=txn)
+            await run({"insert": "events", "documents": documents}, session=txn)

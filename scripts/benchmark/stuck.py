@@ -1,8 +1,12 @@
-"""What stuck sessions cost the others: appends beside sessions that are locked.
+"""Measures appends beside sessions that another program has locked.
 
-Another client holds the documents of some sessions in an open transaction, and one
-append waits for each. Meanwhile appends to other sessions are timed: each of these has
-a writer that appends, pauses for 20 ms, and appends again.
+In each round another client's open transaction holds the documents of some sessions.
+Several appends wait for each of these, and one more of a service with a time limit.
+Meanwhile appends to other sessions are timed: each of these has a writer that appends,
+pauses for 20 ms, and appends again. Rounds with and without locked sessions alternate.
+
+Each round checks that what waited is stored in its order once the lock is released,
+that the time limit was held, and that nothing else was stored.
 """
 
 from __future__ import annotations
@@ -10,87 +14,178 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
 
 from google.adk.events import Event
+from google.adk.sessions import Session
 from pymongo import AsyncMongoClient
 
-from benchmark.measure import WrongError, quantile, time_call
-from mongo_session_service import MongoSessionService
-from mongo_session_service.embedded import EmbeddedReplicaSet
+from benchmark import circumstances
+from benchmark.circumstances import show_progress
+from benchmark.figures import WrongError, quantile, time_call
+from mongo_session_service import MongoSessionService, MongoSessionServiceError
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from google.adk.sessions import Session
-
-STUCK = (0, 1, 3, 10, 100)
+APP = "bench"
+STUCK = 10
+WAITING = 3
+"""Appends for each stuck session."""
 WRITERS = 16
 PAUSE = 0.02
+LIMIT = 1.5
+"""Seconds that the callers with a time limit wait."""
+LATE = 1.0
+"""Seconds after which they must have ended."""
+MOST = 2.0
+"""How many times the p99 beside none it may be beside stuck sessions."""
+WORST = 1500.0
+"""Milliseconds that no append to a free session may take."""
+
+
+@dataclass
+class Figures:
+    """Rounds beside so many stuck sessions."""
+
+    stuck: int
+    appends: list[float] = field(default_factory=list)
+    """Milliseconds of each append to a free session."""
+    late: list[float] = field(default_factory=list)
+    """Seconds from the end of each lock until all that waited was stored."""
+
+    def __str__(self) -> str:
+        """A row of the table."""
+        median, p99 = quantile(self.appends, 0.5), quantile(self.appends, 0.99)
+        return (
+            f"{self.stuck:3} stuck: {len(self.appends):5} appends, median"
+            f" {median:5.1f}, p99 {p99:6.1f}, worst {max(self.appends):6.1f} ms;"
+            f" what waited is stored {max(self.late):.1f} s after the lock's end"
+        )
 
 
 @asynccontextmanager
-async def locked(uri: str, sessions: list[Session]) -> AsyncIterator[None]:
+async def locked(uri: str, sessions: Sequence[Session]) -> AsyncIterator[None]:
     """Hold the documents of sessions in a transaction that changes nothing."""
-    async with AsyncMongoClient(uri) as client, client.start_session() as txn:
-        await txn.start_transaction()
+    async with (
+        AsyncMongoClient[Any](uri) as client,
+        client.start_session() as txn,
+        await txn.start_transaction(),
+    ):
         for each in sessions:
-            id_ = {"app_name": "bench", "user_id": "stuck", "session_id": each.id}
+            id_ = {"app_name": APP, "user_id": each.user_id, "session_id": each.id}
             where, change = {"_id": id_}, {"$set": {"locked": True}}
             await client.adk.sessions.update_one(where, change, session=txn)
         yield
         await txn.abort_transaction()
 
 
-async def write(
+async def append_on(
     service: MongoSessionService, session: Session, end: float
 ) -> list[float]:
     """Append until a time has come; the milliseconds of each append."""
     taken = []
     while time.monotonic() < end:
-        append = service.append_event(session, Event(author="x"))
+        append = service.append_event(session, Event(author="free"))
         taken.append(await time_call(append))
         await asyncio.sleep(PAUSE)
     return taken
 
 
-async def measure(uri: str, count: int, seconds: float) -> None:
-    """Print what appends take beside so many stuck sessions."""
-    async with MongoSessionService(uri) as service:
-        users = ["stuck"] * count + ["free"] * WRITERS
+async def give_up(service: MongoSessionService, session: Session) -> None:
+    """Append to a locked session, by a service that has a time limit."""
+    began = time.monotonic()
+    try:
+        await service.append_event(session, Event(author="limited"))
+    except MongoSessionServiceError as error:
+        took = time.monotonic() - began
+        if took > LIMIT + LATE:
+            message = f"A limit of {LIMIT} s ended after {took:.1f} s: {error}"
+            raise WrongError(message) from None
+    else:
+        raise WrongError("An append to a locked session has ended.")
+
+
+async def run_round(uri: str, figures: Figures, seconds: float) -> None:
+    """Append for so long beside stuck sessions."""
+    async with (
+        MongoSessionService(uri) as service,
+        MongoSessionService(f"{uri}&timeoutMS={LIMIT * 1000:.0f}") as limited,
+    ):
+        users = ["stuck"] * figures.stuck + ["free"] * WRITERS
         sessions = [
-            await service.create_session(app_name="bench", user_id=user)
-            for user in users
+            await service.create_session(app_name=APP, user_id=user) for user in users
         ]
-        stuck, free = sessions[:count], sessions[count:]
+        stuck, free = sessions[: figures.stuck], sessions[figures.stuck :]
+        copies = [each.model_copy(deep=True) for each in stuck]
         async with locked(uri, stuck):
             waiting = [
-                asyncio.ensure_future(service.append_event(each, Event(author="x")))
+                asyncio.ensure_future(
+                    service.append_event(each, Event(author=str(number)))
+                )
+                for number in range(WAITING)
                 for each in stuck
             ]
-            end = time.monotonic() + seconds
-            lanes = await asyncio.gather(*(write(service, it, end) for it in free))
+            end = time.monotonic() + max(seconds, LIMIT + LATE)
+            giving_up = [give_up(limited, each) for each in copies]
+            appending = [append_on(service, each, end) for each in free]
+            lanes, _ = await asyncio.gather(
+                asyncio.gather(*appending), asyncio.gather(*giving_up)
+            )
             if any(each.done() for each in waiting):
-                message = "An append to a session that is locked has ended."
-                raise WrongError(message)
+                raise WrongError("An append to a session that is locked has ended.")
         released = time.monotonic()
         await asyncio.gather(*waiting)
-        late = time.monotonic() - released
-    taken = [each for lane in lanes for each in lane]
-    print(
-        f"{count:3} stuck: {len(taken):5} appends, median {quantile(taken, 0.5):6.1f},"
-        f" p99 {quantile(taken, 0.99):7.1f}, worst {max(taken):7.1f} ms; the stuck ones"
-        f" are stored {late:4.1f} s after the lock is released"
+        figures.late.append(time.monotonic() - released)
+        figures.appends += [took for lane in lanes for took in lane]
+        wanted = [str(number) for number in range(WAITING)]
+        for each in stuck:
+            stored = await service.get_session(
+                app_name=APP, user_id=each.user_id, session_id=each.id
+            )
+            if stored is None or [event.author for event in stored.events] != wanted:
+                raise WrongError("What waited for a lock is not stored in its order.")
+
+
+def judge(none: Figures, some: Figures) -> str:
+    """How the promise was kept."""
+    ratio = quantile(some.appends, 0.99) / quantile(none.appends, 0.99)
+    worst = max(some.appends)
+    is_good = ratio <= MOST and worst <= WORST
+    return (
+        f"p99 beside {some.stuck} stuck sessions: {ratio:.2f}x that beside none"
+        f" (at most {MOST:g}x), worst {worst:.0f} ms (at most {WORST:,.0f}):"
+        f" {'reached' if is_good else 'MISSED'}"
     )
 
 
 def main() -> int:
-    """Measure beside none and then ever more stuck sessions; the exit code."""
-    parser = argparse.ArgumentParser("scripts/bench stuck", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long per row")
-    seconds: float = parser.parse_args().seconds
-    with EmbeddedReplicaSet() as mongodb:
-        for count in STUCK:
-            asyncio.run(measure(mongodb.uri, count, seconds))
+    """Measure rounds beside none and some stuck sessions; the exit code."""
+    parser = argparse.ArgumentParser(
+        "scripts/bench stuck",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    circumstances.add_options(parser, quick="rough: 2 rounds")
+    add = parser.add_argument
+    add("--stuck", type=int, default=STUCK, metavar="N", help="how many are locked")
+    add("--seconds", type=float, default=5.0, help="each round")
+    arguments = circumstances.parse_arguments(parser)
+    facts = circumstances.collect_facts(arguments)
+    rows = [Figures(0), Figures(arguments.stuck)]
+    with circumstances.running_mongodb() as (uri, _):
+        for number in range(arguments.rounds):
+            for row in rows if number % 2 else rows[::-1]:
+                show_progress(f"round {number + 1}, {row.stuck} stuck")
+                asyncio.run(run_round(uri, row, arguments.seconds))
+    show_progress("")
+    print(f"Beside stuck sessions, {circumstances.described(facts)}", *rows, sep="\n")
+    if circumstances.is_rough(facts):
+        print("Not judged: these figures are rough.")
+    else:
+        print(judge(*rows))
+    figures = {
+        str(row.stuck): {"appends_ms": row.appends, "late_s": row.late} for row in rows
+    }
+    circumstances.write_json(arguments.json, {"about": facts, "figures": figures})
     return 0

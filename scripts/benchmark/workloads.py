@@ -1,0 +1,350 @@
+"""Workloads: what each contestant does, and how it is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from itertools import count
+from typing import Any
+
+from google.adk.events import Event, EventActions
+from google.adk.sessions import Session
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.genai import types
+from typing_extensions import override
+
+from benchmark.contestants import Contestant, Lane
+from benchmark.figures import Sample, WrongError, sample_calls, sampled, time_call
+
+USER = "user"
+READ_BACK = 20
+MOST_APPENDS = 4000
+"""In one round."""
+TEXT = (
+    "The forecast for tomorrow is rain in the morning and sun from noon on, with 19 to"
+    " 24 degrees and a light wind from the west. Take a coat if you leave before ten,"
+    " and leave the umbrella at home if you do not."
+)
+
+
+def make_event(number: int, delta: dict[str, Any] | None = None) -> Event:
+    """An agent's ordinary answer."""
+    return Event(
+        author="weather_agent" if number % 2 else "user",
+        invocation_id=f"invocation-{number // 2}",
+        content=types.Content(role="model", parts=[types.Part(text=TEXT)]),
+        actions=EventActions(state_delta=delta or {}),
+    )
+
+
+def make_events(count: int) -> list[Event]:
+    """A conversation that ends now."""
+    events = [make_event(number, {"turn": number}) for number in range(count)]
+    now = time.time()
+    for number, event in enumerate(events, 1):
+        event.timestamp = now - (count - number) / 1000
+    return events
+
+
+class Workload:
+    """One thing that contestants do; `unit` is "ms" or "/s"."""
+
+    def __init__(self, name: str, unit: str = "ms", *, is_heavy: bool = False) -> None:
+        self.name = name
+        self.unit = unit
+        self.is_heavy = is_heavy
+        """Whether a quick run has one round of it."""
+        self.app = name.replace(" ", "_").replace(",", "").replace(":", "")
+
+    async def prepare(self, contestant: Contestant) -> None:
+        """Store what the rounds need."""
+        self.contestant = contestant
+
+    async def sample(self, seconds: float) -> Sample:
+        """Do it for about so long."""
+        raise NotImplementedError
+
+    async def check(self) -> int:
+        """Compare what is stored with what was done; how many state keys are wrong.
+
+        Raises:
+            WrongError: it is not the same.
+        """
+        return 0
+
+
+class Append(Workload):
+    """Appends to some sessions at once, each session's one after the other."""
+
+    def __init__(
+        self,
+        name: str,
+        unit: str = "ms",
+        *,
+        at_once: int = 1,
+        events: int = 0,
+        state_bytes: int = 0,
+        is_heavy: bool = False,
+    ) -> None:
+        super().__init__(name, unit, is_heavy=is_heavy)
+        self.at_once = at_once
+        self._events = events
+        self._state_bytes = state_bytes
+
+    def user(self, index: int) -> str:
+        """Whose session it is."""
+        return f"user-{index}"
+
+    def delta(self, index: int, turn: int) -> dict[str, Any]:  # noqa: ARG002
+        """What an append to a session changes."""
+        return {"turn": turn}
+
+    @override
+    async def prepare(self, contestant: Contestant) -> None:
+        await super().prepare(contestant)
+        part = "x" * (self._state_bytes // 100)
+        state = {f"part-{number}": part for number in range(100)} if part else {}
+        sessions = [
+            Session(
+                app_name=self.app,
+                user_id=self.user(index),
+                id=f"{self.app}-{index}",
+                state=state,
+            )
+            for index in range(self.at_once)
+        ]
+        await contestant.seed_sessions(sessions)
+        seeded = make_events(self._events)
+        if seeded:
+            await contestant.seed_events(await self._read(0, 1), seeded)
+        self._sessions = [await self._read(index, 1) for index in range(self.at_once)]
+        self._appended: list[list[str]] = [[] for _ in sessions]
+        self._appended[0] = [each.id for each in seeded]
+        self._per_second = 0.0
+
+    @override
+    async def sample(self, seconds: float) -> Sample:
+        wanted = min(self._per_second * seconds, MOST_APPENDS)
+        each = max(1, math.ceil(wanted / self.at_once))
+        lanes = [self._lane(index, each) for index in range(self.at_once)]
+        sample = await self.contestant.append(lanes)
+        self._per_second = len(sample.calls) / sample.elapsed
+        return sample
+
+    def _lane(self, index: int, count: int) -> Lane:
+        appended = self._appended[index]
+        numbers = range(len(appended), len(appended) + count)
+        events = [make_event(number, self.delta(index, number)) for number in numbers]
+        appended += [each.id for each in events]
+        return Lane(self._sessions[index], events)
+
+    async def _read(self, index: int, recent: int) -> Session:
+        session: Session = await self.contestant.service.get_session(
+            app_name=self.app,
+            user_id=self.user(index),
+            session_id=f"{self.app}-{index}",
+            config=GetSessionConfig(num_recent_events=recent),
+        )
+        return session
+
+    @override
+    async def check(self) -> int:
+        wanted = sum(map(len, self._appended))
+        found = await self.contestant.count_events(self.app)
+        if found != wanted:
+            raise WrongError(f"{found} events are stored, {wanted} were appended")
+        return sum([await self._check_end(index) for index in range(self.at_once)])
+
+    async def _check_end(self, index: int) -> int:
+        session = await self._read(index, READ_BACK)
+        appended = self._appended[index]
+        if [each.id for each in session.events] != appended[-READ_BACK:]:
+            raise WrongError(f"session {index} does not end with the last appends")
+        if len(session.state.get("part-0", "")) != self._state_bytes // 100:
+            raise WrongError(f"session {index} has lost its state")
+        state = await self.contestant.state_of(session)
+        wanted = self.delta(index, len(appended) - 1)
+        return sum(state.get(key) != value for key, value in wanted.items())
+
+
+class AppendSharedState(Append):
+    """Appends that each set a key of their app's state and one of their user's."""
+
+    @override
+    def user(self, index: int) -> str:
+        return f"user-{index % 4}"
+
+    @override
+    def delta(self, index: int, turn: int) -> dict[str, Any]:
+        return {"turn": turn, f"app:key-{index}": turn, f"user:key-{index}": turn}
+
+
+class Get(Workload):
+    """get_session with all events, the latest, or none."""
+
+    def __init__(
+        self,
+        name: str,
+        events: int,
+        recent: int | None = None,
+        *,
+        is_first: bool = False,
+        is_heavy: bool = False,
+    ) -> None:
+        super().__init__(name, is_heavy=is_heavy)
+        self._events = events
+        self._config = GetSessionConfig(num_recent_events=recent)
+        self._is_first = is_first
+        """Whether each read is the first of a service."""
+
+    @override
+    async def prepare(self, contestant: Contestant) -> None:
+        await super().prepare(contestant)
+        session = Session(
+            app_name=self.app, user_id=USER, id=f"{self.app}-0", state={"turn": 0}
+        )
+        await contestant.seed_sessions([session])
+        events = make_events(self._events)
+        await contestant.seed_events(await self._get(), events)
+        recent = self._config.num_recent_events
+        self._wanted = [each.id for each in events]
+        self._wanted = self._wanted[0 if recent is None else len(events) - recent :]
+
+    async def _get(self) -> Session:
+        session: Session = await self.contestant.service.get_session(
+            app_name=self.app,
+            user_id=USER,
+            session_id=f"{self.app}-0",
+            config=self._config,
+        )
+        return session
+
+    @override
+    async def sample(self, seconds: float) -> Sample:
+        clock = self.contestant.server_cpu
+        if not self._is_first:
+            return await sample_calls(self._get, seconds, clock)
+        await self.contestant.restart()
+        async with sampled(clock) as sample:
+            sample.calls.append(await time_call(self._get()))
+        return sample
+
+    @override
+    async def check(self) -> int:
+        found = [each.id for each in (await self._get()).events]
+        if found != self._wanted:
+            wanted = len(self._wanted)
+            message = (
+                f"{len(found)} events were read, not {wanted}, or in another order"
+            )
+            raise WrongError(message)
+        return 0
+
+
+class ListSessions(Workload):
+    """list_sessions of a user."""
+
+    def __init__(self, name: str, sessions: int) -> None:
+        super().__init__(name)
+        self._sessions = sessions
+
+    @override
+    async def prepare(self, contestant: Contestant) -> None:
+        await super().prepare(contestant)
+        state = {"topic": "weather", "city": "Lisbon", "turn": 7, "seen": ["sun"]}
+        sessions = [
+            Session(
+                app_name=self.app,
+                user_id=USER,
+                id=f"{self.app}-{number}",
+                state=dict(state),
+            )
+            for number in range(self._sessions)
+        ]
+        await contestant.seed_sessions(sessions)
+
+    async def _list(self) -> list[Session]:
+        listed = await self.contestant.service.list_sessions(
+            app_name=self.app, user_id=USER
+        )
+        sessions: list[Session] = listed.sessions
+        return sessions
+
+    @override
+    async def sample(self, seconds: float) -> Sample:
+        return await sample_calls(self._list, seconds, self.contestant.server_cpu)
+
+    @override
+    async def check(self) -> int:
+        listed = await self._list()
+        found = {each.id for each in listed if each.state["turn"] == 7}  # noqa: PLR2004
+        if len(found) != self._sessions or len(listed) != self._sessions:
+            raise WrongError(f"{len(found)} sessions are listed, not {self._sessions}")
+        return 0
+
+
+class Create(Workload):
+    """create_session, some at once."""
+
+    def __init__(self, name: str, at_once: int = 1) -> None:
+        super().__init__(name, "/s")
+        self._at_once = at_once
+        self._names = count()
+        self._made: set[str] = set()
+
+    async def _create(self) -> None:
+        session_id = f"{self.app}-{next(self._names)}"
+        self._made.add(session_id)
+        await self.contestant.service.create_session(
+            app_name=self.app,
+            user_id=USER,
+            session_id=session_id,
+            state={"topic": "weather", "turn": 7},
+        )
+
+    @override
+    async def sample(self, seconds: float) -> Sample:
+        async with sampled(self.contestant.server_cpu) as sample:
+            end = time.perf_counter() + seconds
+
+            async def create_lane() -> None:
+                sample.calls.append(await time_call(self._create()))
+                while time.perf_counter() < end:
+                    sample.calls.append(await time_call(self._create()))
+
+            await asyncio.gather(*(create_lane() for _ in range(self._at_once)))
+        return sample
+
+    @override
+    async def check(self) -> int:
+        listed = await self.contestant.service.list_sessions(
+            app_name=self.app, user_id=USER
+        )
+        if {each.id for each in listed.sessions} != self._made:
+            found = len(listed.sessions)
+            raise WrongError(f"{found} sessions are stored, not those that were made")
+        return 0
+
+
+def make_workloads() -> dict[str, Workload]:
+    """All workloads, by their names."""
+    shared = "append app: and user:, 16 at once"
+    all_of_them = (
+        Append("append alone"),
+        Append("append, 32 at once", "/s", at_once=32),
+        Append("append, 512 at once", "/s", at_once=512, is_heavy=True),
+        AppendSharedState(shared, "/s", at_once=16),
+        Append("append, 1 MB state", state_bytes=1_000_000),
+        Append("append, 10,000 events", events=10_000, is_heavy=True),
+        Get("get none of 500", 500, 0),
+        Get("get last 20 of 500", 500, 20),
+        Get("get last 20 of 10,000", 10_000, 20, is_heavy=True),
+        Get("get all of 500", 500),
+        Get("get all of 2,000, first", 2000, is_first=True, is_heavy=True),
+        Get("get all of 2,000, again", 2000, is_heavy=True),
+        ListSessions("list 500", 500),
+        Create("create alone"),
+        Create("create, 32 at once", 32),
+    )
+    return {each.name: each for each in all_of_them}
