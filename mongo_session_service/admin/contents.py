@@ -20,7 +20,7 @@ from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import StorageError, session_not_found_error
 from mongo_session_service.model.metadata import DETAILS
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, SessionSummary
 from mongo_session_service.schema.indexes import OPTIONAL
 from mongo_session_service.schema.setup import has_index, missing_indexes
@@ -179,13 +179,20 @@ NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)
 
 
 async def erasable(
-    service: MongoSessionService, app_name: str, user_id: str | None
+    service: MongoSessionService,
+    app_name: str,
+    user_id: str | None = None,
+    session_id: str | None = None,
 ) -> Erased | None:
-    """Counts what erasing a user, or without one an app, would remove now.
+    """Count what erasing an app, a user of it or a session would remove now.
 
-    Of deletes that were interrupted it does not know how many events are left. None if
-    nothing of this package is stored at all.
+    How many events interrupted deletes have left is not known. None if nothing of this
+    package is stored at all, or nothing of the session.
     """
+    if user_id is not None and session_id is not None:
+        return await _erasable_session(
+            service, session_key(app_name, user_id, session_id)
+        )
     is_app = user_id is None
     letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
     logs = queries.counting(queries.all_sessions(app_name, user_id))
@@ -213,13 +220,10 @@ async def _count(collection: Any, name: str, value: str) -> int:
     return count
 
 
-async def erasable_session(
+async def _erasable_session(
     service: MongoSessionService, key: SessionKey
 ) -> Erased | None:
-    """The same for a session, also one that has expired or is partly deleted.
-
-    None if nothing of it is stored.
-    """
+    """Count a session, also one that has expired or is partly deleted."""
     async with backend_of(service).call(sets_up=False) as backend:
         deletable = placeholders.deletable(platform_time.get_time())
         found = await backend.connection.sessions.find_one(
@@ -230,6 +234,23 @@ async def erasable_session(
     sessions = int(not placeholders.is_placeholder(found))
     events = deletion.stored_events(found) if "revision" in found else 0
     return Erased(sessions, events, 0, 0, 0, 0)
+
+
+async def erase(
+    service: MongoSessionService,
+    app_name: str,
+    user_id: str | None = None,
+    session_id: str | None = None,
+) -> Erased | None:
+    """Erase an app, a user of it or a session, and count it, but for a session."""
+    if user_id is None:
+        return await service.delete_app(app_name=app_name)
+    if session_id is None:
+        return await service.delete_user(app_name=app_name, user_id=user_id)
+    await service.delete_session(
+        app_name=app_name, user_id=user_id, session_id=session_id
+    )
+    return None
 
 
 @dataclass(frozen=True, slots=True)

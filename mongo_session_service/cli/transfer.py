@@ -21,8 +21,7 @@ from mongo_session_service.cli.options import (
     until_done,
     uri_argument,
 )
-from mongo_session_service.cli.progress import progress
-from mongo_session_service.cli.terminal import printable, say, warn
+from mongo_session_service.cli.terminal import printable, progress, say, warn
 from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
@@ -76,7 +75,6 @@ def _show(problem: Problem) -> None:
 
 
 @click.group("import")
-@place_options
 def import_() -> None:
     """Imports the sessions of another store; safe to repeat.
 
@@ -86,7 +84,6 @@ def import_() -> None:
 
 
 @click.group("verify", short_help="Compares another store with its import here.")
-@place_options
 def verify_() -> None:
     """Compares another store with its import here, and prints each difference."""
 
@@ -133,7 +130,7 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
                 on_problem=_show,
                 on_progress=lambda now: advance(now.read),
             )
-        where = await place.where(service)
+        where = place.describe(service)
     _report(moved, source, where, is_dry_run=policies.is_dry_run)
     if not moved.sessions and chosen.since is None:
         warn(
@@ -196,7 +193,7 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
                 on_difference=_show,
                 on_progress=lambda now: advance(now.events),
             )
-        where = await place.where(service)
+        where = place.describe(service)
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
     click.echo(f"Compared {_contents(verified)} in {where}: {found}.")
@@ -243,7 +240,7 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
                 exported = await export(
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )
-        origin = await place.where(service, *sorted(chosen.apps))
+        origin = place.describe(service)
         say(f"Exported {_contents(exported)} from {origin}, in clear.")
     if not exported.sessions and chosen.since is None:
         warn("Check that it is the right database, and --prefix, --app and --user.")
@@ -278,7 +275,7 @@ async def _migrate(place: Place, *, is_plan: bool) -> None:
 
         migrator = Migrator(service)
         status = await migrator.status()
-        where = await place.where(service)
+        where = place.describe(service)
         click.echo(f"Schema version of {where}: {status.version or 'none yet'}.")
         if not status.pending:
             click.echo("Nothing is to be done.")

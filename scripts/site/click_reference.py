@@ -51,7 +51,7 @@ def _reference() -> Iterator[str]:
     counted = Counter(row for each in leaves for row in _rows(each))
     shared = {row for row, n in counted.items() if n > len(leaves) * _EVERYWHERE}
     yield from ["## Options of every command", ""]
-    yield "Most commands take these, before or after the command's name:"
+    yield "Most commands take these, after the command's name:"
     yield from ["", *_table([row for row in counted if row in shared]), ""]
     yield from _exit_codes()
     for path, command in commands.items():

@@ -25,24 +25,22 @@ echo "${COMPREPLY[*]}"
 
 
 @pytest.mark.parametrize(
-    ("program", "before", "word", "completed"),
+    ("before", "word", "completed"),
     [
-        ("adk-mongo", "", "se", {"sessions", "set", "setup"}),
-        ("mongo-session-service", "erase", "", {"app", "session", "user"}),
-        ("mongo-session-service", "sessions --order", "u", {"update_time"}),
-        ("adk-mongo", "import jsonl", "old", {"-o", "default"}),
-        ("adk-mongo", "export --to", "ne", {"-o", "default"}),
+        ("", "se", {"sessions", "set", "setup"}),
+        ("erase", "", {"app", "session", "user"}),
+        ("sessions --order", "u", {"update_time"}),
+        ("import jsonl", "old", {"-o", "default"}),
+        ("export --to", "ne", {"-o", "default"}),
     ],
 )
-def test_bash_completes(
-    program: str, before: str, word: str, completed: set[str]
-) -> None:
-    """Commands, subcommands, values and files are completed, by both names."""
+def test_bash_completes(before: str, word: str, completed: set[str]) -> None:
+    """Commands, subcommands, values and files are completed."""
     script = call("completion", "bash").stdout
     path = f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}"
 
     done = subprocess.run(
-        ["/usr/bin/env", "bash", "-c", ASKING, "bash", program, before, word],
+        ["/usr/bin/env", "bash", "-c", ASKING, "bash", PROGRAM.name, before, word],
         env=os.environ | {"PATH": path, "script": script},
         capture_output=True,
         text=True,
@@ -57,13 +55,12 @@ def test_bash_completes(
     ("shell", "registers"), [("zsh", "compdef"), ("fish", "complete --no-files")]
 )
 def test_other_shells_get_their_script(shell: str, registers: str) -> None:
-    """It registers both names of the program."""
+    """It registers the program."""
     script = call("completion", shell).stdout
 
-    for name in ("mongo-session-service", "adk-mongo"):
-        assert any(
-            registers in line and name in line for line in script.splitlines()
-        ), name
+    assert any(
+        registers in line and PROGRAM.name in line for line in script.splitlines()
+    )
 
 
 def test_an_unknown_shell_is_refused() -> None:

@@ -34,9 +34,9 @@ async def test_without_an_app_the_apps_are_counted(
         app_name="old", user_id="eve", session_id=gone.id, ttl=1e-3
     )
 
-    table, lines = call(*at, "sessions"), call(*at, "sessions", "--json")
+    table, lines = call("sessions", *at), call("sessions", "--json", *at)
 
-    assert table.stdout.splitlines()[1:] == [
+    assert [line.rstrip() for line in table.stdout.splitlines()[1:]] == [
         "shop   1      1",
         "trips  2      3",
     ]
@@ -58,7 +58,7 @@ async def test_sessions_are_found_by_every_filter(
     await service.create_session(app_name="trips", user_id="bob", session_id="c")
 
     def found(*options: str) -> list[str]:
-        done = call(*at, "sessions", "--app", "trips", "--json", *options)
+        done = call("sessions", "--app", "trips", "--json", *options, *at)
         assert done.returncode == 0, done.stderr
         return [json.loads(line)["id"] for line in done.stdout.splitlines()]
 
@@ -91,8 +91,8 @@ async def test_a_list_of_sessions_is_safe_to_read(
             state={"city": "a very secret city"},
         )
 
-    table = call(*at, "sessions", "--app", "trips", "--limit", "1")
-    line = call(*at, "sessions", "--app", "trips", "--limit", "1", "--json")
+    table = call("sessions", "--app", "trips", "--limit", "1", *at)
+    line = call("sessions", "--app", "trips", "--limit", "1", "--json", *at)
 
     assert r"\x1b[31mTrip 1  stage=te\u202est" in table.stdout
     assert "There are more: --limit 2, or 0 for all." in table.stderr
@@ -112,8 +112,8 @@ async def test_a_damaged_session_does_not_hide_the_others(
     damage = {"$set": {"update_time": "hunter2"}}
     admin[database].sessions.update_one({"_id.session_id": "b"}, damage)
 
-    done = run(*at, "sessions", "-q", "--app", "trips", "--json", "--limit", "2")
-    fewer = call(*at, "sessions", "--app", "trips", "--json", "--limit", "1")
+    done = run("sessions", "-q", "--app", "trips", "--json", "--limit", "2", *at)
+    fewer = call("sessions", "--app", "trips", "--json", "--limit", "1", *at)
 
     ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
     assert (done.returncode, ids) == (0, ["c", "a"])
@@ -167,7 +167,7 @@ async def test_a_session_reads_as_a_conversation(
     rewind = EventActions(rewind_before_invocation_id="i1")
     await service.append_event(session, Event(author="user", actions=rewind))
 
-    shown = call(*at, "show", *conversation).stdout
+    shown = call("show", *conversation, *at).stdout
     plain = [line.rstrip() for line in shown.splitlines()]
 
     assert plain[0] == "Trip to Turin"
@@ -196,9 +196,9 @@ def test_only_the_latest_events_are_shown_if_so_wanted(
     at: tuple[str, ...], conversation: tuple[str, ...]
 ) -> None:
     """With --events only so many are, in text and JSON; what is left out is counted."""
-    one = call(*at, "show", *conversation, "--events", "1").stdout
-    none = call(*at, "show", *conversation, "--events", "0").stdout
-    lines = call(*at, "show", *conversation, "--events", "2", "--json").stdout
+    one = call("show", *conversation, "--events", "1", *at).stdout
+    none = call("show", *conversation, "--events", "0", *at).stdout
+    lines = call("show", *conversation, "--events", "2", "--json", *at).stdout
     session, *events = map(json.loads, lines.splitlines())
 
     assert "(3 earlier events)" in one
@@ -220,8 +220,8 @@ async def test_what_is_sealed_is_shown_as_sealed(
         session = await sealing.create_session(**KEY, state=STATE)
         await sealing.append_event(session, canary_event())
 
-    text = call(*at, "show", *KEY.values())
-    lines = call(*at, "show", *KEY.values(), "--json")
+    text = call("show", *KEY.values(), *at)
+    lines = call("show", *KEY.values(), "--json", *at)
     session_line, event_line = map(json.loads, lines.stdout.splitlines())
 
     assert text.returncode == lines.returncode == 0
@@ -244,7 +244,7 @@ async def test_an_event_that_cannot_be_read_hides_no_other(
         {"_id.revision": 4}, {"$set": {"event.content": 5}}
     )
 
-    done = call(*at, "show", *conversation)
+    done = call("show", *conversation, *at)
 
     assert done.returncode == 0
     assert "(the installed release of ADK cannot read it)" in done.stdout
@@ -281,7 +281,7 @@ def test_mistakes_are_explained(
     says: str,
 ) -> None:
     """An error says what to do, and a command that looks creates nothing."""
-    done = call(*at, *arguments)
+    done = call(*arguments, *at)
 
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr

@@ -30,16 +30,11 @@ QUICK = [
     (["grants"], "mongo_session_service_{}"),
 ]
 TWO = [
-    ["--uri", "{a}", "export", "{b}"],
-    ["--uri", "{a}", "export", "--uri", "{b}"],
     ["export", "--uri", "{a}", "{b}"],
     ["migrate", "{a}", "--uri", "{b}"],
     ["doctor", "{b}", "--uri", "{a}"],
-    ["--uri", "{a}", "prune", "{b}"],
-    ["--uri", "{a}", "import", "jsonl", "x", "{b}"],
-    ["import", "--uri", "{a}", "jsonl", "x", "--uri", "{b}"],
-    ["--uri", "{a}", "consumers", "--uri", "{b}"],
-    ["--uri", "{a}", "grants", "{b}"],
+    ["import", "jsonl", "x", "{b}", "--uri", "{a}"],
+    ["grants", "--uri", "{a}", "{b}"],
 ]
 
 
@@ -68,14 +63,13 @@ async def test_a_uri_is_taken_wherever_it_stands(
     command: list[str],
     shown: str,
 ) -> None:
-    """Before the command, after it, as its argument, as all, or in the environment."""
+    """As an option, as an argument, as both, or in the environment."""
     await fill(service)
     uri = mongodb_uri.replace("/?", f"/{database}?")
     forms = [
-        ["--uri", uri, *command],
         [*command, "--uri", uri],
         [*command, uri],
-        ["--uri", uri, *command, "--uri", uri, uri],
+        [*command, "--uri", uri, uri],
     ]
 
     done = [call(*form, MONGODB_URI="mongodb://127.0.0.1:1/") for form in forms]

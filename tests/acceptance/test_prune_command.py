@@ -29,9 +29,9 @@ async def test_prune_removes_and_tells(
     await fill(service)
     place = ("--uri", mongodb_uri, "--database", database)
 
-    counted = call(*place, "prune", "--dry-run")
-    pruned = call(*place, "prune")
-    again = call(*place, "prune", "--json")
+    counted = call("prune", "--dry-run", *place)
+    pruned = call("prune", *place)
+    again = call("prune", "--json", *place)
 
     assert [each.returncode for each in (counted, pruned, again)] == [0, 0, 0]
     where = f"database {database} on {mongodb_uri[10:].partition('/')[0]}"
@@ -52,10 +52,10 @@ async def test_prune_takes_criteria(
     idle = ("--idle-for", "90d")
     old = ("--created-before", "2001-09-09T02:00Z", "--app", "app2")
 
-    counted = call(*place, "prune", *idle, "--dry-run", "--json")
-    of_one = call(*place, "prune", *old)
-    of_all = call(*place, "prune", *idle, "--json")
-    nonsense = call(*place, "prune", "--idle-for", "soon")
+    counted = call("prune", *idle, "--dry-run", "--json", *place)
+    of_one = call("prune", *old, *place)
+    of_all = call("prune", *idle, "--json", *place)
+    nonsense = call("prune", "--idle-for", "soon", *place)
 
     assert json.loads(counted.stdout) == {"sessions": 2, "events": 0}
     assert of_one.stderr.startswith("Removed 1 session and 0 events in ")

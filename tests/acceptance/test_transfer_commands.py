@@ -114,10 +114,10 @@ async def test_an_export_goes_through_a_pipe_and_back(
     assert (verified.returncode, imported.stderr) == (0, "")
 
 
-def test_an_export_that_nobody_reads_ends_as_programs_do(
+def test_an_export_that_nobody_reads_ends_quietly(
     mongodb_uri: str, database: str
 ) -> None:
-    """As after "| head": with code 141, and nothing to complain of."""
+    """As after "| head": with code 1, and nothing to complain of."""
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -130,7 +130,7 @@ def test_an_export_that_nobody_reads_ends_as_programs_do(
     )
     os.close(writing)
 
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_a_misspelt_database_is_told_and_not_created(
@@ -141,7 +141,7 @@ def test_a_misspelt_database_is_told_and_not_created(
 
     assert done.returncode == 3
     assert f"from database {database} on " in done.stderr
-    assert ", which holds no sessions" in done.stderr
+    assert "Check that it is the right database" in done.stderr
     assert admin[database].list_collection_names() == []
 
 
@@ -264,6 +264,7 @@ async def test_a_terminal_shows_rate_and_remaining_time(
     code, shown = on_a_terminal("import", "sql", url, *target, answer="pa55word")
 
     assert code == 0, shown
-    assert re.search(r"24 events [\d,]+/s \d:\d\d:\d\d", shown)
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown)
+    assert re.search(r"24 events [\d,]+/s \d:\d\d:\d\d", plain)
     assert "Moved 24 events" in shown
     assert "pa55word" not in shown

@@ -32,9 +32,9 @@ async def test_trim_removes_by_age_from_all_sessions_of_an_app(
             await service.append_event(session, event)
     place = ("--uri", mongodb_uri, "--database", database)
 
-    trimmed = call(*place, "trim", "app", "--older-than", "36h")
-    again = call(*place, "trim", "app", "--older-than", "1d", "--json")
-    shown = call(*place, "show", "app", "ada", "s")
+    trimmed = call("trim", "app", "--older-than", "36h", *place)
+    again = call("trim", "app", "--older-than", "1d", "--json", *place)
+    shown = call("show", "app", "ada", "s", *place)
 
     assert (trimmed.returncode, trimmed.stdout) == (0, "")
     assert trimmed.stderr.startswith("Removed 2 events from 1 of 3 sessions in ")

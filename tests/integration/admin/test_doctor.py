@@ -237,11 +237,11 @@ def test_the_command_ends_with_what_it_found(
     failed = next(line for line in shown.stdout.splitlines() if "failed" in line)
     assert "lacks privileges for sessions, setup, import, erase" in failed
     missing = len(needs(["erase"], "examined"))
-    assert f"  erase: {missing} of {missing} missing\n" in shown.stdout
+    assert f"  erase: {missing} of {missing} missing" in shown.stdout
     assert "'insert' on collection" not in shown.stdout
     assert shown.stdout.count("mongo-session-service grants") == 1
     detailed = call("doctor", "--verbose", uri).stdout
-    assert "'insert' on collection 'examined.sessions'\n" in detailed
+    assert "'insert' on collection 'examined.sessions'" in detailed
     assert PASSWORD not in shown.stdout + shown.stderr
     assert "\x1b" not in shown.stdout
 

@@ -13,7 +13,7 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.admin.grants import role, script
-from mongo_session_service.cli.grants import grants
+from mongo_session_service.cli.server_commands import grants
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.errors import refusal_of
 from mongo_session_service.driver.privileges import FEATURES, Privilege, needs

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.terminals import printed
 
 from mongo_session_service.changes.decoder import Deleted
-from mongo_session_service.cli.consumers import advice, dead_letter_lines, overview
-from mongo_session_service.cli.terminal import rendered
+from mongo_session_service.cli.consumer_commands import (
+    advice,
+    dead_letter_lines,
+    overview,
+)
 from mongo_session_service.consumers.dead_letters import DeadLetter
 from mongo_session_service.consumers.status import ConsumerStatus
 from mongo_session_service.model.records import SessionKey
@@ -30,7 +34,7 @@ def test_a_long_name_leaves_room_for_the_lag() -> None:
     """In a narrow terminal the name is cut, not the numbers."""
     named = replace(WELL, name="memory-" + "0" * 40, lag_seconds=112.0)
 
-    _, line = rendered(overview([named]), 60, is_coloured=False)
+    _, line = printed(overview([named]), 60)
 
     assert "112 s  12 s   0" in line
 
@@ -42,7 +46,7 @@ def test_a_dead_letter_shows_its_error_in_a_narrow_terminal() -> None:
     letter = DeadLetter("billing", item, error, attempts=5, time=0.0)
 
     lines = dead_letter_lines(letter, 80)
-    shown = [rendered(each, 80, is_coloured=False)[0].strip() for each in lines]
+    shown = [printed(each, 80)[0].strip() for each in lines]
 
     assert shown[0].endswith("  deleted")
     assert shown[1:] == [f"shop/ada/{'5' * 36}", f"{error}  (5 attempts)"]

@@ -11,7 +11,7 @@ from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 def test_it_prints_a_script_for_the_database_that_is_meant() -> None:
     """The URI's database, or the one that is named, and the prefix."""
     of_uri = call("shard", "--plan", "mongodb://127.0.0.1/chats")
-    named = call("--prefix", "p_", "shard", "--plan", "--database", "other")
+    named = call("shard", "--plan", "--database", "other", "--prefix", "p_")
 
     assert 'const name = "chats";' in of_uri.stdout
     assert [f'["{each}"' in of_uri.stdout for each in SHARDED] == [True] * 3

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 
 import pytest
 from google.adk.events import Event, EventActions
@@ -14,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
+from support.terminals import printed, sent
 
 from mongo_session_service import Change
 from mongo_session_service.cli.terminal import (
-    Screen,
-    change_lines,
-    duration,
     json_line,
     printable,
-    rendered,
     styled,
     table,
 )
+from mongo_session_service.cli.transcript import change_lines, duration_text
 
 
 @given(st.text())
@@ -40,7 +36,7 @@ def test_nothing_printed_can_harm_a_terminal(text: str) -> None:
 @given(st.text(), st.integers(1, 20))
 def test_shortened_text_fits(text: str, width: int) -> None:
     """A text takes one line, and no more columns than there are."""
-    [line] = rendered(styled(text), width, is_coloured=False)
+    [line] = printed(styled(text), width)
 
     assert cell_len(line) <= width
 
@@ -100,7 +96,7 @@ def test_an_event_without_content_says_what_it_does(
 def test_a_change_is_one_line_where_that_fits() -> None:
     """Without a terminal everything is on one line."""
     [line] = change_lines(change("hello\n\x1b[31mred"), 3, None)
-    [text] = rendered(line, None, is_coloured=False)
+    [text] = printed(line, None)
 
     assert text.endswith(r"appended  r3   s  agent          hello \x1b[31mred  k=[1]")
 
@@ -111,7 +107,7 @@ def test_new_details_are_shown() -> None:
     news = {"title": "Trip\n", "labels": {"team": "blue"}, "expire_time": 1.0}
 
     shown = [
-        rendered(change_lines(each, 3, None)[0], None, is_coloured=False)[0]
+        printed(change_lines(each, 3, None)[0], None)[0]
         for each in (
             Change(kind="updated", **key, **news, time=0.0),
             Change(kind="updated", **key, labels={}, time=0.0),
@@ -125,7 +121,7 @@ def test_new_details_are_shown() -> None:
 def test_long_changes_go_on_below() -> None:
     """In a terminal, what was said and set stands below what it belongs to."""
     lines = change_lines(change("hello " * 20), 0, 60)
-    texts = [t for line in lines for t in rendered(line, 60, is_coloured=False)]
+    texts = [t for line in lines for t in printed(line, 60)]
 
     assert len(texts) == 3
     assert "a/u/s" in texts[0]
@@ -138,7 +134,7 @@ def test_long_changes_go_on_below() -> None:
 )
 def test_durations_are_rough(seconds: float | None, text: str) -> None:
     """A duration has one unit."""
-    assert duration(seconds) == text
+    assert duration_text(seconds) == text
 
 
 def row(*cells: str) -> dict[str, Text]:
@@ -149,55 +145,38 @@ def test_tables_line_up() -> None:
     """Columns are as wide as their widest cell, in columns of the terminal."""
     shown = table([row("日本", "x"), row("abc", "y")])
 
-    assert rendered(shown, None, is_coloured=False) == ["A     B", "日本  x", "abc   y"]
+    assert printed(shown, None) == ["A     B", "日本  x", "abc   y"]
 
 
 def test_the_last_column_gives_way() -> None:
     """In a narrow terminal a row is one line; what is last and long is cut."""
     shown = table([row("abc", "x" * 99)])
 
-    assert rendered(shown, 10, is_coloured=False) == ["A    B", "abc  xxxx…"]
-
-
-def test_colour_is_only_where_it_is_wanted() -> None:
-    """A style is written as a terminal numbers it, or not at all."""
-    text = styled("no", "red")
-
-    assert rendered(text, 10, is_coloured=True) == ["\x1b[31mno\x1b[0m"]
-    assert rendered(text, 10, is_coloured=False) == ["no"]
+    assert printed(shown, 10) == ["A    B", "abc  xxxx…"]
 
 
 def test_a_pipe_gets_all_of_a_line() -> None:
     """However long it is, nothing is cut or wrapped where there is no terminal."""
     text = "word " * 5000 + "end"
 
-    assert rendered(styled(text), None, is_coloured=False) == [text]
+    assert printed(styled(text), None) == [text]
     shown = table([row(text, text)])
-    assert rendered(shown, None, is_coloured=False)[1] == f"{text}  {text}"
+    assert printed(shown, None)[1] == f"{text}  {text}"
 
 
 @pytest.mark.parametrize(
     ("environment", "shown"),
     [
-        ({"TERM": "xterm"}, "\x1b[31mabcdefghi…\x1b[0m\n"),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, "abcdefghi…\n"),
-        ({"TERM": "dumb"}, "abcdefghi…\n"),
+        ({}, "\x1b[31mabcdefghi…\x1b[0m\n"),
+        ({"NO_COLOR": "1"}, "abcdefghi…\n"),
+        ({"TERM": "dumb"}, "abcdefghijkl\n"),
     ],
 )
 def test_a_terminal_gets_colours_unless_it_wants_none(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], shown: str
+    environment: dict[str, str], shown: str
 ) -> None:
     """Lines are as wide as the terminal; NO_COLOR and a dumb one are obeyed."""
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in ({"COLUMNS": "10"} | environment).items():
-        monkeypatch.setenv(name, value)
-
-    Screen().show(styled("abcdefghijkl", "red"))
-
-    assert terminal.getvalue() == shown
+    assert sent(styled("abcdefghijkl", "red"), 10, **environment) == shown
 
 
 def test_a_narrow_table_keeps_what_is_copied() -> None:
@@ -210,7 +189,7 @@ def test_a_narrow_table_keeps_what_is_copied() -> None:
         "TITLE AND LABELS": styled("A trip to Turin " * 5),
     }
 
-    heading, line = rendered(table([row], "USER"), 80, is_coloured=False)
+    heading, line = printed(table([row], "USER"), 80)
 
     assert "UPDATED" in heading
     for shown in ("f" * 36, "ada.l", "12", "3 min ago", "A trip"):

@@ -1,4 +1,4 @@
-"""Command ``live``: a web page that shows a session, served to this machine."""
+"""Commands that follow what happens: ``watch`` prints it, ``live`` serves a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import click
 
-from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli import options, terminal, transcript
 
 if TYPE_CHECKING:
     import socket
@@ -17,6 +17,49 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from mongo_session_service.model.records import SessionKey
+
+
+@click.command()
+@options.uri_argument
+@options.watched_options
+@click.option(
+    "--after-revision",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Begin with the session's events after this revision, however old.",
+)
+@options.as_json
+@options.connected
+async def watch(
+    place: options.Place,
+    watched: options.Watched,
+    after_revision: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prints changes as they are committed.
+
+    For one session, it begins with the state and ends when the session is deleted.
+    For a user, an app or, without options, the database, it prints what happens from
+    now on.
+
+    \b
+    Example:
+      mongo-session-service watch --app my_app --json | jq .state_delta
+    """  # noqa: D301  \b is click's sign
+    if after_revision is not None and watched.session_id is None:
+        raise click.UsageError("--after-revision needs --session.")
+    async with place.service(watched.app_name) as service:
+        subscription = service.watch(*watched, after_revision=after_revision)
+        async with subscription as changes:
+            terminal.say(f"Watching {watched.words} in {place.describe(service)}.")
+            async for change in changes:
+                if as_json:
+                    click.echo(terminal.json_line(change.json_text))
+                else:
+                    width = terminal.terminal_width()
+                    known = len(watched.chosen)
+                    terminal.show(*transcript.change_lines(change, known, width))
 
 
 @click.command()
@@ -60,10 +103,10 @@ async def live(
         token = secrets.token_urlsafe()
 
         async def may_read(_: Request, key: SessionKey) -> bool:
-            return watched.holds(key)
+            return watched.includes(key)
 
         async def may_fork(_: Request, key: SessionKey, action: str) -> bool:
-            return watched.holds(key) and action == FORK
+            return watched.includes(key) and action == FORK
 
         app = live_app(
             service,
@@ -74,12 +117,12 @@ async def live(
             app_name=watched.app_name,
             user_id=watched.user_id,
         )
-        with closing(_listening(port)) as listener:
+        with closing(_listen(port)) as listener:
             chosen = {k: v for k, v in watched._asdict().items() if v is not None}
             query = urlencode({**chosen, "token": token})
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
-            terminal.Screen().write(url)
-            where = await place.where(service, watched.app_name)
+            click.echo(url)
+            where = place.describe(service)
             terminal.say(f"Serving {watched.words} in {where}. Ctrl-C stops it.")
             config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
             serving = Server(config).serve(sockets=[listener])
@@ -87,7 +130,7 @@ async def live(
             await asyncio.gather(serving, *opening)
 
 
-def _listening(port: int) -> socket.socket:
+def _listen(port: int) -> socket.socket:
     import socket
 
     try:

@@ -1,7 +1,4 @@
-"""Command ``consumers``: status of durable consumers, dead letters, and their replay.
-
-What needs attention is explained below the table, with what to do about it.
-"""
+"""Commands ``consumers``: their status, their dead letters, and the replay of these."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.cli import options, terminal
-from mongo_session_service.cli.loading import loaded
+from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
+from mongo_session_service.cli.value_types import ImportedFunction
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.wording import counted
 
@@ -52,16 +49,15 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
       mongo-session-service consumers dead-letters billing
       mongo-session-service consumers replay billing --handler my_app:handle
     """  # noqa: D301  \b is click's sign
-    screen = terminal.Screen()
     async with place.service() as service:
         found = await service.consumers()
-        where = await place.where(service)
+        where = place.describe(service)
     if as_json:
         for each in found:
-            screen.write_json(asdict(each))
+            terminal.show_json(asdict(each))
     elif found:
         terminal.say(f"Consumers of {where}:")
-        screen.show(overview(found))
+        terminal.show(overview(found))
         for line in (line for each in found for line in advice(each)):
             terminal.warn(line)
     else:
@@ -69,28 +65,27 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
 
 
 def overview(found: list[ConsumerStatus]) -> Table:
-    """Consumers as a table, whose ages and numbers stay whole where it is narrow."""
-    return terminal.table([_consumer(each) for each in found], "NAME", "APP")
+    """Put consumers into a table, whose numbers stay whole in a narrow terminal."""
+    return terminal.table([_consumer_row(each) for each in found], "NAME", "APP")
 
 
-def _consumer(status: ConsumerStatus) -> dict[str, Text]:
-    """A consumer's row; what needs a look is coloured."""
+def _consumer_row(status: ConsumerStatus) -> dict[str, Text]:
     lag = status.lag_seconds or 0.0
     late = "red" if lag > _VERY_LATE else "yellow" if lag > _LATE else ""
     return {
         "NAME": styled(status.name, "bold"),
         "APP": styled("all" if status.app_name is None else status.app_name),
-        "LAG": styled(terminal.duration(status.lag_seconds), late),
-        "SAVED": styled(terminal.duration(status.checkpoint_age_seconds), late),
+        "LAG": styled(transcript.duration_text(status.lag_seconds), late),
+        "SAVED": styled(transcript.duration_text(status.checkpoint_age_seconds), late),
         "DEAD LETTERS": styled(status.dead_letters, "red" * bool(status.dead_letters)),
         "RUN BY": styled(status.owner or "nobody", "" if status.owner else "yellow"),
     }
 
 
 def advice(status: ConsumerStatus) -> Iterator[str]:
-    """What to do about a consumer that is behind, or has dead letters."""
+    """Say what to do about a consumer that is behind, or has dead letters."""
     name = printable(status.name)
-    lag = terminal.duration(status.lag_seconds)
+    lag = transcript.duration_text(status.lag_seconds)
     is_late = (status.lag_seconds or 0.0) > _LATE
     if not status.is_active:
         behind = f", and it is {lag} behind" if is_late else ""
@@ -127,61 +122,59 @@ async def dead_letters(place: options.Place, name: str, *, as_json: bool) -> Non
     Example:
       mongo-session-service consumers dead-letters billing --json | jq .error
     """  # noqa: D301
-    screen = terminal.Screen()
     async with place.service() as service:
-        where = await _where_known(place, service, name)
+        where = place.describe(service)
+        await _require_consumer(service, name, where)
         letters = service.consumer(name).dead_letters()
         if as_json:
             async for letter in letters:
-                screen.write_json(_fields(letter))
+                terminal.show_json(_letter_fields(letter))
             return
         is_empty = True
         async for letter in letters:
             is_empty = False
-            screen.show(*dead_letter_lines(letter, screen.width))
+            terminal.show(*dead_letter_lines(letter, terminal.terminal_width()))
     if is_empty:
         terminal.say(f"Consumer {name!r} has no dead letters in {where}.")
 
 
-async def _where_known(
-    place: options.Place, service: MongoSessionService, name: str
-) -> str:
-    """The database and the server, where there is a consumer with this name.
+async def _require_consumer(
+    service: MongoSessionService, name: str, where: str
+) -> None:
+    """Require that there is a consumer with this name.
 
     Raises:
         ClickException: there is none.
     """
-    where = await place.where(service)
     names = [each.name for each in await service.consumers()]
     if name not in names:
         known = ", ".join(map(repr, names)) or "none"
         message = f"No consumer is named {name!r} in {where}. Known names: {known}."
         raise click.ClickException(message)
-    return where
 
 
 def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
-    """A dead letter as one line or, if that is too wide, as several."""
+    """Describe a dead letter on one line or, if that is too wide, on several."""
     from rich.text import Text
 
     kind, revision = letter.id["kind"], letter.id.get("revision")
-    who = "/".join(_key(letter).values())
+    who = "/".join(_key_parts(letter).values())
     attempts = styled(f"({counted(letter.attempts, 'attempt')})", "dim")
     pieces = [Text("  ").join([styled(letter.public_error, "red"), attempts])]
-    head = terminal.heading(letter.time, kind, revision, who)
+    head = transcript.change_heading(letter.time, kind, revision, who)
     if width is not None and head.cell_len > width:
-        head = terminal.heading(letter.time, kind, revision, "")
+        head = transcript.change_heading(letter.time, kind, revision, "")
         pieces.insert(0, styled(who))
-    return terminal.fitting(head, pieces, width)
+    return transcript.fitting_lines(head, pieces, width)
 
 
-def _key(letter: DeadLetter) -> dict[str, str]:
+def _key_parts(letter: DeadLetter) -> dict[str, str]:
     names = ("app_name", "user_id", "session_id")
     found = ((name, letter.id.get(name)) for name in names)
     return {name: part for name, part in found if part is not None}
 
 
-def _fields(letter: DeadLetter) -> dict[str, Any]:
+def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
     try:
         change = json.loads(letter.change.json_text)
     except StorageError:  # this release of ADK cannot read it, or it was too large
@@ -190,7 +183,7 @@ def _fields(letter: DeadLetter) -> dict[str, Any]:
         "consumer": letter.consumer,
         "time": letter.time,
         "kind": letter.id["kind"],
-        **_key(letter),
+        **_key_parts(letter),
         "revision": letter.id.get("revision"),
         "attempts": letter.attempts,
         "error": letter.public_error,
@@ -202,7 +195,7 @@ def _fields(letter: DeadLetter) -> dict[str, Any]:
 @click.argument("name")
 @click.option(
     "--handler",
-    type=loaded,
+    type=ImportedFunction(),
     required=True,
     metavar="MODULE:FUNCTION",
     help="Called once with each change, as by run(); sought in this directory as well.",
@@ -234,7 +227,8 @@ async def replay(
       mongo-session-service consumers replay billing --handler my_app:handle
     """  # noqa: D301
     async with place.service() as service:
-        where = await _where_known(place, service, name)
+        where = place.describe(service)
+        await _require_consumer(service, name, where)
         consumer = service.consumer(name)
         handled = await consumer.replay_dead_letters(
             handler, transactional=transactional
@@ -242,7 +236,7 @@ async def replay(
         statuses = await service.consumers()
     left = sum(each.dead_letters for each in statuses if each.name == name)
     if as_json:
-        terminal.Screen().write_json({"handled": handled, "left": left})
+        terminal.show_json({"handled": handled, "left": left})
     else:
         letters = counted(handled, "dead letter")
         terminal.say(f"Handled {letters} of {printable(name)} in {where}.")

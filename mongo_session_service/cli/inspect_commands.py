@@ -1,0 +1,414 @@
+"""Commands that show what is stored: ``sessions`` lists it, ``show`` prints one."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mongo_session_service.cli import options, terminal, transcript
+from mongo_session_service.cli.terminal import printable, styled
+from mongo_session_service.cli.value_types import JsonAssignment
+from mongo_session_service.model.wording import counted
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from mongo_session_service.admin.contents import StoredEvent
+    from mongo_session_service.model.results import SessionSummary
+    from mongo_session_service.service import MongoSessionService
+
+_DEFAULT_LIMIT: Final = 50
+"""Sessions listed by default."""
+_LONG: Final = 500
+"""Characters shown of a tool's arguments or answer, or of a value of state."""
+_INDENT: Final = 4
+_SEALED: Final = "(sealed by before_store: only its application can read it)"
+_UNREADABLE: Final = "(the installed release of ADK cannot read it)"
+
+
+@click.command()
+@options.uri_argument
+@click.option("--app", help="Only this app.")
+@click.option("--user", help="Only this user.")
+@options.title
+@options.labels
+@click.option(
+    "--where",
+    type=JsonAssignment("KEY=JSON", "paid=true"),
+    multiple=True,
+    metavar="KEY=JSON",
+    help="Only those whose own state has this value; repeatable.",
+)
+@click.option(
+    "--order",
+    "order_by",
+    type=click.Choice(["create_time", "update_time"]),
+    help="By default create_time. update_time needs --user, or the index that"
+    " `setup --index activity` creates.",
+)
+@click.option(
+    "--oldest-first", is_flag=True, help="Begin with the oldest, not the newest."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_DEFAULT_LIMIT,
+    show_default=True,
+    metavar="N",
+    help="How many at most; 0 for all.",
+)
+@options.as_json
+@options.connected
+async def sessions(
+    place: options.Place,
+    app: str | None,
+    limit: int,
+    *,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Lists an app's sessions, or without --app the apps.
+
+    It lists the sessions that have exactly this title, and all of these labels and
+    values. State is neither read nor shown. If the application seals state with
+    before_store, --where compares with the sealed values.
+
+    \b
+    Example:
+      mongo-session-service sessions
+      mongo-session-service sessions --app my_app --label stage=test
+      mongo-session-service sessions --app my_app --where 'city="Turin"' --json
+      mongo-session-service sessions --app my_app --user ada --order update_time
+    """  # noqa: D301  \b is click's sign
+    given = [name for name, value in filters.items() if value]
+    if app is None and given:
+        name = given[0].removesuffix("s").removesuffix("_by").replace("_", "-")
+        raise click.UsageError(f"--{name} needs --app.")
+    async with place.service() as service:
+        if app is None:
+            await _show_apps(place, service, as_json=as_json)
+            return
+        wanted = {
+            "app_name": app,
+            "user_id": filters["user"],
+            "title": filters["title"],
+            "labels": dict(filters["labels"]) or None,
+            "where": dict(filters["where"]) or None,
+            "order_by": filters["order_by"] or "create_time",
+            "newest_first": not filters["oldest_first"],
+        }
+        await _show_sessions(place, service, wanted, limit, as_json=as_json)
+
+
+async def _show_apps(
+    place: options.Place, service: MongoSessionService, *, as_json: bool
+) -> None:
+    from mongo_session_service.admin import contents
+
+    found = await contents.apps(service)
+    if as_json:
+        for each in found:
+            terminal.show_json(each._asdict())
+        return
+    where = place.describe(service)
+    if not found:
+        terminal.say(f"There are no apps in {where}.")
+        return
+    terminal.say(f"Apps in {where}:")
+    rows = [
+        {
+            "APP": styled(each.app_name, "bold"),
+            "USERS": styled(f"{each.users:,}"),
+            "SESSIONS": styled(f"{each.sessions:,}"),
+        }
+        for each in found
+    ]
+    terminal.show(terminal.table(rows, "APP"))
+
+
+async def _show_sessions(
+    place: options.Place,
+    service: MongoSessionService,
+    wanted: dict[str, Any],
+    limit: int,
+    *,
+    as_json: bool,
+) -> None:
+    from mongo_session_service.admin import contents
+
+    # One more than is shown tells whether there are more.
+    found = contents.sessions(service, limit=limit + 1 if limit else None, **wanted)
+    rows, count = [], 0
+    async for each in found:
+        count += 1
+        if limit and count > limit:
+            break
+        if as_json:
+            terminal.show_json(summary_fields(each))
+        else:
+            rows.append(_session_row(each))
+    app = printable(wanted["app_name"])
+    if not count and not as_json:
+        terminal.say(f"No such session of app {app} in {place.describe(service)}.")
+        return
+    if rows:
+        terminal.say(f"Sessions of app {app}:")
+        terminal.show(terminal.table(rows, "USER"))
+    if limit and count > limit:
+        terminal.warn(f"There are more: --limit {limit * 2}, or 0 for all.")
+
+
+def summary_fields(summary: SessionSummary) -> dict[str, Any]:
+    """Return a session's fields for JSON, without state that was not read."""
+    shown = summary.model_dump()
+    if summary.state is None:
+        del shown["state"]
+    return shown
+
+
+def _session_row(summary: SessionSummary) -> dict[str, Text]:
+    since = max(0.0, time.time() - summary.last_update_time)
+    about = styled(summary.title or "")
+    if summary.labels:
+        about.append("  " if summary.title else "")
+        about.append_text(styled(transcript.labels_text(summary.labels), "cyan"))
+    return {
+        "SESSION": styled(summary.id, "bold"),
+        "USER": styled(summary.user_id),
+        "EVENTS": styled(f"{summary.event_count:,}"),
+        "UPDATED": styled(f"{transcript.duration_text(since)} ago"),
+        "TITLE AND LABELS": about,
+    }
+
+
+@click.command()
+@options.session_arguments
+@click.option(
+    "--events",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only the latest N events; 0 for none. All by default.",
+)
+@options.as_json
+@options.connected
+async def show(
+    place: options.Place,
+    ids: tuple[str, str, str],
+    events: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Shows a session: its details, its conversation, and its state.
+
+    Credentials are left out. What an application seals with before_store is shown as
+    sealed. With --json the first line is the session, and each other line an event.
+
+    \b
+    Example:
+      mongo-session-service show my_app ada 5f0c --events 20
+      mongo-session-service show my_app ada 5f0c --json | jq .event.content
+    """  # noqa: D301  \b is click's sign
+    async with place.service(ids[0]) as service:
+        from mongo_session_service.admin import contents
+        from mongo_session_service.model.records import session_key
+
+        key = session_key(*ids)
+        summary = await contents.session(service, key)
+        after = summary.log_begins
+        if events is not None:
+            after = max(after, summary.revision - events)
+        log = contents.log(service, summary, after)
+        if as_json:
+            _show_json(summary_fields(summary))
+            async for each in log:
+                _show_json(_event_fields(each))
+            return
+        page = _SessionPage(summary)
+        page.show_details(summary.revision - after)
+        async for each in log:
+            page.show_event(each)
+        page.show_state()
+
+
+def _show_json(fields: dict[str, Any]) -> None:
+    from mongo_session_service.codec.public_view import json_text
+
+    click.echo(terminal.json_line(json_text(fields)))
+
+
+def _event_fields(stored: StoredEvent) -> dict[str, Any]:
+    fields: dict[str, Any] = {"revision": stored.revision, "event": stored.event}
+    if stored.event is None:
+        about = {"id": stored.id, "timestamp": stored.timestamp}
+        fields |= {**about, "sealed": stored.is_sealed}
+    return fields
+
+
+class _SessionPage:
+    """A session as text, which fills the terminal's width."""
+
+    def __init__(self, summary: SessionSummary) -> None:
+        self._summary = summary
+        self._width = terminal.terminal_width()
+        self._invocation: object = None
+        self._sealed = 0
+
+    def show_details(self, events: int) -> None:
+        """Print what the session is, and how many events are left out."""
+        terminal.show(*_details(self._summary))
+        left_out = self._summary.event_count - events
+        if left_out and events:
+            click.echo(f"\n({counted(left_out, 'earlier event')})")
+
+    def show_event(self, stored: StoredEvent) -> None:
+        """Print what an event says and does; a blank line parts invocations."""
+        from mongo_session_service.codec.public_view import public_view
+
+        invocation = stored.event and stored.event.invocation_id
+        if self._invocation is None or invocation != self._invocation:
+            click.echo()
+        self._invocation = invocation
+        if stored.event is None:
+            self._sealed += stored.is_sealed
+            terminal.show(_event_heading(stored, ""))
+            self._show_texts([_SEALED if stored.is_sealed else _UNREADABLE], "yellow")
+            return
+        event = public_view({"event": stored.event})["event"]
+        terminal.show(_event_heading(stored, event["author"]))
+        self._show_texts(_event_texts(event))
+        self._show_texts(_error_texts(event), "red")
+        delta = event["actions"].get("stateDelta") or {}
+        self._show_texts(_state_texts(delta), "cyan")
+
+    def show_state(self) -> None:
+        """Print the state, each scope by itself."""
+        from mongo_session_service.codec.public_view import public_view
+
+        state = public_view({"state": self._summary.state})["state"]
+        for title, scope in _scopes(self._summary, dict(sorted(state.items()))):
+            click.echo()
+            terminal.show(styled(title, "bold"))
+            self._show_texts(_state_texts(scope) if scope else ["(empty)"])
+        if self._sealed:
+            sealed = counted(self._sealed, "event")
+            terminal.warn(f"{sealed} sealed. Values of state are shown as stored.")
+
+    def _show_texts(self, texts: Iterable[str], style: str = "") -> None:
+        from rich.text import Text
+
+        for text in texts:
+            for line in wrapped_lines(text, self._width):
+                shown = Text(" " * _INDENT + line, style, no_wrap=True)
+                terminal.show(shown)
+
+
+def _details(summary: SessionSummary) -> Iterator[Text]:
+    """Describe the session's title, times, length, labels and expiry."""
+    from rich.text import Text
+
+    ago = transcript.duration_text(max(0.0, time.time() - summary.last_update_time))
+    named = {
+        "session": f"{summary.app_name}/{summary.user_id}/{summary.id}",
+        "created": transcript.moment(summary.create_time),
+        "updated": f"{transcript.moment(summary.last_update_time)}, {ago} ago",
+        "events": f"{summary.event_count:,}{_trimmed_text(summary)}",
+        "labels": transcript.labels_text(summary.labels),
+        "expires": expiry_text(summary),
+    }
+    if summary.title:
+        yield styled(summary.title, "bold")
+    for name, value in named.items():
+        if value:
+            yield Text.assemble((f"{name:9}", "dim"), printable(value))
+
+
+def _trimmed_text(summary: SessionSummary) -> str:
+    return f" (the first {summary.log_begins:,} trimmed)" if summary.log_begins else ""
+
+
+def expiry_text(summary: SessionSummary) -> str:
+    """Describe when a session expires; empty for never."""
+    if summary.expire_time is None:
+        return ""
+    text = transcript.moment(summary.expire_time)
+    if summary.ttl is not None:
+        text += f" ({transcript.duration_text(summary.ttl)}, renewed by each event)"
+    return text
+
+
+def _event_heading(stored: StoredEvent, author: str) -> Text:
+    from rich.text import Text
+
+    when = f"{transcript.moment(stored.timestamp)}  "
+    return Text.assemble(
+        (f"r{stored.revision:<4} ", "dim"), (when, "dim"), (printable(author), "bold")
+    )
+
+
+def _event_texts(event: dict[str, Any]) -> Iterator[str]:
+    """Describe what an event says and does: texts whole, all else within bounds."""
+    for part in event.get("content", {}).get("parts") or ():
+        text = transcript.part_text(part, None)
+        if text:
+            yield text if "text" in part else _bounded(text)
+    yield from transcript.action_texts(event["actions"], None)
+
+
+def _error_texts(event: dict[str, Any]) -> Iterator[str]:
+    code, message = event.get("errorCode", ""), event.get("errorMessage", "")
+    if code or message:
+        yield ": ".join(filter(None, (f"error {code}".rstrip(), message)))
+
+
+def _state_texts(state: dict[str, Any]) -> Iterator[str]:
+    for key, value in state.items():
+        text = json.dumps(value, ensure_ascii=False)
+        yield f"{printable(key)} = {_bounded(text)}"
+
+
+def _bounded(text: str) -> str:
+    """Cut a long text, and say how long it is."""
+    if len(text) <= _LONG:
+        return text
+    return f"{text[:_LONG]} … ({len(text):,} characters; --json prints all)"
+
+
+def _scopes(
+    summary: SessionSummary, state: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Part the state by scope: the session's, its user's and its app's."""
+    own = {
+        key: value
+        for key, value in state.items()
+        if not key.startswith(("app:", "user:"))
+    }
+    yield "State of the session", own
+    for prefix, title in (
+        ("user:", f"State of user {summary.user_id}"),
+        ("app:", f"State of app {summary.app_name}"),
+    ):
+        scope = {key: it for key, it in state.items() if key.startswith(prefix)}
+        if scope:
+            yield title, scope
+
+
+def wrapped_lines(text: str, width: int | None) -> Iterator[str]:
+    """Wrap a text, make it safe to print, and keep its own indentation."""
+    for line in text.splitlines():
+        # All that is left of white space are blanks.
+        safe = re.sub(r"\S+", lambda run: printable(run[0]), line.expandtabs(4))
+        yield from [safe] if width is None else _folded(safe, width - _INDENT)
+
+
+def _folded(line: str, width: int) -> Iterator[str]:
+    from rich.console import Console
+    from rich.text import Text
+
+    room = max(width, _INDENT)
+    for piece in Text(line).wrap(Console(width=room), room, no_wrap=False):
+        yield piece.plain

@@ -1,0 +1,307 @@
+"""Commands that remove sessions or events: ``trim``, ``prune`` and ``erase``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.terminal import printable
+from mongo_session_service.cli.value_types import Duration, PastTimestamp
+from mongo_session_service.model.wording import counted
+
+if TYPE_CHECKING:
+    from mongo_session_service.model.results import Erased
+    from mongo_session_service.service import MongoSessionService
+
+_PAGE: Final = 1000
+"""Sessions listed at once."""
+_ERASED_THINGS: Final = {
+    "sessions": "session",
+    "events": "event",
+    "user_states": "user state",
+    "app_states": "app state",
+    "dead_letters": "dead letter",
+    "checkpoints": "checkpoint",
+}
+"""Names of what an erasure counts."""
+
+_LEFTOVERS: Final = (
+    "What an interrupted erasure has left, which is not counted, goes now."
+)
+
+
+@click.command()
+@click.argument("app_name", metavar="APP")
+@click.option(
+    "--older-than",
+    type=Duration(),
+    metavar="DURATION",
+    required=True,
+    help="Remove events that are older: 7200s, 12h, 90d.",
+)
+@options.as_json
+@options.connected
+async def trim(
+    place: options.Place, *, app_name: str, older_than: float, as_json: bool
+) -> None:
+    """Removes old events from all sessions of an app.
+
+    State stays. Of each session it removes the events from the first on, up to one that
+    is not older. It keeps function calls together with their responses, and rewinds
+    with what they have undone. What was removed cannot be restored.
+
+    It removes a little at a time. So it can run while the service is in use, be
+    interrupted and repeated, for example from cron.
+
+    \b
+    Example:
+      mongo-session-service trim my_app --older-than 90d
+    """  # noqa: D301  \b is click's sign
+    sessions = trimmed = events = 0
+    async with place.service() as service:
+        with terminal.progress("Trimming", None) as advance:
+            async for removed in _trim_sessions(service, app_name, older_than):
+                sessions += 1
+                trimmed += removed > 0
+                events += removed
+                advance(events)
+        where = place.describe(service)
+    if as_json:
+        counts = {"sessions": sessions, "trimmed": trimmed, "events": events}
+        terminal.show_json(counts)
+        return
+    of = f"{trimmed} of {counted(sessions, 'session')}"
+    terminal.say(f"Removed {counted(events, 'event')} from {of} in {where}.")
+
+
+async def _trim_sessions(
+    service: MongoSessionService, app_name: str, older_than: float
+) -> AsyncIterator[int]:
+    """Trim each session of an app, and yield how many events that removed."""
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+
+    token = None
+    while True:
+        page = await service.find_sessions(
+            app_name=app_name, with_state=False, limit=_PAGE, page_token=token
+        )
+        for each in page.sessions:
+            removed = 0
+            with suppress(SessionNotFoundError):  # it was deleted meanwhile
+                removed = await service.trim_session(
+                    app_name=app_name,
+                    user_id=each.user_id,
+                    session_id=each.id,
+                    older_than=older_than,
+                )
+            yield removed
+        token = page.next_page_token
+        if token is None:
+            return
+
+
+@click.command()
+@options.uri_argument
+@click.option("--app", help="Only this app.")
+@click.option(
+    "--idle-for",
+    type=Duration(),
+    metavar="DURATION",
+    help="Remove sessions without an event for this long: 7200s, 12h, 90d.",
+)
+@click.option(
+    "--created-before",
+    type=PastTimestamp(),
+    metavar="TIME",
+    help="Remove sessions created before this ISO 8601 time.",
+)
+@options.dry_run
+@options.as_json
+@options.connected
+async def prune(
+    place: options.Place,
+    app: str | None,
+    idle_for: float | None,
+    created_before: float | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Removes sessions that have expired, with their events.
+
+    An expired session is invisible at once; this command frees its space. It also
+    removes what interrupted deletes have left. App and user state are kept.
+
+    With --idle-for, --created-before or both, it removes the sessions that are idle,
+    old, or both, instead; but none that has an expiry of its own.
+
+    It removes a little at a time. So it can run while the service is in use, be
+    interrupted and repeated, and run in several places, for example from cron.
+
+    \b
+    Example:
+      mongo-session-service prune --app my_app --idle-for 90d --dry-run
+      0 * * * *  mongo-session-service prune     # in a crontab: every hour
+    """  # noqa: D301
+    wanted: dict[str, Any] = {"app_name": app, "idle_for": idle_for}
+    if created_before is not None:
+        wanted["created_before"] = datetime.fromtimestamp(created_before, UTC)
+    async with place.service() as service:
+        where = place.describe(service)
+        pruned = await service.prune(dry_run=True, **wanted)
+        if not dry_run:
+            total = pruned.sessions + pruned.events
+            with terminal.progress(
+                "Pruning", total, what="document", is_shown=not as_json
+            ) as advance:
+                pruned = await service.prune(
+                    lambda now: advance(now.sessions + now.events), **wanted
+                )
+    if as_json:
+        terminal.show_json(asdict(pruned))
+        return
+    would = "Would remove" if dry_run else "Removed"
+    sessions = counted(pruned.sessions, "session")
+    counts = f"{sessions} and {counted(pruned.events, 'event')}"
+    terminal.say(f"{would} {counts} in {where}.")
+
+
+@click.group()
+def erase() -> None:
+    """Erases a user, an app or a session, after saying what will go.
+
+    It asks first; --yes answers for scripts. It removes a little at a time. If it is
+    interrupted, run it again: it erases the rest. What is not stored counts as erased.
+
+    \b
+    Example:
+      mongo-session-service erase user my_app ada
+      mongo-session-service erase session my_app ada 5f0c --yes
+    """  # noqa: D301
+
+
+_erasing_options: Final = options.several(
+    click.option("--yes", "is_agreed", is_flag=True, help="Do not ask."),
+    options.as_json,
+)
+
+
+@erase.command("user")
+@click.argument("app", metavar="APP")
+@click.argument("user", metavar="USER")
+@_erasing_options
+@options.connected
+async def erase_user(place: options.Place, app: str, user: str, **asked: bool) -> None:
+    """Erases a user of an app.
+
+    Sessions, events and state are removed, and what consumers have kept. Afterwards no
+    collection contains the user's id. State of the app stays.
+
+    \b
+    Example:
+      mongo-session-service erase user my_app ada
+    """  # noqa: D301
+    await _erase(place, (app, user), **asked)
+
+
+@erase.command("app")
+@click.argument("app", metavar="APP")
+@_erasing_options
+@options.connected
+async def erase_app(place: options.Place, app: str, **asked: bool) -> None:
+    """Erases an app, with all its users.
+
+    Its state and the consumers of its changes are removed as well. Stop those consumers
+    before: a running one ends with LeaseLostError.
+
+    \b
+    Example:
+      mongo-session-service erase app my_app
+    """  # noqa: D301
+    await _erase(place, (app,), **asked)
+
+
+@erase.command("session")
+@options.session_arguments
+@_erasing_options
+@options.connected
+async def erase_session(
+    place: options.Place, ids: tuple[str, str, str], **asked: bool
+) -> None:
+    """Erases a session and its events; state of its user and app stays.
+
+    \b
+    Example:
+      mongo-session-service erase session my_app ada 5f0c
+    """  # noqa: D301
+    await _erase(place, ids, **asked)
+
+
+async def _erase(
+    place: options.Place, ids: tuple[str, ...], *, is_agreed: bool, as_json: bool
+) -> None:
+    """Say what will go, ask, and erase it.
+
+    Raises:
+        UsageError: it would have to ask, and there is no terminal.
+        ClickException: the answer was no.
+    """
+    if not is_agreed and not sys.stdin.isatty():
+        message = "It asks before it erases, but there is no terminal: add --yes."
+        raise click.UsageError(message)
+    async with place.service() as service:
+        from asyncio import CancelledError
+
+        from mongo_session_service.admin import contents
+
+        found = await contents.erasable(service, *ids)
+        what = f"{_describe(ids)} in {place.describe(service)}"
+        if found is None:
+            terminal.warn(f"Nothing is stored of {what}.")
+        elif counts := _counts_text(found):
+            tell = terminal.say if is_agreed else terminal.warn
+            tell(f"This erases {what}: {counts}.")
+            if not is_agreed and not click.confirm("Erase it for ever?", err=True):
+                raise click.ClickException("Nothing was erased.")
+        else:
+            terminal.say(f"Nothing is counted of {what}. {_LEFTOVERS}")
+        erased = contents.NOTHING
+        if found is not None:
+            try:
+                erased = await contents.erase(service, *ids) or found
+            except CancelledError:
+                terminal.warn(
+                    "Interrupted: a part may be erased. Run it again for the rest."
+                )
+                raise
+            gone = _counts_text(erased)
+            terminal.say(f"Erased {gone}." if gone else "Done.")
+    if as_json:
+        terminal.show_json(asdict(erased))
+
+
+def _describe(ids: tuple[str, ...]) -> str:
+    """Name an app, a user of it or a session."""
+    match [printable(each) for each in ids]:
+        case [app]:
+            return f"app {app}"
+        case [app, user]:
+            return f"user {user} of app {app}"
+        case shown:
+            return f"session {'/'.join(shown)}"
+
+
+def _counts_text(erased: Erased) -> str:
+    counts = asdict(erased)
+    return ", ".join(
+        counted(counts[name], noun)
+        for name, noun in _ERASED_THINGS.items()
+        if counts[name]
+    )

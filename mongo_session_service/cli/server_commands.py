@@ -1,0 +1,333 @@
+"""Commands that prepare, check and start MongoDB, and complete words in a shell."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+from click.shell_completion import get_completion_class
+
+from mongo_session_service.admin.grants import FEATURES, role_for, script
+from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli.terminal import kept_option
+from mongo_session_service.cli.value_types import Assignment
+from mongo_session_service.schema.indexes import OPTIONAL
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from mongo_session_service.admin.doctor import Finding
+
+PROGRAM: Final = "mongo-session-service"
+_MARKS: Final = {
+    "ok": ("\N{CHECK MARK}", "green"),
+    "warning": ("!", "yellow"),
+    "failed": ("\N{BALLOT X}", "red"),
+    "unknown": ("?", "cyan"),
+}
+
+
+@click.command()
+@options.uri_argument
+@click.option(
+    "--index",
+    type=click.Choice(sorted(OPTIONAL)),
+    help="Create this index as well: activity lists sessions by their last update.",
+)
+@options.as_json
+@options.connected
+async def setup(
+    place: options.Place, index: Literal["activity"] | None, *, as_json: bool
+) -> bool:
+    """Creates the collections and indexes that are missing.
+
+    A service does so on its first use. This command does it beforehand, for example as
+    a user with more privileges, or before the first users come. What exists is left as
+    it is. An index that cannot be created is named on stderr; the exit code is then 3.
+
+    An --index is created on request only, since it makes every append slower.
+
+    \b
+    Example:
+      mongo-session-service setup
+      mongo-session-service setup --index activity
+    """  # noqa: D301  \b is click's sign
+    async with place.service() as service:
+        from mongo_session_service.admin import contents
+
+        before = await contents.layout(service)
+        await service.setup(index=index)
+        after = await contents.layout(service)
+        where = place.describe(service)
+    created = sorted(after.collections - before.collections)
+    made = before.missing_indexes - after.missing_indexes
+    indexes = sorted(made | after.optional_indexes - before.optional_indexes)
+    if as_json:
+        terminal.show_json(
+            {
+                "collections": created,
+                "indexes": indexes,
+                "missing_indexes": sorted(after.missing_indexes),
+                "schema_version": after.schema_version,
+            }
+        )
+        return not after.missing_indexes
+    for names, what in ((created, "collections"), (indexes, "indexes")):
+        if names:
+            terminal.say(f"Created {what}: {', '.join(names)}.")
+    done = "Set up" if created or indexes else "Nothing had to be created in"
+    terminal.say(f"{done} {where}: schema version {after.schema_version}.")
+    return not after.missing_indexes
+
+
+@click.command(short_help="Checks the server, the user and what is stored.")
+@options.uri_argument
+@options.as_json
+@options.connected
+async def doctor(place: options.Place, *, as_json: bool) -> bool:
+    """Checks MongoDB, the user's privileges, and what is stored; changes nothing.
+
+    It reads up to 10,000 sessions and as many events; if there are more, a sample. The
+    exit code is 3 if a check has failed, and otherwise 0, even after warnings.
+
+    \b
+    Example:
+      mongo-session-service doctor 'mongodb://127.0.0.1:27017/adk?replicaSet=rs0'
+    """  # noqa: D301
+    found: list[Finding] = []
+    async with place.service() as service:
+        from mongo_session_service.admin.doctor import examine
+
+        async for finding in examine(service):
+            found.append(finding)
+            if as_json:
+                terminal.show_json(asdict(finding))
+            else:
+                terminal.show(_finding_row(finding))
+        if not as_json:
+            terminal.show(*_remedies(found))
+            counts = Counter(each.status for each in found)
+            counted = ", ".join(f"{count} {status}" for status, count in counts.items())
+            terminal.say(f"{counted}, in {place.describe(service)}.")
+    return all(each.status != "failed" for each in found)
+
+
+def _finding_row(finding: Finding) -> Table:
+    """Show a finding and, below it, a line for each feature that lacks privileges."""
+    from rich.table import Table
+    from rich.text import Text
+
+    says = Text(terminal.printable(finding.says))
+    for line in _lacking_lines(finding):
+        says.append(f"\n  {terminal.printable(line)}")
+    mark, style = _MARKS[finding.status]
+    row = Table.grid()
+    row.add_column(min_width=11, no_wrap=True, style=style)
+    row.add_column(min_width=16, no_wrap=True, style="bold")
+    row.add_column(overflow="fold")
+    row.add_row(f"{mark} {finding.status} ", f"{finding.check} ", says)
+    return row
+
+
+def _lacking_lines(finding: Finding) -> Iterator[str]:
+    """Count the privileges that each feature lacks; with ``-v``, list them."""
+    from mongo_session_service.driver.privileges import needs
+
+    for feature, missing in finding.lacking.items():
+        needed = len(needs([feature], "any"))
+        yield f"{feature}: {len(missing)} of {needed} missing"
+        if terminal.is_told("verbose"):
+            yield from (f"  {each}" for each in missing)
+    if finding.lacking and not terminal.is_told("verbose"):
+        yield "--verbose lists them."
+
+
+def _remedies(found: Iterable[Finding]) -> Iterator[RenderableType]:
+    """List what there is to do, each thing once, with the checks that ask for it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    asking: dict[str, list[str]] = {}
+    for finding in found:
+        if finding.remedy:
+            asking.setdefault(finding.remedy, []).append(finding.check)
+    if asking:
+        steps = Table.grid(padding=(0, 1))
+        steps.add_column(no_wrap=True)
+        steps.add_column(overflow="fold")
+        for remedy, checks in asking.items():
+            step = Text(terminal.printable(remedy), "cyan")
+            steps.add_row("-", step.append(f" ({', '.join(checks)})", "dim"))
+        yield Text("\nWhat to do:", "bold")
+        yield steps
+
+
+@click.command(short_help="Prints a role with the privileges that the service needs.")
+@options.uri_argument
+@click.option(
+    "--for",
+    "features",
+    type=click.Choice(list(FEATURES)),
+    multiple=True,
+    help="Only what this feature needs; repeatable.",
+)
+@click.option(
+    "--role",
+    "name",
+    metavar="NAME",
+    help="The role's name; by default mongo_session_service_DATABASE.",
+)
+@options.as_json
+@options.place_options
+@click.pass_context
+def grants(
+    context: click.Context, features: list[str], name: str | None, *, as_json: bool
+) -> None:
+    """Prints a role with the privileges that the service needs, and no others.
+
+    It is a script for mongosh, and can be run again. "sessions" is what an agent needs;
+    "changes" is for watching and consumers, which read the whole database; "setup"
+    creates collections and indexes; "import" imports other stores, together with
+    "sessions"; "erase" is for delete_user and delete_app, together with both.
+
+    \b
+    Example:
+      mongo-session-service grants --database adk > grants.js
+      mongo-session-service grants --database adk --for sessions --for changes
+    """  # noqa: D301
+    prefix = kept_option(context, "prefix") or ""
+    wanted = features or FEATURES
+    database = options.named_database(context)
+    role = role_for(database, prefix=prefix, features=wanted, name=name)
+    if as_json:
+        terminal.show_json(role)
+    else:
+        click.echo(script(role).rstrip())
+
+
+@click.command(short_help="Prints how to spread the data over shards.")
+@options.uri_argument
+@click.option(
+    "--plan",
+    "is_plan",
+    is_flag=True,
+    help="Print what would be done, and do nothing.",
+)
+@click.option(
+    "--zone",
+    "zones",
+    type=Assignment("APP=ZONE", "support=europe"),
+    multiple=True,
+    metavar="APP=ZONE",
+    help="Keep an app on the shards of a zone; repeatable.",
+)
+@options.place_options
+@click.pass_context
+def shard(
+    context: click.Context, zones: list[tuple[str, str]], *, is_plan: bool
+) -> None:
+    """Prints a script for mongosh that shards the collections which grow with users.
+
+    Each user's sessions, events and state have the same shard key. The script creates
+    the indexes that the key needs, and can be run again. This command itself connects
+    to nothing, and always needs --plan.
+
+    \b
+    Example:
+      mongo-session-service shard --plan --database adk > shard.js
+      mongo-session-service shard --plan --zone support=europe > shard.js
+    """  # noqa: D301
+    if not is_plan:
+        raise click.UsageError("Add --plan: this command only prints the script.")
+    from mongo_session_service.schema import sharding
+
+    database = options.named_database(context)
+    prefix = kept_option(context, "prefix") or ""
+    click.echo(sharding.script(database, prefix, zones).rstrip())
+
+
+@click.command()
+@click.option(
+    "--members",
+    type=click.IntRange(1, 7),
+    default=1,
+    show_default=True,
+    help="Number of members of the replica set.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the data here, and use the same port again; without it the data is"
+    " deleted at the end.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    show_default="27017, or any free port if that is taken",
+    help="Port to listen on; 0 for any free port.",
+)
+@options.verbosity_options
+def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
+    """Starts a MongoDB replica set on this machine, until Ctrl-C.
+
+    It prints the URI, alone on stdout, with the database adk. For development only: it
+    asks for no password, and listens on 127.0.0.1. Further members use the next ports.
+
+    \b
+    Example:
+      mongo-session-service mongod --data-dir .mongodb
+    """  # noqa: D301
+    from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
+    from mongo_session_service.embedded.mongod import STANDARD_PORT, standard_port
+
+    # Handled like Ctrl-C, so that MongoDB shuts down cleanly.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    first = standard_port(data_dir, members) if port is None else port or None
+    is_taken = port is None and standard_port(None, members) is None
+    try:
+        replica_set = EmbeddedReplicaSet(members, data_dir, port=first)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        with replica_set:
+            uri = replica_set.uri.replace("/?", "/adk?")
+            click.echo(uri)
+            kept = f"kept in {data_dir}" if data_dir else "deleted at the end"
+            terminal.say(f"MongoDB is running; its data is {kept}. Ctrl-C stops it.")
+            if is_taken:
+                terminal.say(f"Port {STANDARD_PORT} is taken, so it uses another.")
+            terminal.say(f"In another terminal: export MONGODB_URI='{uri}'")
+            signal.pause()
+    except EmbeddedServerError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        terminal.say("MongoDB has ended.")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@options.verbosity_options
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Prints a script that completes commands in a shell.
+
+    Bash must be 4.4 or newer.
+
+    \b
+    Example:
+      eval "$(mongo-session-service completion bash)"    # in ~/.bashrc
+      eval "$(mongo-session-service completion zsh)"     # in ~/.zshrc
+      mongo-session-service completion fish | source    # in config.fish
+    """  # noqa: D301
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
+        raise click.ClickException(f"Click has no completion for {shell}.")
+    root = context.find_root().command
+    variable = f"_{PROGRAM.replace('-', '_').upper()}_COMPLETE"
+    click.echo(completion_class(root, {}, PROGRAM, variable).source())

@@ -1,0 +1,32 @@
+"""What commands print on a terminal, or into a pipe."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import click
+import pytest
+from rich.console import RenderableType
+
+from mongo_session_service.cli import terminal
+
+
+def sent(shown: RenderableType, columns: int | None, **environment: str) -> str:
+    """What a terminal of so many columns is sent, with its styles; None is a pipe."""
+    output = io.StringIO()
+    output.isatty = lambda: columns is not None  # type: ignore[method-assign]
+    variables = {"COLUMNS": str(columns or 80), "TERM": "xterm", **environment}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        patch.delenv("NO_COLOR", raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        terminal.show(shown)
+    return output.getvalue()
+
+
+def printed(shown: RenderableType, columns: int | None) -> list[str]:
+    """The lines that a reader sees."""
+    lines = click.unstyle(sent(shown, columns)).removesuffix("\n").split("\n")
+    return [line.rstrip() for line in lines]
