@@ -18,7 +18,11 @@ WITH_PASSWORD = ROOT / "docker-compose.auth.yml"
 GITHUB = ROOT / ".github"
 SCRIPTS = [
     ROOT / ".ci/run",
-    *(path for path in sorted((ROOT / "scripts").iterdir()) if path.is_file()),
+    *(
+        path
+        for path in sorted((ROOT / "scripts").iterdir())
+        if path.is_file() and path.name != "noxfile.py"
+    ),
 ]
 
 
