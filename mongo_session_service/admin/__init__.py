@@ -1,4 +1,4 @@
-"""Administration of a deployment: doctor, migrations, privileges, and new keys."""
+"""Administration of a deployment: doctor, privileges, and new keys."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from mongo_session_service.admin.grants import FEATURES, role_for, script
 
 if TYPE_CHECKING:
     from mongo_session_service.admin.doctor import Finding, Status, examine
-    from mongo_session_service.admin.migrator import Migrator
     from mongo_session_service.admin.resealing import Resealed, reseal
 
 __all__ = [
     "FEATURES",
     "Finding",
-    "Migrator",
     "Resealed",
     "Status",
     "examine",
@@ -24,7 +22,7 @@ __all__ = [
     "script",
 ]
 
-_HOMES = {"Migrator": "migrator", "Resealed": "resealing", "reseal": "resealing"}
+_HOMES = {"Resealed": "resealing", "reseal": "resealing"}
 
 
 def __getattr__(name: str) -> object:

@@ -178,12 +178,6 @@ def judge_version(recorded: int | None) -> Finding:
     if recorded is None:
         return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
     version.refuse_newer(recorded)
-    if recorded < version.SCHEMA_VERSION:
-        says = f"{recorded}, older than this release's {version.SCHEMA_VERSION}"
-        remedy = (
-            "Run `mongo-session-service migrate` once all processes run this release."
-        )
-        return Finding(check, Status.WARNING, says, remedy)
     return Finding(check, Status.OK, f"{recorded}, this release's")
 
 

@@ -1,21 +1,20 @@
-"""Re-sealing: everything stored that the service's hooks would seal otherwise now.
+"""Re-sealing: stored content that the service's hooks would seal differently now.
 
-Each collection is walked once, in the order of its ``_id``. What is old is rewritten in
-short transactions, each of which first compares the documents with what was read: what
-has changed meanwhile, as by an append, is read again. No progress is stored. What was
-done is current, and the next call passes it over.
+Each collection is read once, in the order of its ``_id``. Outdated documents are
+rewritten in short transactions, which first compare them with what was read: a document
+that has changed meanwhile, for example by an append, is read again. No progress is
+stored: what was rewritten is current, and the next call passes over it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
-from typing_extensions import override
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.changes.decoder import RESEALED, appended, session_key
@@ -39,17 +38,17 @@ from mongo_session_service.service import MongoSessionService
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.details import fields_update
 
+_TOGETHER: Final = {
+    "sessions": 10,
+    "events": 100,
+    "user_states": 10,
+    "app_states": 10,
+    "dead_letters": 10,
+}
+"""Documents rewritten in one transaction: an append may want any that holds state."""
+
 _PAGE: Final = 100
 """Documents read at once."""
-
-_PAGE_BYTES: Final = 4_000_000
-"""Bytes after which a page ends, with the document that reaches them."""
-
-_FEW: Final = 10
-"""Documents of state rewritten in one transaction: an append may want any of them."""
-
-_SILENT: Final = {"$inc": {RESEALED: 1}}
-"""By which the change feed sees that no value has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,36 +104,27 @@ async def reseal(
     validation.check_flag("dry_run", dry_run)
     if app_name is not None:
         validation.check_id("app_name", app_name)
-    resealed = Resealed()
+    counts: Counter[str] = Counter()
     async with backend_of(service).call(sets_up=False) as backend:
         at = backend.connection
-        _check(at)
+        if not at.hooks.has_both:
+            message = "reseal needs a service with before_store and after_load."
+            raise ConfigurationError(message)
+        if not at.has_transactions:
+            message = "reseal needs transactions: an append meanwhile could be lost."
+            raise ConfigurationError(message)
         resealer = Resealer(at.hooks, is_current)
-        for kind in _WALKS:
-            walk = kind(at, resealer, app_name)
-            async for ids in walk.steps(is_dry_run=dry_run):
-                resealed = _sum(resealed, walk.counts(ids))
+        for name in _TOGETHER:
+            pages = _reseal_pages(at, resealer, name, app_name, is_dry_run=dry_run)
+            async for page in pages:
+                counts.update(page)
                 if progress is not None:
-                    progress(resealed)
-    return resealed
+                    progress(Resealed(**counts))
+    return Resealed(**counts)
 
 
-def _check(at: Connection) -> None:
-    if not at.hooks.has_both:
-        message = "reseal needs a service with before_store and after_load."
-        raise ConfigurationError(message)
-    if not at.has_transactions:
-        message = "reseal needs transactions: an append meanwhile could be lost."
-        raise ConfigurationError(message)
-
-
-def _sum(resealed: Resealed, counts: Counter[str]) -> Resealed:
-    totals = {name: getattr(resealed, name) + it for name, it in counts.items()}
-    return replace(resealed, **totals)
-
-
-class _Renewal(NamedTuple):
-    """A document that is old, and what is to be of it."""
+class _Outdated(NamedTuple):
+    """An outdated document, and the changes that seal it again."""
 
     id: Any
     raw: bytes | memoryview
@@ -142,113 +132,62 @@ class _Renewal(NamedTuple):
     changes: Document
 
 
-class _Walk:
-    """One collection: how its documents are found, renewed and stored."""
+async def _reseal_pages(
+    at: Connection,
+    resealer: Resealer,
+    name: str,
+    app_name: str | None,
+    *,
+    is_dry_run: bool,
+) -> AsyncIterator[Counter[str]]:
+    """Rewrite a collection's outdated documents, and count them by pages."""
+    after = None
+    while page := await _read_page(at, name, _filter_after(name, app_name, after)):
+        found = await in_slices(_find_outdated(page, name, resealer))
+        outdated = [each for each in found if each]
+        done = outdated if is_dry_run else await _rewrite(at, name, outdated)
+        if done:
+            yield Counter(_counted_as(name, each.id) for each in done)
+        if len(done) == len(outdated):
+            after = _decoded(page[-1])["_id"]
+        # Otherwise some have changed meanwhile, and the page is read again.
 
-    name: ClassVar[str]
-    """The collection, and the field of :class:`Resealed` that counts it."""
-    together: ClassVar[int] = _FEW
-    """Documents rewritten in one transaction."""
-    mark: ClassVar[Document] = {}
-    """What is updated beside the content."""
 
-    def __init__(
-        self, at: Connection, resealer: Resealer, app_name: str | None
-    ) -> None:
-        self.at = at
-        self.resealer = resealer
-        self.app_name = app_name
-        self.collection: Any = getattr(at, self.name)
+def _counted_as(name: str, id_: Any) -> str:
+    """Name the field of :class:`Resealed` that counts a document."""
+    is_initial_state = name == "events" and not id_["revision"]
+    return "initial_states" if is_initial_state else name
 
-    def wanted(self, after: Any) -> Document:
-        """The filter of what follows an ``_id``; of everything for None."""
-        return queries.routed(self.at, queries.of_app(self.app_name, after))
 
-    def renewed(self, document: Document) -> Document | None:
-        """The fields that change in a document, if any do."""
-        raise NotImplementedError
+def _filter_after(name: str, app_name: str | None, after: Any) -> Document:
+    """Select what follows an ``_id``; everything for None."""
+    if name == "app_states":
+        only = {} if app_name is None else {"$eq": app_name}
+        return {"_id": {"$gt": after or "", **only}}
+    if name == "dead_letters":
+        only = {} if app_name is None else {"_id.app_name": app_name}
+        return {"_id": {"$gt": after or {}}, **only}
+    return queries.of_app(app_name, after)
 
-    async def store(self, old: list[_Renewal], txn: Txn) -> None:
-        """Make documents what they are to be."""
-        updates = [
-            {
-                "q": {"_id": each.id},
-                "u": {**fields_update(each.changes), **self.mark},
-            }
-            for each in old
-        ]
-        command = {"update": self.collection.name, "updates": updates}
-        await run_write(self.at, command, txn)
 
-    def counts(self, ids: list[Any]) -> Counter[str]:
-        """How many of some documents each field of :class:`Resealed` counts."""
-        return Counter({self.name: len(ids)})
+async def _read_page(
+    at: Connection, name: str, wanted: Document
+) -> list[RawBSONDocument]:
+    page: list[RawBSONDocument] = []
+    size = 0
+    async with at.reading() as session:
+        cursor = _raw(at, name).find(queries.routed(at, wanted), session=session)
+        async for each in cursor.sort("_id", 1).limit(_PAGE):
+            page.append(each)
+            size += len(each.raw)
+            if size >= at.limits.reseal_bytes:
+                break
+        await cursor.close()
+    return page
 
-    async def steps(self, *, is_dry_run: bool) -> AsyncIterator[list[Any]]:
-        """Go through the collection; the ``_id``s of what was rewritten, by pages.
 
-        Raises:
-            StorageError: a document cannot be re-sealed.
-        """
-        after = None
-        while page := await self._page(after):
-            old = [each for each in await in_slices(self._renewals(page)) if each]
-            done = old if is_dry_run else await self._rewrite(old)
-            if done:
-                yield [each.id for each in done]
-            if len(done) == len(old):
-                after = _decoded(page[-1])["_id"]
-            # Otherwise some have changed meanwhile, and the page is read again.
-
-    async def _page(self, after: Any) -> list[RawBSONDocument]:
-        found: list[RawBSONDocument] = []
-        size = 0
-        async with self.at.reading() as session:
-            cursor = self._raw.find(self.wanted(after), session=session)
-            async for each in cursor.sort("_id", 1).limit(_PAGE):
-                found.append(each)
-                size += len(each.raw)
-                if size >= _PAGE_BYTES:
-                    break
-            await cursor.close()
-        return found
-
-    @property
-    def _raw(self) -> Any:
-        return self.collection.with_options(codec_options=replies.RAW)
-
-    def _renewals(self, page: list[RawBSONDocument]) -> Iterator[_Renewal | None]:
-        """What is to be done about each document; None for nothing."""
-        for each in page:
-            document = _decoded(each)
-            id_ = document["_id"]
-            try:
-                changes = self.renewed(document)
-            except MongoSessionServiceError as error:
-                parts = id_.values() if isinstance(id_, dict) else [id_]
-                name = ", ".join(quoted(str(part)) for part in parts)
-                where = f"{name} in the collection {self.collection.name!r}"
-                message = f"{where} cannot be re-sealed: {error}"
-                raise StorageError(message) from None
-            yield _Renewal(id_, each.raw, changes) if changes else None
-
-    async def _rewrite(self, old: list[_Renewal]) -> list[_Renewal]:
-        """Store what has not changed since it was read; that is returned."""
-        done: list[_Renewal] = []
-        for first in range(0, len(old), self.together):
-            write = partial(self._write, old[first : first + self.together])
-            done += await uninterrupted(run_transaction(self.at, write))
-        return done
-
-    async def _write(self, old: list[_Renewal], txn: Txn) -> list[_Renewal]:
-        ids = {"_id": {"$in": [each.id for each in old]}}
-        where = queries.routed(self.at, ids)
-        found = await self._raw.find(where, session=txn).to_list(None)
-        there = {each.raw for each in found}
-        same = [each for each in old if each.raw in there]
-        if same:
-            await self.store(same, txn)
-        return same
+def _raw(at: Connection, name: str) -> Any:
+    return getattr(at, name).with_options(codec_options=replies.RAW)
 
 
 def _decoded(raw: RawBSONDocument) -> Document:
@@ -256,77 +195,74 @@ def _decoded(raw: RawBSONDocument) -> Document:
     return document
 
 
-class _Sessions(_Walk):
-    name = "sessions"
+def _find_outdated(
+    page: list[RawBSONDocument], name: str, resealer: Resealer
+) -> Iterator[_Outdated | None]:
+    """Judge each document; None for one that is current, or of another tool.
 
-    @override
-    def renewed(self, document: Document) -> Document | None:
-        key = session_key(document["_id"], SessionKey._fields)
-        return key and self.resealer.states(document, Owner.of_session(key))
-
-
-class _Events(_Walk):
-    name = "events"
-    together = _PAGE
-
-    @override
-    def renewed(self, document: Document) -> Document | None:
+    Raises:
+        StorageError: a document cannot be re-sealed.
+    """
+    for each in page:
+        document = _decoded(each)
         id_ = document["_id"]
-        if appended(id_, document, self.resealer.hooks) is not None:
-            return self.resealer.event(document)
-        key = session_key(id_, (*SessionKey._fields, "revision"))
-        return key and self.resealer.states(document, Owner.of_session(key))
-
-    @override
-    def counts(self, ids: list[Any]) -> Counter[str]:
-        return Counter(
-            self.name if each["revision"] else "initial_states" for each in ids
-        )
+        try:
+            changes = _changes(name, document, resealer)
+        except MongoSessionServiceError as error:
+            parts = id_.values() if isinstance(id_, dict) else [id_]
+            shown = ", ".join(quoted(str(part)) for part in parts)
+            where = f"{shown} in the collection {name!r}"
+            raise StorageError(f"{where} cannot be re-sealed: {error}") from None
+        yield _Outdated(id_, each.raw, changes) if changes else None
 
 
-class _UserStates(_Walk):
-    name = "user_states"
-    mark = _SILENT
-
-    @override
-    def renewed(self, document: Document) -> Document | None:
-        id_ = document["_id"]
-        if tuple(id_) != SessionKey._fields[:2]:
-            return None
-        return self.resealer.states(document, Owner.of_shared(**id_))
-
-
-class _AppStates(_Walk):
-    name = "app_states"
-    mark = _SILENT
-
-    @override
-    def wanted(self, after: Any) -> Document:
-        only = {} if self.app_name is None else {"$eq": self.app_name}
-        return {"_id": {"$gt": after or "", **only}}
-
-    @override
-    def renewed(self, document: Document) -> Document | None:
-        return self.resealer.states(document, Owner.of_shared(document["_id"]))
+def _changes(name: str, document: Document, resealer: Resealer) -> Document | None:
+    """Seal what is outdated in a document of a collection again."""
+    id_ = document["_id"]
+    if name == "dead_letters":
+        return dead_letters.resealed(document, resealer)
+    if name == "app_states":
+        return resealer.states(document, Owner.of_shared(id_))
+    if name == "user_states":
+        is_ours = tuple(id_) == SessionKey._fields[:2]
+        return resealer.states(document, Owner.of_shared(**id_)) if is_ours else None
+    if name == "events" and appended(id_, document, resealer.hooks) is not None:
+        return resealer.event(document)
+    more = ("revision",) if name == "events" else ()
+    key = session_key(id_, (*SessionKey._fields, *more))
+    return key and resealer.states(document, Owner.of_session(key))
 
 
-class _DeadLetters(_Walk):
-    name = "dead_letters"
-
-    @override
-    def wanted(self, after: Any) -> Document:
-        only = {} if self.app_name is None else {"_id.app_name": self.app_name}
-        return {"_id": {"$gt": after or {}}, **only}
-
-    @override
-    def renewed(self, document: Document) -> Document | None:
-        return dead_letters.resealed(document, self.resealer)
-
-    @override
-    async def store(self, old: list[_Renewal], txn: Txn) -> None:
-        for each in old:
-            await self.collection.delete_one({"_id": each.id}, session=txn)
-            await self.collection.insert_one(each.changes, session=txn)
+async def _rewrite(
+    at: Connection, name: str, outdated: list[_Outdated]
+) -> list[_Outdated]:
+    """Store what has not changed since it was read, and return that."""
+    done: list[_Outdated] = []
+    size = _TOGETHER[name]
+    for first in range(0, len(outdated), size):
+        write = partial(_write_unchanged, at, name, outdated[first : first + size])
+        done += await uninterrupted(run_transaction(at, write))
+    return done
 
 
-_WALKS: Final = (_Sessions, _Events, _UserStates, _AppStates, _DeadLetters)
+async def _write_unchanged(
+    at: Connection, name: str, outdated: list[_Outdated], txn: Txn
+) -> list[_Outdated]:
+    ids = queries.routed(at, {"_id": {"$in": [each.id for each in outdated]}})
+    found = await _raw(at, name).find(ids, session=txn).to_list(None)
+    stored = {each.raw for each in found}
+    unchanged = [each for each in outdated if each.raw in stored]
+    collection = getattr(at, name)
+    if name == "dead_letters":  # whose _id follows from their content
+        for each in unchanged:
+            await collection.delete_one({"_id": each.id}, session=txn)
+            await collection.insert_one(each.changes, session=txn)
+    elif unchanged:
+        # The change feed sees by this mark that no value of a state has changed.
+        mark = {"$inc": {RESEALED: 1}} if name in {"user_states", "app_states"} else {}
+        updates = [
+            {"q": {"_id": each.id}, "u": {**fields_update(each.changes), **mark}}
+            for each in unchanged
+        ]
+        await run_write(at, {"update": collection.name, "updates": updates}, txn)
+    return unchanged

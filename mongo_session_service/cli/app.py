@@ -48,7 +48,7 @@ _HEADINGS: Final = {
     "Look at sessions": ("sessions", "show", "watch", "live"),
     "Change sessions": ("set", "fork", "trim", "prune", "erase"),
     "Move sessions": ("import", "verify", "export"),
-    "Run MongoDB": ("setup", "migrate", "grants", "doctor", "shard", "mongod"),
+    "Run MongoDB": ("setup", "grants", "doctor", "shard", "mongod"),
     "Other commands": ("consumers", "completion"),
 }
 """The commands as the help lists them."""

@@ -1,4 +1,4 @@
-"""Transfer commands: ``import``, ``verify``, ``export`` and ``migrate``."""
+"""Transfer commands: ``import``, ``verify`` and ``export``."""
 
 from __future__ import annotations
 
@@ -248,43 +248,6 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
     return True
 
 
-@click.command(
-    "migrate",
-    short_help="Brings a database to this release's schema version.",
-    help=_help(
-        "Brings a database to this release's schema version. Install this release"
-        " everywhere first: it works with the older versions too.",
-        "migrate mongodb://localhost/adk --plan",
-    ),
-)
-@uri_argument
-@click.option(
-    "--plan", "is_plan", is_flag=True, help="Print what would be done, and do nothing."
-)
-@place_options
-@click.pass_context
-def migrate_(context: click.Context, *, is_plan: bool) -> None:
-    """Migrate."""
-    with _interruptible(_AGAIN):
-        until_done(_migrate(Place.of(context), is_plan=is_plan))
-
-
-async def _migrate(place: Place, *, is_plan: bool) -> None:
-    async with place.service() as service:
-        from mongo_session_service.admin.migrator import Migrator
-
-        migrator = Migrator(service)
-        status = await migrator.status()
-        where = place.describe(service)
-        click.echo(f"Schema version of {where}: {status.version or 'none yet'}.")
-        if not status.pending:
-            click.echo("Nothing is to be done.")
-        for each in status.pending:
-            click.echo(f"  pending: {each.version}, {each.summary}")
-        if status.pending and not is_plan:
-            await migrator.migrate(lambda each: click.echo(f"  done: {each.version}"))
-
-
 def _add(
     group: click.Group,
     kind: sources.Kind,
@@ -322,4 +285,4 @@ for _kind in sources.KINDS:
         advice=_HARMLESS,
     )
 
-COMMANDS: Final = (import_, export_, verify_, migrate_)
+COMMANDS: Final = (import_, export_, verify_)

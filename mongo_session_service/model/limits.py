@@ -27,5 +27,8 @@ class Limits:
     turn_poll_seconds: float = 0.1
     """Seconds between looks of those who wait for the turns of sessions."""
 
+    reseal_bytes: int = 4_000_000
+    """Bytes after which ``reseal`` ends a page, with the document that reaches them."""
+
 
 DEFAULT = Limits()

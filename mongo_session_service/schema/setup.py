@@ -21,7 +21,7 @@ from mongo_session_service.schema.indexes import INDEXES, Index
 from mongo_session_service.schema.version import (
     SCHEMA_VERSION,
     check_version,
-    record_first_version,
+    record_version,
     recorded_version,
 )
 
@@ -82,7 +82,7 @@ async def set_up(connection: Connection, *, builds: bool = True) -> Layout:
     left = await _create_missing(attempts, found, builds=builds)
     if not is_recorded:
         with attempts.at("the schema version"):
-            await record_first_version(connection)
+            await record_version(connection)
     attempts.warn()
     failed = [each for each in INDEXES if _named(connection, each) in attempts.failed]
     return Layout(frozenset(each.name for each in (*failed, *left)), bool(left))
@@ -135,16 +135,6 @@ async def has_index(connection: Connection, index: Index) -> bool:
     return index.is_like(
         await getattr(connection, index.collection).index_information()
     )
-
-
-async def create_layout(connection: Connection) -> None:
-    """Create what is missing; what exists is never dropped, nor built again.
-
-    A warning names what cannot be created.
-    """
-    attempts = _Attempts(connection)
-    await _create_missing(attempts, await _find(attempts), builds=True)
-    attempts.warn()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,33 +9,33 @@ from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import SchemaVersionError
 
 SCHEMA_VERSION: Final = 1
-"""The version that this release writes; it reads every version before it, too."""
+"""Version of the layout of documents that this release writes."""
 
 _ID: Final = {"_id": "schema"}
 
 
 async def recorded_version(connection: Connection, txn: Txn = None) -> int | None:
-    """The version of a database's data; None if none is recorded."""
+    """Read the version of a database's data; None if none is recorded."""
     recorded = await connection.metadata.find_one(_ID, session=txn)
     return recorded["version"] if recorded else None
 
 
-def refuse_newer(version: int | None, newest: int = SCHEMA_VERSION) -> None:
+def refuse_newer(version: int | None) -> None:
     """Refuse data that a newer release has written.
 
     Raises:
-        SchemaVersionError: the data's version is above the newest that is known.
+        SchemaVersionError: the data's version is above this release's.
     """
-    if version is not None and version > newest:
+    if version is not None and version > SCHEMA_VERSION:
         message = (
             f"The data has schema version {version}; this release knows up to"
-            f" {newest}. Upgrade mongo-session-service."
+            f" {SCHEMA_VERSION}. Upgrade mongo-session-service."
         )
         raise SchemaVersionError(message)
 
 
 async def check_version(connection: Connection) -> bool:
-    """Refuse data of a newer release; whether any version is recorded.
+    """Refuse data of a newer release; tell whether any version is recorded.
 
     Raises:
         SchemaVersionError: the data was written by a newer release.
@@ -45,15 +45,7 @@ async def check_version(connection: Connection) -> bool:
     return version is not None
 
 
-async def record_first_version(connection: Connection) -> None:
+async def record_version(connection: Connection) -> None:
     """Record this release's version, unless one is recorded already."""
-    await _record(connection, {"$setOnInsert": {"version": SCHEMA_VERSION}})
-
-
-async def record_migration(connection: Connection, version: int) -> None:
-    """Record that the data was migrated to a version, or beyond by another process."""
-    await _record(connection, {"$max": {"version": version}})
-
-
-async def _record(connection: Connection, update: dict[str, dict[str, int]]) -> None:
+    update = {"$setOnInsert": {"version": SCHEMA_VERSION}}
     await connection.metadata.update_one(_ID, update, upsert=True)

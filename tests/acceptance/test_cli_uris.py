@@ -16,7 +16,6 @@ COMMANDS = [
     ["doctor"],
     ["prune"],
     ["export"],
-    ["migrate"],
     ["import", "jsonl", "sessions.jsonl"],
     ["verify", "sqlite", "sessions.db"],
 ]
@@ -26,12 +25,11 @@ QUICK = [
     (["prune", "--dry-run"], "Would remove 0 sessions and 0 events in database {} on "),
     (["doctor"], ", in database {} on "),
     (["export"], '"session_id"'),
-    (["migrate", "--plan"], "Nothing is to be done."),
     (["grants"], "mongo_session_service_{}"),
 ]
 TWO = [
     ["export", "--uri", "{a}", "{b}"],
-    ["migrate", "{a}", "--uri", "{b}"],
+    ["setup", "{a}", "--uri", "{b}"],
     ["doctor", "{b}", "--uri", "{a}"],
     ["import", "jsonl", "x", "{b}", "--uri", "{a}"],
     ["grants", "--uri", "{a}", "{b}"],

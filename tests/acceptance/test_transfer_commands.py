@@ -1,4 +1,4 @@
-"""Import, verify, export and migrate, from the command line."""
+"""Import, verify and export, from the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ COMMANDS = [
     *([group, "jsonl"] for group in ("import", "verify")),
     *([group, "service"] for group in ("import", "verify")),
     ["export"],
-    ["migrate"],
 ]
 
 
@@ -153,26 +152,6 @@ def test_a_group_alone_shows_its_help(group: str) -> None:
     assert done.returncode == 2
     assert done.stderr.count("Usage:") == 1
     assert "adk-mongodb" in done.stderr
-
-
-def test_migrate_plans_and_applies(
-    mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """Planning only shows what is pending; without it, it is done."""
-    target = [mongodb_uri, "--database", database]
-
-    planned = call("migrate", *target, "--plan")
-    untouched = admin[database].list_collection_names()
-    done = run("migrate", *target)
-    again = call("migrate", *target)
-    planned_again = call("migrate", *target, "--plan")
-
-    assert (planned.returncode, done.returncode, again.returncode) == (0, 0, 0)
-    assert "pending: 1, create the collections" in planned.stdout
-    assert untouched == []
-    assert "done: 1" in done.stdout
-    assert again.stdout.endswith(": 1.\nNothing is to be done.\n")
-    assert planned_again.stdout == again.stdout
 
 
 @pytest.mark.parametrize(

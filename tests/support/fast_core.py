@@ -25,7 +25,7 @@ CORE: Final = frozenset(
         "feed/test_watch_sessions",
         "http/test_live_app",
         "http/test_sse",
-        "schema/test_migrations",
+        "schema/test_schema_version",
         "sessions/test_atomicity",
         "sessions/test_deletions",
         "sessions/test_documents",

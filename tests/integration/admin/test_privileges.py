@@ -21,7 +21,6 @@ from support.secured_mongod import Secured
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import Change, MongoSessionService, NotAuthorizedError
-from mongo_session_service.admin import Migrator
 from mongo_session_service.driver.privileges import FEATURES, Privilege, needs
 from mongo_session_service.transfer import (
     Policies,
@@ -136,7 +135,6 @@ async def letters(service: MongoSessionService, name: str, count: int) -> None:
 
 async def use_setup(service: MongoSessionService) -> None:
     await service.setup()
-    await Migrator(service).migrate()
 
 
 async def use_import(service: MongoSessionService) -> None:

@@ -34,7 +34,8 @@ from mongo_session_service import (
     MongoSessionService,
     StorageError,
 )
-from mongo_session_service.admin import Resealed, reseal, resealing
+from mongo_session_service.admin import Resealed, reseal
+from mongo_session_service.model.limits import Limits
 
 APP, USER = KEY["app_name"], KEY["user_id"]
 LARGE = {**KEY, "session_id": "large"}
@@ -93,10 +94,6 @@ async def failing(service: MongoSessionService) -> AsyncIterator[Consumer]:
         await begun(service)
         yield consumer
         running.cancel()
-
-
-async def _fail(_: Change) -> None:
-    raise ValueError(CANARY)
 
 
 async def letters(consumer: Consumer) -> list[Change]:
@@ -225,17 +222,14 @@ async def test_agents_run_meanwhile(keys: Keys) -> None:
             }
 
 
-async def test_an_interrupted_call_is_resumed(
-    keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_interrupted_call_is_resumed(keys: Keys) -> None:
     """The next call does the rest, and only that."""
-    monkeypatch.setattr(resealing, "_PAGE_BYTES", 1)
     async with keys.before() as before:
         await fill(before)
         expected = await shown(before)
     counts: list[Resealed] = []
 
-    async with keys.between() as between:
+    async with keys.between(_limits=Limits(reseal_bytes=1)) as between:
 
         def interrupt(resealed: Resealed) -> None:
             counts.append(resealed)

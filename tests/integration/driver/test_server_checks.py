@@ -15,11 +15,10 @@ from support.failpoints import failing, victim_uri
 from mongo_session_service import (
     ConfigurationError,
     MongoSessionService,
-    SchemaVersionError,
     StorageError,
     StorageUnavailableError,
 )
-from mongo_session_service.admin import Migrator, Status, doctor
+from mongo_session_service.admin import Status, doctor
 from mongo_session_service.driver.server import check_server
 from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
 
@@ -153,18 +152,11 @@ async def test_an_index_of_the_users_own_stops_no_other(
     missing: str,
     why: str,
 ) -> None:
-    """All else is created, by setup() or migrate(), and what is not is named."""
-    for prefix in ("", "moved_"):
-        admin[database][f"{prefix}{collection}"].create_index(
-            key, name=name, sparse=True
-        )
+    """All else is created, and what is not is named."""
+    admin[database][collection].create_index(key, name=name, sparse=True)
     service = MongoSessionService(mongodb_uri, database=database)
-    moved = MongoSessionService(
-        mongodb_uri, database=database, collection_prefix="moved_"
-    )
 
     await service.setup()
-    status = await Migrator(moved).migrate()
     session = await service.create_session(**IDS)
     await service.append_event(session, Event(id="e", author="x"))
     same = Event(id="e", author="x", timestamp=session.events[0].timestamp)
@@ -172,36 +164,18 @@ async def test_an_index_of_the_users_own_stops_no_other(
 
     assert len(session.events) == 1
     await service.close()
-    await moved.close()
-    assert status.pending == ()
-    for prefix, said in zip(("", "moved_"), caplog.messages, strict=True):
-        absent = [
-            index.name
-            for index in INDEXES
-            if not index.is_like(
-                admin[database][f"{prefix}{index.collection}"].index_information()
-            )
-        ]
-        assert absent == [missing]
-        assert f"index {missing!r} of '{prefix}{collection}' (another index" in said
-        assert why in said
-        assert "lacks the privilege" not in said
+    (said,) = caplog.messages
+    absent = [
+        index.name
+        for index in INDEXES
+        if not index.is_like(admin[database][index.collection].index_information())
+    ]
+    assert absent == [missing]
+    assert f"index {missing!r} of '{collection}' (another index" in said
+    assert why in said
+    assert "lacks the privilege" not in said
     found = {each["_id"] for each in admin[database].metadata.find()}
     assert found == {"schema"}
-
-
-async def test_newer_data_is_refused(
-    mongodb_uri: str, database: str, admin: MongoClient
-) -> None:
-    """Data of a later release is not touched by one that does not know its layout."""
-    admin[database].metadata.insert_one({"_id": "schema", "version": 99})
-    service = MongoSessionService(mongodb_uri, database=database)
-
-    with pytest.raises(SchemaVersionError, match=r"99.*Upgrade"):
-        await service.create_session(**IDS)
-
-    await service.close()
-    assert admin[database].list_collection_names() == ["metadata"]
 
 
 async def test_setup_may_be_repeated(

@@ -78,7 +78,6 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_clock(4.0, 0.001), WARNING, "4.000 s ahead"),
         (judge_version(None), OK, "none"),
         (judge_version(SCHEMA_VERSION), OK, str(SCHEMA_VERSION)),
-        (judge_version(SCHEMA_VERSION - 1), WARNING, "older"),
         (judge_indexes([], is_set_up=True), OK, "all"),
         (judge_indexes(INDEXES, is_set_up=False), OK, "none exist yet"),
         (judge_indexes(INDEXES, is_set_up=True), WARNING, "event_id_once_per_session"),

@@ -30,14 +30,13 @@ COMMANDS = {
     "mongod --help": 0,
     "mongod --members 8": 2,
     "grants": 0,
-    "--uri mongodb://[ watch": 1,
-    f"--uri {NOWHERE} consumers": 1,
-    f"--uri {NOWHERE} doctor": 1,
+    "watch --uri mongodb://[": 1,
+    f"consumers --uri {NOWHERE}": 1,
+    f"doctor --uri {NOWHERE}": 1,
     f"export {NOWHERE}": 1,
     f"import sqlite x.db {NOWHERE}": 1,
     f"verify sqlite x.db {NOWHERE}": 1,
-    f"migrate {NOWHERE}": 1,
-    f"--uri {NOWHERE.replace('/?', '/db?')} grants": 0,
+    f"grants {NOWHERE.replace('/?', '/db?')}": 0,
 }
 """What is answered without ADK, and the exit code."""
 
