@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
@@ -43,10 +43,6 @@ from mongo_session_service.sessions.writer import Writer
 
 if TYPE_CHECKING:
     from mongo_session_service.service import MongoSessionService
-
-
-LOOK_EVERY: Final = 5.0
-"""Seconds between looks, while a service is in use, whether its setup was undone."""
 
 
 _generation = 0
@@ -203,7 +199,7 @@ class Backends:
         self._is_set_up = True
         if is_to_be_built:
             self._build = background(self._set_up(connection, builds=True))
-        self._look_at = time.monotonic() + LOOK_EVERY
+        self._look_at = time.monotonic() + connection.limits.look_seconds
 
     def _start_look(self, connection: Connection) -> None:
         """Look whether the setup was undone, beside the call, which does not wait."""
@@ -216,7 +212,7 @@ class Backends:
         with suppress(PyMongoError):
             if await is_undone(connection, self._missing):
                 self._is_set_up = False
-        self._look_at = time.monotonic() + LOOK_EVERY
+        self._look_at = time.monotonic() + connection.limits.look_seconds
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Backend:
         with self._lock:

@@ -27,7 +27,7 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from mongo_session_service._public import public
-from mongo_session_service.backend import Backends, Call
+from mongo_session_service.backend import Backend, Backends, Call
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
@@ -399,34 +399,10 @@ class MongoSessionService(BaseSessionService):
         validation.check_session(session)
         started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
-        turn = self._turns.held_turn(key)
         async with self._backend() as backend:
-            stored = event
-            if event.actions.rewind_before_invocation_id:
-                stored = await history.rewinding(
-                    backend.connection, backend.store, key, event
-                )
-            base = marker_of(session)
-            if base is None:
-                head = await backend.store.load_head(key)
-                last_event = session.events[-1] if session.events else None
-                base = head.expected_by(session.last_update_time, last_event, event.id)
-            # Late writers wait for responses, which must not wait for their places.
-            if not (self._is_rebasing and event.get_function_responses()):
-                await backend.writer.admit()
-            hold = None if turn is None else turn.hold
-            append = documents.encode_append(key, stored, self._hooks, hold)
-            expected = marker_of(session) or base
-            if self._is_rebasing:
-                written = await backend.rebaser.write(
-                    append, session, event, expected, started
-                )
-            else:
-                marker = await backend.writer.write(append, expected, session, started)
-                written = Rebased(marker)
-            await self._show(session, event, stored, written)
-        if turn is not None:
-            turn.note_append(started)
+            await self._append(
+                backend, key, session, event, started, is_rebasing=self._is_rebasing
+            )
         return event
 
     @traced
@@ -466,26 +442,55 @@ class MongoSessionService(BaseSessionService):
         validation.check_whole_event(event)
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
-        turn = self._turns.held_turn(key)
         async with self._backend() as backend:
-            stored = await backend.store.load_end(key)
-            session = to_session(stored)
-            if not event.get_function_responses():
-                await backend.writer.admit()
-            hold = None if turn is None else turn.hold
-            append = documents.encode_append(key, event, self._hooks, hold)
-            written = await backend.rebaser.write(
-                append, session, event, stored.marker, started
+            session = to_session(await backend.store.load_end(key))
+            await self._append(backend, key, session, event, started, is_rebasing=True)
+        return event
+
+    async def _append(
+        self,
+        backend: Backend,
+        key: SessionKey,
+        session: Session,
+        event: Event,
+        started: float,
+        *,
+        is_rebasing: bool,
+    ) -> None:
+        """Store an event that follows what a session shows, and show it there."""
+        turn = self._turns.held_turn(key)
+        stored = event
+        if event.actions.rewind_before_invocation_id:
+            stored = await history.rewinding(
+                backend.connection, backend.store, key, event
             )
-            await self._show(session, event, event, written)
+        expected = marker_of(session)
+        if expected is None:
+            head = await backend.store.load_head(key)
+            last = session.events[-1] if session.events else None
+            expected = head.expected_by(session.last_update_time, last, event.id)
+        # Late writers wait for responses, which must not wait for their room.
+        if not (is_rebasing and event.get_function_responses()):
+            await backend.writer.admit()
+        hold = None if turn is None else turn.hold
+        append = documents.encode_append(key, stored, self._hooks, hold)
+        # What was appended through the same object meanwhile, it shows by now.
+        expected = marker_of(session) or expected
+        if is_rebasing:
+            written = await backend.rebaser.write_rebased(
+                append, session, event, expected, started
+            )
+        else:
+            marker = await backend.writer.write(append, expected, session, started)
+            written = Rebased(marker)
+        await self._show(session, event, stored, written)
         if turn is not None:
             turn.note_append(started)
-        return event
 
     async def _show(
         self, session: Session, event: Event, stored: Event, written: Rebased
     ) -> None:
-        """Show an event that is stored, with what was stored before and after it."""
+        """Show a stored event in a session, with what others have stored around it."""
         if written.marker is None:
             return
         if written.missed is not None:

@@ -26,6 +26,14 @@ class Limits:
     """Seconds after which a lease is renewed that nothing else has renewed."""
     turn_poll_seconds: float = 0.1
     """Seconds between looks of those who wait for the turns of sessions."""
+    response_seconds: float = 10.0
+    """Seconds in total that a late append waits for responses to function calls."""
+    rebase_attempts: int = 100
+    """How often other writers may append before a late append."""
+    fork_step: int = 2000
+    """Events that a fork copies in one step, which takes about 0.1 s."""
+    look_seconds: float = 5.0
+    """Seconds between looks whether a database's setup was undone."""
 
     reseal_bytes: int = 4_000_000
     """Bytes after which ``reseal`` ends a page, with the document that reaches them."""

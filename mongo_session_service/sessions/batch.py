@@ -55,10 +55,6 @@ class OtherTtlError(Exception):
         self.expected = expected
 
 
-ATTEMPTS: Final = 2
-"""How often a batch is tried before a document counts as locked."""
-
-
 def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
     """Whether a write is atomic by itself, and needs no transaction."""
     if not isinstance(write, NewSession):

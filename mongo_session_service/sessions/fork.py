@@ -48,9 +48,6 @@ from mongo_session_service.sessions.store import SessionStore
 LIFETIME: Final = 60.0
 """Seconds that a step may take before the fork counts as interrupted."""
 
-STEP: Final = 2000
-"""Events copied in one step: about 0.1 s."""
-
 _STEP_MS: Final = 40_000
 """The server's time limit for a step: it ends before the reservation expires."""
 
@@ -162,7 +159,8 @@ class Fork:
 
     async def copy_log(self) -> None:
         """Copy all events, in steps."""
-        after, step = log_begins(self.beginning.session), STEP
+        after = log_begins(self.beginning.session)
+        step = self.connection.limits.fork_step
         while after < self.revision:
             await self.renew()
             until = min(after + step, self.revision)

@@ -75,12 +75,6 @@ def _long_running(events: Iterable[Event]) -> set[str | None]:
     return {id_ for each in events for id_ in each.long_running_tool_ids or ()}
 
 
-RESPONSE_LIMIT: Final = 10.0
-"""Seconds in total that an append waits for responses to other function calls."""
-
-ATTEMPTS: Final = 100
-"""How often another writer may append first."""
-
 _LONGEST_PAUSE: Final = 0.05  # seconds
 
 _UNANSWERED: Final = (
@@ -96,14 +90,14 @@ _OUTRUN: Final = (
 
 
 class Rebased(NamedTuple):
-    """What a session shows once its event is stored."""
+    """A stored event's place among those of other writers."""
 
     marker: records.Marker | None
-    """What the event has left the session at; None if it is shown already."""
+    """The session right after the event; None if the caller's shows it already."""
     missed: records.StoredSession | None = None
-    """What others have appended before the event."""
+    """The session with the events of others before it."""
     later: records.StoredSession | None = None
-    """And after it, if the event was found stored."""
+    """The session with the events of others after it, if it was stored before."""
 
 
 class Rebaser:
@@ -113,13 +107,14 @@ class Rebaser:
         self, connection: Connection, store: storage.SessionStore, writer: Writer
     ) -> None:
         self._connection = connection
+        self._limits = connection.limits
         self._store = store
         self._writer = writer
         self._locks: WeakValueDictionary[records.SessionKey, asyncio.Lock]
         self._locks = WeakValueDictionary()
         """One per session: its late writers would keep overtaking each other."""
 
-    async def write(
+    async def write_rebased(
         self,
         append: records.Append,
         session: Session,
@@ -137,19 +132,21 @@ class Rebaser:
             started: When the call began.
 
         Raises:
-            StaleSessionError: a concurrent run of the same turn was faster, function
-                calls of other writers had no response for ``RESPONSE_LIMIT``, other
-                writers came first ``ATTEMPTS`` times, the event is a rewind, or the
-                stored session is a later one of the same id.
+            StaleSessionError: a concurrent run of the same invocation was faster,
+                function calls of other writers had no response for too long, other
+                writers came first too often, the event is a rewind, or the stored
+                session is a later one of the same id.
             SessionNotFoundError: the session is no longer stored.
         """
         late = _Late(append, session, event, expected, started)
         # One deadline for all calls: with many writers there are always new ones.
-        deadline = time.monotonic() + min(RESPONSE_LIMIT, self._left(late))
+        deadline = time.monotonic() + min(
+            self._limits.response_seconds, self._left(late)
+        )
         await self._let_finish(late, deadline)
         try:
             written = Rebased(
-                await self._writer.write(append, late.at(), session, started)
+                await self._writer.write(append, late.marker(), session, started)
             )
         except StaleSessionError:
             if event.actions.rewind_before_invocation_id:
@@ -157,14 +154,14 @@ class Rebaser:
             written = await self._write_late(late, deadline)
         is_shown = any(each.id == event.id for each in reversed(session.events))
         if written.marker is None and not is_shown:
-            return await self._found(late)
+            return await self._load_stored(late)
         return written
 
     def _left(self, late: _Late) -> float:
         return late.started + self._writer.patience - time.monotonic()
 
-    async def _reading(self, late: _Late, read: Awaitable[Result]) -> Result:
-        """What a read returns, within the time of the call."""
+    async def _read_in_time(self, late: _Late, read: Awaitable[Result]) -> Result:
+        """Return what a read returns, within the time of the call."""
         try:
             async with asyncio.timeout(self._left(late)) as timer:
                 return await read
@@ -184,8 +181,10 @@ class Rebaser:
             return
         age = max(platform_time.get_time() - last[0].timestamp, 0.0)
         while time.monotonic() < deadline - age:
-            head = await self._reading(late, self._store.load_head(late.append.key))
-            if head.marker.revision != late.at().revision:
+            head = await self._read_in_time(
+                late, self._store.load_head(late.append.key)
+            )
+            if head.marker.revision != late.marker().revision:
                 return
             await _pause()
 
@@ -198,8 +197,8 @@ class Rebaser:
                     async with asyncio.timeout(deadline - time.monotonic()):
                         await held.enter_async_context(lock)
             attempts = 0
-            while attempts < ATTEMPTS:
-                missed = await self._reading(late, self._missed(late))
+            while attempts < self._limits.rebase_attempts:
+                missed = await self._read_in_time(late, self._load_missed(late))
                 if missed and is_outrun(session.events, missed.events, event):
                     raise StaleSessionError(_OUTRUN)
                 if missed and unanswered(missed.events, event):
@@ -217,12 +216,12 @@ class Rebaser:
                 await _pause()
             raise stale_session_error(append.key.session_id)
 
-    async def _missed(self, late: _Late) -> records.StoredSession | None:
-        """The stored session, with the events that the caller's has not seen.
+    async def _load_missed(self, late: _Late) -> records.StoredSession | None:
+        """Load the session, with the events that the caller's has not seen.
 
         None if an append was half visible, which happens without transactions.
         """
-        key, base = late.append.key, await self._base(late)
+        key, base = late.append.key, await self._load_base(late)
         stored = await self._store.load_session(key, after_revision=base.revision)
         if stored is None:
             raise session_not_found_error(key.session_id)
@@ -237,22 +236,22 @@ class Rebaser:
         is_whole = base.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 
-    async def _base(self, late: _Late) -> records.Marker:
-        """The marker of what the caller's session has seen."""
+    async def _load_base(self, late: _Late) -> records.Marker:
+        """Find the marker of what the caller's session has seen."""
         session, key = late.session, late.append.key
         if marker_of(session) is not None:
-            return late.at()
+            return late.marker()
         # Perhaps rebuilt from JSON: only its last event tells what it has seen.
         last = session.events[-1].id if session.events else ""
         found = await storage.find_event_document(self._connection, key, last)
         if found is None:
             raise stale_session_error(key.session_id)
-        return late.at()._replace(revision=found["_id"]["revision"])
+        return late.marker()._replace(revision=found["_id"]["revision"])
 
-    async def _found(self, late: _Late) -> Rebased:
-        """What an event that an earlier attempt stored has around it."""
+    async def _load_stored(self, late: _Late) -> Rebased:
+        """Find the place of an event that an earlier attempt has stored."""
         with once_written(), suppress(StaleSessionError, SessionNotFoundError):
-            missed = await self._reading(late, self._missed(late))
+            missed = await self._read_in_time(late, self._load_missed(late))
             ids = [each.id for each in missed.events] if missed else []
             if missed is not None and late.event.id in ids:
                 index = ids.index(late.event.id)
@@ -266,7 +265,7 @@ class Rebaser:
 
 
 class _Late(NamedTuple):
-    """An append that may come late."""
+    """A caller's append, which may come late."""
 
     append: records.Append
     session: Session
@@ -274,8 +273,8 @@ class _Late(NamedTuple):
     expected: records.Marker
     started: float
 
-    def at(self) -> records.Marker:
-        """What its session is at."""
+    def marker(self) -> records.Marker:
+        """Return the marker of what the caller's session shows."""
         return marker_of(self.session) or self.expected
 
 

@@ -37,7 +37,6 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, Marker, NewSession, PlannedWrite
 from mongo_session_service.sessions.batch import (
-    ATTEMPTS,
     BatchStore,
     OtherTtlError,
     RefusedError,
@@ -58,6 +57,9 @@ MAX_BATCHES: Final = 2
 
 MIN_HALF: Final = 32
 """Writes of each of two batches that could be one."""
+
+ATTEMPTS: Final = 2
+"""How often a batch is tried before a document of it counts as locked."""
 
 MAX_RETRIED: Final = 4
 """Locked documents that are tried at the same time."""

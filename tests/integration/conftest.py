@@ -16,7 +16,6 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import stream
 from mongo_session_service.feed import expiry
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions import rebase
 
 
 @pytest.fixture
@@ -59,9 +58,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No response is waited for long."""
-    monkeypatch.setattr(rebase, "RESPONSE_LIMIT", 0.2)
+async def impatient(
+    mongodb_uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """A service whose late writers wait for no response for long."""
+    async with MongoSessionService(
+        victim_uri(mongodb_uri),
+        database=database,
+        on_conflict="rebase",
+        _limits=Limits(response_seconds=0.2),
+    ) as service:
+        yield service
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from support.resource_checks import (
 from mongo_session_service import MongoSessionService
 from mongo_session_service.consumers import lease
 from mongo_session_service.driver import connection, snapshots
-from mongo_session_service.sessions import deletion, event_log, fork
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.sessions import deletion, event_log
 
 pytestmark = pytest.mark.filterwarnings(
     # PyMongo leaves a socket to the garbage collector if it is cancelled connecting.
@@ -59,7 +60,9 @@ async def world(
     uri = f"{victim_uri(mongodb_uri)}&readPreference={preference}"
     async with (
         AsyncMongoClient(uri) as client,
-        MongoSessionService(client=client, database=database) as service,
+        MongoSessionService(
+            client=client, database=database, _limits=Limits(fork_step=1)
+        ) as service,
     ):
         rebasing = MongoSessionService(
             client=client, database=database, on_conflict="rebase"
@@ -116,7 +119,6 @@ async def test_a_write_cancelled_at_every_point(
 ) -> None:
     """It is done or not done, which can be told, and what comes next works."""
     # So that few events take several steps.
-    monkeypatch.setattr(fork, "STEP", 1)
     monkeypatch.setattr(deletion, "STEP", 1)
     for case in WRITES:
         with subtests.test(case.what, how=case.prepare.__name__):

@@ -16,7 +16,8 @@ from pymongo.database import Database
 from support.failpoints import failing, victim_uri
 from support.subscriptions import PATIENCE, SESSION
 
-from mongo_session_service import MongoSessionService, SchemaVersionError, backend
+from mongo_session_service import MongoSessionService, SchemaVersionError
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import INDEXES
 
 WARNING = "Indexes are gone"
@@ -24,12 +25,13 @@ WARNING = "Indexes are gone"
 
 @pytest.fixture
 async def watchful(
-    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
+    mongodb_uri: str, database: str
 ) -> AsyncIterator[MongoSessionService]:
     """A service that looks with each call whether its setup was undone."""
-    monkeypatch.setattr(backend, "LOOK_EVERY", 0.0)
     uri = victim_uri(mongodb_uri)
-    async with MongoSessionService(uri, database=database) as service:
+    async with MongoSessionService(
+        uri, database=database, _limits=Limits(look_seconds=0.0)
+    ) as service:
         yield service
 
 

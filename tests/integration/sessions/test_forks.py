@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from mongo_session_service import (
     StorageError,
     StorageUnavailableError,
 )
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import fork as copying
 from mongo_session_service.sessions import queries
@@ -30,9 +32,14 @@ FORK = KEY._replace(session_id="fork")
 
 
 @pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of ten events, so that few make a session long."""
-    monkeypatch.setattr(copying, "STEP", 10)
+async def stepping(
+    mongodb_uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """A service that forks in steps of ten events, so that few make a session long."""
+    async with MongoSessionService(
+        mongodb_uri, database=database, _limits=Limits(fork_step=10)
+    ) as service:
+        yield service
 
 
 async def fork(service: MongoSessionService, **how: Any) -> None:
@@ -63,16 +70,15 @@ async def test_the_server_copies(
     assert stats["executionStats"]["totalDocsExamined"] == 50
 
 
-@pytest.mark.usefixtures("small_steps")
 async def test_a_fork_is_told_once_it_is_whole(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
+    stepping: MongoSessionService, database: str, admin: MongoClient[Any]
 ) -> None:
     """Its events are told as those of any log, and then that it was created."""
-    await store_long_session(service, admin, database, KEY, 25)
-    async with Follower(service.watch(KEY.app_name)) as follower:
-        await fork(service)
-        await service.append_event(
-            await service.get_session(**FORK.id),  # type: ignore[arg-type]
+    await store_long_session(stepping, admin, database, KEY, 25)
+    async with Follower(stepping.watch(KEY.app_name)) as follower:
+        await fork(stepping)
+        await stepping.append_event(
+            await stepping.get_session(**FORK.id),  # type: ignore[arg-type]
             new_event(done=True),
         )
         await follower.until(lambda: len(follower.told) == 27)
@@ -83,10 +89,9 @@ async def test_a_fork_is_told_once_it_is_whole(
     assert (created.revision, created.state_delta) == (25, {"n": 25, "kept": "yes"})
 
 
-@pytest.mark.usefixtures("small_steps")
 async def test_a_failed_fork_leaves_nothing(
     victim: MongoSessionService,
-    service: MongoSessionService,
+    stepping: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
 ) -> None:
@@ -95,7 +100,7 @@ async def test_a_failed_fork_leaves_nothing(
     Who was told its events is told that they are gone.
     """
     await store_long_session(victim, admin, database, KEY, 25)
-    async with Follower(service.watch(KEY.app_name)) as follower:
+    async with Follower(stepping.watch(KEY.app_name)) as follower:
         # The first aggregate reads the source, the second copies events.
         for command, skip in (("aggregate", 1), ("commitTransaction", 0)):
             failure = failing(admin, command, skip=skip, errorCode=2)
@@ -127,15 +132,14 @@ async def test_large_events_are_copied_in_smaller_steps(
     assert [event.id for event in forked.events] == [f"e{n}" for n in range(1, 26)]
 
 
-@pytest.mark.usefixtures("small_steps")
 async def test_a_fork_broken_off_is_none(
-    service: MongoSessionService,
+    stepping: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody sees one that is made; if its process dies, a minute later it is gone."""
-    await store_long_session(service, admin, database, KEY, 25)
+    await store_long_session(stepping, admin, database, KEY, 25)
 
     async def die(*_: object) -> None:
         raise StorageUnavailableError
@@ -144,20 +148,20 @@ async def test_a_fork_broken_off_is_none(
         patch.setattr(copying.Fork, "settle", die)
         patch.setattr(copying.Fork, "give_up", lambda *_: asyncio.sleep(0))
         with pytest.raises(StorageUnavailableError):
-            await fork(service)
+            await fork(stepping)
 
     assert left_in(admin, database) == {"sessions": 2, "events": 50}
-    assert await service.get_session(**FORK.id) is None
-    listed = await service.list_sessions(app_name=KEY.app_name)
+    assert await stepping.get_session(**FORK.id) is None
+    listed = await stepping.list_sessions(app_name=KEY.app_name)
     assert [each.id for each in listed.sessions] == [KEY.session_id]
     with pytest.raises(AlreadyExistsError):
-        await service.create_session(**FORK.id)
-    await service.prune()
+        await stepping.create_session(**FORK.id)
+    await stepping.prune()
     assert left_in(admin, database) == {"sessions": 2, "events": 50}
 
     later = {"$inc": {"expire_time": -copying.LIFETIME}}
     admin[database].sessions.update_one({"_id": FORK.id}, later)
-    created = await service.create_session(**FORK.id)
+    created = await stepping.create_session(**FORK.id)
 
     assert created.events == []
     assert left_in(admin, database) == {"sessions": 2, "events": 25}

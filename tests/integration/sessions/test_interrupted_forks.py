@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from mongo_session_service import (
     Subject,
     UnknownOutcomeError,
 )
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import fork as copying
 
@@ -28,9 +30,14 @@ FORK = KEY._replace(session_id="fork")
 
 
 @pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of ten events, so that few make a session long."""
-    monkeypatch.setattr(copying, "STEP", 10)
+async def stepping(
+    mongodb_uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """A service that forks in steps of ten events, so that few make a session long."""
+    async with MongoSessionService(
+        mongodb_uri, database=database, _limits=Limits(fork_step=10)
+    ) as service:
+        yield service
 
 
 async def fork(service: MongoSessionService, **how: Any) -> None:
@@ -72,35 +79,34 @@ async def test_a_fork_without_answer_may_be_copying_still(
     assert left_in(admin, database) == {"sessions": 1, "events": 25}
 
 
-@pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("how", ["deleted", "pruned"])
 async def test_a_place_is_lost_meanwhile(
-    service: MongoSessionService,
+    stepping: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
     """What is no session yet is not deleted; one that took too long leaves nothing."""
-    await store_long_session(service, admin, database, KEY, 25)
+    await store_long_session(stepping, admin, database, KEY, 25)
     copy_events = copying.Fork.copy_events
 
     async def overtaken(*arguments: Any) -> None:
         if how == "deleted":
-            await service.delete_session(**FORK.id)
+            await stepping.delete_session(**FORK.id)
         else:
             later = {"$inc": {"expire_time": -copying.LIFETIME}}
             admin[database].sessions.update_one({"_id": FORK.id}, later)
-            await service.prune()
+            await stepping.prune()
         await copy_events(*arguments)
 
     monkeypatch.setattr(copying.Fork, "copy_events", overtaken)
     if how == "deleted":
-        await fork(service)
+        await fork(stepping)
         assert left_in(admin, database) == {"sessions": 2, "events": 50}
     else:
         with pytest.raises(StorageUnavailableError, match="too long"):
-            await fork(service)
+            await fork(stepping)
         assert left_in(admin, database) == {"sessions": 1, "events": 25}
 
 
@@ -141,24 +147,23 @@ async def test_a_fork_that_cannot_be_read_back_says_so(
     assert await service.get_session(**FORK.id) is not None
 
 
-@pytest.mark.usefixtures("small_steps")
 async def test_the_source_is_deleted_meanwhile(
-    service: MongoSessionService,
+    stepping: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No fork has the events of two sessions, or some of those of one."""
-    await store_long_session(service, admin, database, KEY, 25)
+    await store_long_session(stepping, admin, database, KEY, 25)
     copy_events = copying.Fork.copy_events
 
     async def recreate(*arguments: Any) -> None:
         await copy_events(*arguments)
-        await service.delete_session(**KEY.id)
-        await store_long_session(service, admin, database, KEY, 30)
+        await stepping.delete_session(**KEY.id)
+        await store_long_session(stepping, admin, database, KEY, 30)
 
     monkeypatch.setattr(copying.Fork, "copy_events", recreate)
     with pytest.raises(SessionNotFoundError):
-        await fork(service)
+        await fork(stepping)
 
     assert left_in(admin, database) == {"sessions": 1, "events": 30}

@@ -16,21 +16,20 @@ from support.subscriptions import new_event
 from mongo_session_service import MongoSessionService, UnknownOutcomeError
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_who_waits_for_other_calls_keeps_nobody_waiting(
-    second: MongoSessionService,
+    impatient: MongoSessionService,
 ) -> None:
     """Two that wait for different calls in vain are both refused in time."""
-    crashed = await second.create_session(**IDS)
-    mine = await read(second)
-    await second.append_event(crashed, called("a", turn="one"))
-    answering = await read(second)
-    await second.append_event(crashed, called("b", turn="other"))
+    crashed = await impatient.create_session(**IDS)
+    mine = await read(impatient)
+    await impatient.append_event(crashed, called("a", turn="one"))
+    answering = await read(impatient)
+    await impatient.append_event(crashed, called("b", turn="other"))
 
     async with asyncio.timeout(10):
         refused = await asyncio.gather(
-            second.append_event(mine, new_event()),
-            second.append_event(answering, responded("a", turn="one")),
+            impatient.append_event(mine, new_event()),
+            impatient.append_event(answering, responded("a", turn="one")),
             return_exceptions=True,
         )
 

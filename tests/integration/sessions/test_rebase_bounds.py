@@ -14,42 +14,47 @@ from support.one_session import IDS, authors, read
 from support.subscriptions import PATIENCE, new_event
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions import rebase
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_call_without_response_is_not_waited_for_forever(
-    second: MongoSessionService,
+    impatient: MongoSessionService,
 ) -> None:
     """Who has not seen the call is refused, unchanged; who has seen it goes on."""
-    crashed = await second.create_session(**IDS)
-    mine = await read(second)
-    await second.append_event(crashed, called("a"))
+    crashed = await impatient.create_session(**IDS)
+    mine = await read(impatient)
+    await impatient.append_event(crashed, called("a"))
     before = mine.model_copy(deep=True)
 
     with pytest.raises(StaleSessionError, match="no response"):
-        await second.append_event(mine, new_event())
+        await impatient.append_event(mine, new_event())
 
     assert mine == before
-    reloaded = await read(second)
-    await second.append_event(reloaded, new_event("me"))
-    assert authors(await read(second)) == ["agent", "me"]
+    reloaded = await read(impatient)
+    await impatient.append_event(reloaded, new_event("me"))
+    assert authors(await read(impatient)) == ["agent", "me"]
 
 
 async def test_calls_that_come_and_go_are_not_waited_for_forever(
-    second: MongoSessionService,
-    mongodb_uri: str,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
+    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that always has a call open, and always another, starves nobody."""
+    second, hasty = (
+        MongoSessionService(
+            mongodb_uri,
+            database=database,
+            on_conflict="rebase",
+            _limits=Limits(response_seconds=seconds),
+        )
+        for seconds in (3, 0)
+    )
     running = await second.create_session(**IDS)
     mine = await read(second)
     before = mine.model_copy(deep=True)
     await second.append_event(running, called("0"))
     is_refused = asyncio.Event()
     calls = 0  # who waits takes each for a second
-    monkeypatch.setattr(rebase, "RESPONSE_LIMIT", 3)
     monkeypatch.setattr(rebase, "time", SimpleNamespace(monotonic=lambda: calls))
 
     async def go_on(elsewhere: MongoSessionService) -> None:
@@ -71,10 +76,10 @@ async def test_calls_that_come_and_go_are_not_waited_for_forever(
 
     assert calls > 3
     assert mine == before
-    monkeypatch.setattr(rebase, "RESPONSE_LIMIT", 0)
-    reloaded = await read(second)
-    await second.append_event(reloaded, new_event("me"))
-    assert authors(await read(second))[-1] == "me"
+    async with second, hasty:
+        reloaded = await read(hasty)
+        await hasty.append_event(reloaded, new_event("me"))
+        assert authors(await read(hasty))[-1] == "me"
 
 
 class Overtaking(monitoring.CommandListener):
@@ -107,10 +112,8 @@ async def test_an_append_is_not_overtaken_for_ever(
     service: MongoSessionService,
     mongodb_uri: str,
     database: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whose every attempt comes too late is refused in the end, unchanged."""
-    monkeypatch.setattr(rebase, "ATTEMPTS", 3)
     others = await service.create_session(**IDS)
     mine = await read(service)
     await service.append_event(others, new_event("other"))
@@ -118,7 +121,10 @@ async def test_an_append_is_not_overtaken_for_ever(
     overtaking = Overtaking(mongodb_uri, database)
     async with AsyncMongoClient(mongodb_uri, event_listeners=[overtaking]) as client:
         late = MongoSessionService(
-            client=client, database=database, on_conflict="rebase"
+            client=client,
+            database=database,
+            on_conflict="rebase",
+            _limits=Limits(rebase_attempts=3),
         )
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(StaleSessionError, match="modified in storage"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from support.function_calls import called, responded
 from support.transfers import compared, exported, imported
 
 from mongo_session_service import MongoSessionService, TrimmedError
-from mongo_session_service.sessions import event_log, fork, trim
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.sessions import event_log, trim
 
 USER = {"app_name": "weather", "user_id": "ada"}
 
@@ -45,6 +47,17 @@ class Modelled:
         for event in self.log[:revision]:
             state |= event.actions.state_delta
         return state
+
+
+@pytest.fixture
+async def service(
+    mongodb_uri: str, database: str
+) -> AsyncIterator[MongoSessionService]:
+    """A service that forks in steps of five events."""
+    async with MongoSessionService(
+        mongodb_uri, database=database, _limits=Limits(fork_step=5)
+    ) as service:
+        yield service
 
 
 class World:
@@ -152,7 +165,6 @@ async def test_trimmed_sessions_equal_their_model(
     """Whatever is done in any order, and also once all is exported and imported."""
     monkeypatch.setattr(event_log, "PAGE", 4)
     monkeypatch.setattr(trim, "STEP", 3)
-    monkeypatch.setattr(fork, "STEP", 5)
     world = World(service, random.Random(seed))  # noqa: S311  no secret
     await world.create()
     steps = [world.append, world.append, world.append, world.trim, world.trim]
