@@ -29,8 +29,7 @@ from mongo_session_service.driver.cancellation import (
 from mongo_session_service.driver.causal import Latest
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import FOREIGN_LOOP, translated
-from mongo_session_service.driver.server import naming_privileges
+from mongo_session_service.driver.translation import FOREIGN_LOOP
 from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
@@ -72,8 +71,8 @@ class Backend:
 class Call:
     """What one call of a service uses: the loop's backend, set up on first use.
 
-    On leaving, a refusal names the privilege that the user lacks, and a cancellation
-    that the driver has swallowed is raised. Every call goes through it. So it is a
+    On leaving, the driver's errors become this package's, and a cancellation that the
+    driver has swallowed is raised. Every call goes through it. So it is a
     class, where a generator for each concern would take four times as long.
     """
 
@@ -97,7 +96,7 @@ class Call:
         if exc is None:
             self._swallowed.raise_it()
         elif isinstance(exc, Exception):
-            async with naming_privileges(self._backend.connection):
+            async with self._backend.connection.call():
                 raise exc
 
 
@@ -167,8 +166,7 @@ class Backends:
         loop = running_loop()
         entry = self._entries.get(loop)
         if entry is None:
-            with translated():
-                entry = self._open(loop)
+            entry = self._open(loop)
             if entry.keeper is not None:
                 await anext(entry.keeper)
         if sets_up and not self._is_set_up:
@@ -190,11 +188,11 @@ class Backends:
         connection = (await self.here()).connection
         await self._set_up(connection, builds=True)
         if index is not None:
-            async with naming_privileges(connection):
+            async with connection.call():
                 await create_index(connection, index)
 
     async def _set_up(self, connection: Connection, *, builds: bool) -> None:
-        async with naming_privileges(connection):
+        async with connection.call():
             self._missing, is_to_be_built = await set_up(connection, builds=builds)
         self._is_set_up = True
         if is_to_be_built:

@@ -28,8 +28,7 @@ quote a document is never chained.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -145,41 +144,9 @@ class DocumentTooLargeError(StorageError, ValueError):
     """A document would exceed MongoDB's 16 MB limit; nothing was changed."""
 
 
-class Refusal(NamedTuple):
-    """A command that MongoDB refused to a user."""
-
-    command: str
-    database: str
-    collection: str = ""
-
-    def __str__(self) -> str:
-        where = ".".join(filter(None, (self.database, self.collection)))
-        return f"{self.command!r} on {where!r}"
-
-
 @public
 class NotAuthorizedError(StorageError):
     """MongoDB refused: the user lacks a privilege."""
-
-    def __init__(
-        self,
-        message: str | None = None,
-        refusal: Refusal | None = None,
-        preface: str = "",
-        lacking: Sequence[str] = (),
-    ) -> None:
-        """Something was refused to the user.
-
-        Args:
-            message: What lacks, and what to do.
-            refusal: What was refused, if the message does not name it in full.
-            preface: What has to be said before.
-            lacking: The privileges that lack, in words, if they are known.
-        """
-        super().__init__(f"{preface}{message}" if message else None)
-        self.refusal = refusal
-        self.preface = preface
-        self.lacking = tuple(lacking)
 
 
 @public

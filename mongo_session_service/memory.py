@@ -21,7 +21,6 @@ from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions.event_log import Page, Span, load_session_page
@@ -178,7 +177,7 @@ class _Log:
         """
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
-        at = await persistently(lambda: snapshots.now(self._connection))
+        at = await self._connection.retry(snapshots.now, self._connection)
         span = Span(0, revision + 1, newest_first=True, left=None, most=_PAGE)
         while True:
             page = await load_session_page(self._connection, self.key, span, at=at)
@@ -212,7 +211,7 @@ class _Log:
             StorageUnavailableError: it cannot be read yet as of the event.
         """
         store = SessionStore(self._connection)
-        stored = await persistently(lambda: store.load_session(self.key))
+        stored = await self._connection.retry(store.load_session, self.key)
         if stored is None:
             return None
         session = to_session(stored)

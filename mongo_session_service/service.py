@@ -42,9 +42,9 @@ from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.consumers.coordinator import OnHistoryLost, Settings, Start
 from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
 from mongo_session_service.driver.cancellation import running_loop
-from mongo_session_service.driver.errors import in_parts, once_written
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.translation import in_parts, once_written
 from mongo_session_service.driver.uri import ConnectionSettings
 from mongo_session_service.errors import (
     ConfigurationError,

@@ -86,8 +86,8 @@ try:
         MongoSessionServiceError,
         Subscription,
     )
-    from mongo_session_service.driver.errors import translation
     from mongo_session_service.driver.server import check_server
+    from mongo_session_service.driver.translation import translation
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
 except ImportError as error:
     sys.exit(f"demo: {error}. Start scripts/demo, which installs what is needed.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mongo_session_service.admin.grants import FEATURES, role_for, script
+from mongo_session_service.admin.privileges import FEATURES, role_for, script
 
 if TYPE_CHECKING:
     from mongo_session_service.admin.doctor import Finding, Status, examine

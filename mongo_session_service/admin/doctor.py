@@ -17,13 +17,12 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from mongo_session_service import errors
+from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.documents import LOG_BEGINS
-from mongo_session_service.driver import products, server, snapshots
+from mongo_session_service.driver import server, snapshots
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import translated
-from mongo_session_service.driver.privileges import FEATURES, needs
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.wording import counted
@@ -98,7 +97,6 @@ class Examined(NamedTuple):
 
 def judge_server(hello: Document, build: Document) -> Finding:
     """Whether the server can be used; ``ConfigurationError`` if it cannot."""
-    products.check_product(hello, build)
     server.check_server(hello, transactions=False)
     return Finding("server", Status.OK, f"MongoDB {build['version']}")
 
@@ -278,9 +276,9 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         StorageUnavailableError: MongoDB cannot be reached.
         ConfigurationError: it never can, or not from this event loop.
     """
-    with translated():
-        # Not set up: that would create collections.
-        connection = (await backend_of(service).here()).connection
+    # Not set up: that would create collections.
+    async with backend_of(service).call(sets_up=False) as opened:
+        connection = opened.connection
         if connection.driver is Driver.MOCK:
             raise errors.ConfigurationError(
                 "There is no MongoDB behind mongomock to examine."
@@ -295,13 +293,10 @@ _Look = Callable[[Connection], Awaitable[Finding]]
 
 async def _result(name: str, look: _Look, connection: Connection) -> Finding:
     try:
-        async with server.naming_privileges(connection):
+        async with connection.call():
             return await look(connection)
     except errors.NotAuthorizedError as error:
-        says = f"the user lacks {' and '.join(error.lacking)}"
-        return Finding(
-            name, Status.UNKNOWN, says if error.lacking else str(error), _GRANT
-        )
+        return Finding(name, Status.UNKNOWN, str(error), _GRANT)
     except errors.StorageUnavailableError:
         raise
     except errors.MongoSessionServiceError as error:
@@ -310,6 +305,7 @@ async def _result(name: str, look: _Look, connection: Connection) -> Finding:
 
 async def _server(connection: Connection) -> Finding:
     hello = await server.greeted(connection.client)
+    await server.check_product(connection, hello)
     return judge_server(hello, await connection.client.admin.command("buildInfo"))
 
 
@@ -351,11 +347,15 @@ async def _transactions(connection: Connection) -> Finding:
 
 
 async def _privileges(connection: Connection) -> Finding:
-    login = await server.login_of(connection)
-    if not login.users:
+    # Every user may ask this.
+    asking = connection.client.admin.command("connectionStatus", showPrivileges=True)
+    login = (await asking)["authInfo"]
+    users = [each["user"] for each in login["authenticatedUsers"]]
+    if not users:
         # Refused if access control is on, and only nobody has logged in.
         await connection.metadata.find_one({}, {"_id": 1})
-    return judge_privileges(*login, connection.database.name, connection.prefix)
+    held = login["authenticatedUserPrivileges"]
+    return judge_privileges(users, held, connection.database.name, connection.prefix)
 
 
 async def _version(connection: Connection) -> Finding:

@@ -15,14 +15,14 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Names
 from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.calls import given_up, is_passing, pauses
 from mongo_session_service.driver.cancellation import (
     SwallowedCancellation,
     background,
 )
-from mongo_session_service.driver.compat import Driver, renewing
+from mongo_session_service.driver.compat import Driver, renew_connections
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import translation
-from mongo_session_service.driver.retry import given_up, is_passing, pauses
+from mongo_session_service.driver.translation import translation
 from mongo_session_service.errors import ConfigurationError, HistoryLostError
 from mongo_session_service.model.records import Document
 
@@ -109,7 +109,7 @@ class Stream:
             except (PyMongoError, TimeoutError) as error:
                 if not self._needs_slimming(error):
                     check_stream(error)
-                    pause = next(waiting)
+                    pause = next(waiting, None)
                     if pause is None:
                         raise given_up(error) from None
                     logger.debug("The change stream failed: %s.", type(error).__name__)
@@ -126,9 +126,10 @@ class Stream:
     async def _read(self) -> Document | None:
         try:
             with SwallowedCancellation():
-                async with renewing(self._connection.client):
-                    change = await self._try_next()
-        except BaseException:
+                change = await self._try_next()
+        except BaseException as error:
+            if isinstance(error, PyMongoError):
+                await renew_connections(self._connection.client, error)
             # A change that was read but not returned is read again.
             await self.close()
             raise

@@ -217,13 +217,13 @@ class Place:
         """Require that MongoDB answers soon; a service would wait longer."""
         import pymongo
 
-        from mongo_session_service.driver.errors import translated
+        from mongo_session_service.driver.calls import DriverCall
         from mongo_session_service.driver.server import greeted
         from mongo_session_service.driver.uri import open_client
 
         client = open_client(self.uri)
         has_own_time = "serverselectiontimeoutms" in self.uri.lower()
-        with translated():
+        async with DriverCall(client):
             try:
                 with pymongo.timeout(None if has_own_time else ANSWER_LIMIT):
                     await greeted(client)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 from click.shell_completion import get_completion_class
 
-from mongo_session_service.admin.grants import FEATURES, role_for, script
+from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.terminal import kept_option
 from mongo_session_service.cli.value_types import Assignment
@@ -137,7 +137,7 @@ def _finding_row(finding: Finding) -> Table:
 
 def _lacking_lines(finding: Finding) -> Iterator[str]:
     """Count the privileges that each feature lacks; with ``-v``, list them."""
-    from mongo_session_service.driver.privileges import needs
+    from mongo_session_service.admin.privileges import needs
 
     for feature, missing in finding.lacking.items():
         needed = len(needs([feature], "any"))

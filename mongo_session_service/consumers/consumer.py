@@ -18,8 +18,6 @@ from mongo_session_service.consumers.dead_letters import DeadLetter
 from mongo_session_service.consumers.handler import Handler, check_handler
 from mongo_session_service.consumers.processor import Processor
 from mongo_session_service.driver.cancellation import Step, running_loop, uninterrupted
-from mongo_session_service.driver.errors import translated
-from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import (
     InvalidInputError,
     LeaseLostError,
@@ -133,13 +131,12 @@ class Consumer:
 
     async def __anext__(self) -> Change:
         self._check_free()
-        with translated():
-            running = await self._started()
-            if running is None:
-                raise StopAsyncIteration
-            async with naming_privileges(running.connection):
-                delivery = await running.next()
-            return delivery.item.change()
+        running = await self._started()
+        if running is None:
+            raise StopAsyncIteration
+        async with running.connection.call():
+            delivery = await running.next()
+        return delivery.item.change()
 
     def _check_free(self) -> None:
         """Refuse a second reader: its commits would include what run() has not done."""
@@ -158,7 +155,7 @@ class Consumer:
             StorageUnavailableError: it may or may not have been committed; try again.
         """
         if self._coordinator is not None:
-            async with naming_privileges(self._coordinator.connection):
+            async with self._coordinator.connection.call():
                 if self._is_concurrent:
                     await self._coordinator.settle()
                 else:
@@ -219,18 +216,17 @@ class Consumer:
         self._is_running, self._is_concurrent = True, concurrency > 1
         token = _handling.set(self)
         try:
-            with translated():
-                processor = Processor(handler, max_attempts, transactional, concurrency)
-                while (running := await self._started()) is not None:
-                    async with naming_privileges(running.connection):
-                        try:
-                            delivery = await running.next()
-                        except StopAsyncIteration:
-                            return
-                        self._is_idle.clear()
-                        await processor.process(running, self.name, delivery)
-                    if not running.is_over:
-                        self._is_idle.set()
+            processor = Processor(handler, max_attempts, transactional, concurrency)
+            while (running := await self._started()) is not None:
+                async with running.connection.call():
+                    try:
+                        delivery = await running.next()
+                    except StopAsyncIteration:
+                        return
+                    self._is_idle.clear()
+                    await processor.process(running, self.name, delivery)
+                if not running.is_over:
+                    self._is_idle.set()
         finally:
             _handling.reset(token)
             try:

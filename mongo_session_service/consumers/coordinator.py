@@ -19,9 +19,9 @@ from mongo_session_service.consumers.fetcher import Delivery, Fetcher
 from mongo_session_service.consumers.handler import Work, in_transaction
 from mongo_session_service.consumers.lease import LEASE, Lease, add_checkpoint
 from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.cancellation import Step, uninterrupted
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import PAUSE_AFTER_LOSS, persistently
 from mongo_session_service.errors import HistoryLostError, MongoSessionServiceError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ async def begin_now(connection: Connection, settings: Settings) -> None:
     """Start a new name at the current time, whichever process reads it later."""
     snapshots.check(connection)
     log = await _log_id(connection)
-    now = await persistently(lambda: snapshots.now(connection))
+    now = await connection.retry(snapshots.now, connection)
     at = Position.at_end(now)
     await add_checkpoint(connection, settings.name, settings.app_name, log, at)
 
@@ -119,7 +119,7 @@ class Coordinator:
             self._read_from(position)
 
     async def _begin_at(self, start: Start) -> None:
-        now = await persistently(lambda: snapshots.now(self.connection))
+        now = await self.connection.retry(snapshots.now, self.connection)
         begin = Position.at_end if start == "now" else Position.at_beginning
         position = begin(now)
         await self._save(position)
@@ -212,7 +212,7 @@ class Coordinator:
         if self._is_replaying and not fetcher.position.is_replaying:
             await self._save(fetcher.position)
         elif time.monotonic() - self.saved_at > IDLE_SAVE:
-            now = await persistently(lambda: snapshots.now(self.connection))
+            now = await self.connection.retry(snapshots.now, self.connection)
             await self._save(fetcher.position.as_of(now))
 
     async def commit(self) -> None:
@@ -313,8 +313,6 @@ class Coordinator:
 async def _log_id(connection: Connection) -> Any:
     """The identity of an events collection, which a recreated one does not share."""
     command = {"listCollections": 1, "filter": {"name": connection.events.name}}
-    reply = await persistently(
-        lambda: connection.database.command(command), connection.client
-    )
+    reply = await connection.retry(connection.database.command, command)
     found = reply["cursor"]["firstBatch"]
     return found[0]["info"]["uuid"] if found else None

@@ -22,7 +22,6 @@ from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.slices import Pace
 from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import Document
@@ -194,14 +193,12 @@ class Fetcher:
         at, id_ = self._connection, document["_id"]
         wanted = queries.shared_state(id_["app_name"], id_["user_id"])
         stages = queries.union(at, *wanted)
-        shared = await persistently(
-            lambda: snapshots.snapshot(at, at.app_states, stages)
-        )
+        shared = await at.retry(snapshots.snapshot, at, at.app_states, stages)
         return decoder.trimmed(document, shared.documents, at.hooks)
 
     async def _load_page(self) -> bool:
         """Read more of the log, at the time of the replay's current segment."""
-        now = await persistently(lambda: snapshots.now(self._connection))
+        now = await self._connection.retry(snapshots.now, self._connection)
         if now.time - self.position.reading_at.time > _FRESH:
             # At a later time the session may have been recreated with the same ID.
             if await self._read_after(queries.events_beside):
@@ -210,7 +207,7 @@ class Fetcher:
         return await self._read_after(partial(queries.of_app, self._app_name))
 
     async def _read_after(self, wanted: Callable[[Document | None], Document]) -> bool:
-        page = await persistently(lambda: self._read_page(wanted))
+        page = await self._connection.retry(self._read_page, wanted)
         self._page.extend(page)
         return bool(page)
 

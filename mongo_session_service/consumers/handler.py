@@ -12,7 +12,6 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.changes.decoder import LogRecord, OversizedChange
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
 from mongo_session_service.model.validation import check_callable
@@ -132,9 +131,7 @@ async def in_transaction(connection: Connection, work: Work, finish: Work) -> No
                 raise
             raise HandlerFailedError(error) from error
 
-    task = asyncio.ensure_future(
-        persistently(lambda: run_transaction(connection, both))
-    )
+    task = asyncio.ensure_future(connection.retry(run_transaction, connection, both))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

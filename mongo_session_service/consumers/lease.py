@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from pymongo.errors import DuplicateKeyError, NetworkTimeout, PyMongoError
@@ -27,9 +26,7 @@ from mongo_session_service.consumers import checkpoint as checkpoints
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.handler import Work
 from mongo_session_service.driver.cancellation import uninterrupted
-from mongo_session_service.driver.compat import renewing
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.model.records import Document
 
@@ -90,15 +87,11 @@ class Claim:
 
     async def enter(self, epoch: int) -> Document | None:
         """Put this reader into the checkpoint; None if it has a higher epoch."""
-        checkpoint: Document | None = await persistently(
-            lambda: self.connection.plain(
-                self.connection.checkpoints
-            ).find_one_and_update(
-                {"_id": self.name, "epoch": {"$lt": epoch}},
-                {"$set": {"epoch": epoch, "owner": self.owner, "serial": 0}},
-                return_document=True,
-            ),
-            self.connection.client,
+        checkpoint: Document | None = await self.connection.retry(
+            self.connection.plain(self.connection.checkpoints).find_one_and_update,
+            {"_id": self.name, "epoch": {"$lt": epoch}},
+            {"$set": {"epoch": epoch, "owner": self.owner, "serial": 0}},
+            return_document=True,
         )
         return checkpoint
 
@@ -149,9 +142,8 @@ class Lease:
         try:
             while checkpoint is None:
                 floor = await _highest_epoch(connection, name, app_name)
-                take = partial(persistently, partial(claim.take, floor))
                 # Another process sends no signal.
-                while (epoch := await take(connection.client)) is None:  # noqa: ASYNC110
+                while (epoch := await connection.retry(claim.take, floor)) is None:  # noqa: ASYNC110
                     await asyncio.sleep(_RETRY)
                 checkpoint = await claim.enter(epoch)
             return cls(claim, checkpoint)
@@ -175,15 +167,16 @@ class Lease:
         self.check()
         self._saves = None  # until the outcome is known
         not_later, change = self._next_save(position, log)
-        client = self._claim.connection.client
-        saved: Document | None = await persistently(
-            lambda: self._claim.connection.plain(self._stored).find_one_and_update(
-                not_later, change, projection={"saves": 1}, return_document=True
-            ),
-            client,
+        connection = self._claim.connection
+        saved: Document | None = await connection.retry(
+            connection.plain(self._stored).find_one_and_update,
+            not_later,
+            change,
+            projection={"saves": 1},
+            return_document=True,
         )
         if saved is None:
-            saved = await persistently(self._load, client)  # a later position was saved
+            saved = await connection.retry(self._load)  # a later position was saved
         self._saves = saved["saves"]
 
     async def saving(self, reached: Callable[[], Position], log: object) -> Work:
@@ -195,8 +188,8 @@ class Lease:
         """
         self.check()
         if self._saves is None:
-            client = self._claim.connection.client
-            self._saves = (await persistently(self._load, client))["saves"]
+            stored = await self._claim.connection.retry(self._load)
+            self._saves = stored["saves"]
         saves = self._saves
 
         async def work(txn: Txn) -> None:
@@ -266,8 +259,8 @@ async def _keep_renewing(claim: Claim, epoch: int, lease: weakref.ref[Lease]) ->
     """Renew until the lease is lost or released; give it up if it was collected."""
     while (held := lease()) is not None and not held.is_lost:
         del held
-        with suppress(PyMongoError):
-            async with renewing(claim.connection.client):
+        with suppress(errors.MongoSessionServiceError):
+            async with claim.connection.call():
                 is_held = await claim.renew(epoch)
             if not is_held and (held := lease()) is not None:
                 held.is_lost = True
@@ -294,11 +287,12 @@ async def add_checkpoint(
         "position": position and checkpoints.encode_position(position),
         **holder,
     }
-    stored: Document = await persistently(
-        lambda: connection.plain(connection.checkpoints).find_one_and_update(
-            {"_id": name}, {"$setOnInsert": new}, upsert=True, return_document=True
-        ),
-        connection.client,
+    stored: Document = await connection.retry(
+        connection.plain(connection.checkpoints).find_one_and_update,
+        {"_id": name},
+        {"$setOnInsert": new},
+        upsert=True,
+        return_document=True,
     )
     return stored
 

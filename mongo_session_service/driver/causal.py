@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeAlias
 from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 
-from mongo_session_service.driver.retry import RETRY_LIMIT
+from mongo_session_service.driver.calls import RETRY_LIMIT
 
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""

@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
-from pymongo import AsyncMongoClient, MongoClient, WriteConcern, errors
+from pymongo import AsyncMongoClient, MongoClient, WriteConcern
+from pymongo.errors import PyMongoError
 
+from mongo_session_service.driver.translation import is_logged_out, is_starting
 from mongo_session_service.errors import ConfigurationError
 
 
-def is_starting(error: errors.PyMongoError) -> bool:
-    """Whether an error came from a connection to a member that was not ready.
+async def renew_connections(client: Any, error: PyMongoError) -> bool:
+    """Replace a client's idle connections if an error came from an outdated one.
 
-    Such a member does not support sessions yet. The driver remembers that for as long
-    as the connection is open, and concludes that the whole deployment does not.
-    """
-    is_config = isinstance(error, errors.ConfigurationError)
-    return is_config and str(error).startswith("Sessions are not supported")
-
-
-def is_logged_out(error: errors.PyMongoError) -> bool:
-    """Whether an error came from a connection that no user is logged in on.
-
-    MongoDB logs out every connection of a user who is dropped, for good, even if the
-    user is created again.
-    """
-    is_refused = isinstance(error, errors.OperationFailure)
-    return is_refused and "requires authentication" in str(error)
-
-
-class LoginLostError(errors.PyMongoError):
-    """Nothing was done: the user was dropped. New connections log in again."""
-
-
-async def renewed(client: Any, error: errors.PyMongoError) -> bool:
-    """Whether an error came from an outdated connection, and the client opens others.
-
-    All that it has are replaced, but for those in use.
+    False if it did not, so that a retry would not help.
     """
     if not is_starting(error) and not is_logged_out(error):
         return False
@@ -55,21 +32,6 @@ async def renewed(client: Any, error: errors.PyMongoError) -> bool:
         if asynchronous:
             await resetting
     return True
-
-
-@asynccontextmanager
-async def renewing(client: Any) -> AsyncIterator[None]:
-    """Renew a client's connections if one turns out to be outdated.
-
-    Raises:
-        LoginLostError: nobody was logged in on it any more.
-    """
-    try:
-        yield
-    except errors.PyMongoError as error:
-        if await renewed(client, error) and is_logged_out(error):
-            raise LoginLostError(str(error)) from None
-        raise
 
 
 class Driver(Enum):
@@ -104,14 +66,6 @@ class Driver(Enum):
             "client must be a pymongo.AsyncMongoClient, a Motor AsyncIOMotorClient or"
             f" a mongomock-motor AsyncMongoMockClient, not {type(client).__name__}."
         )
-
-    @asynccontextmanager
-    async def session(self, client: Any) -> AsyncIterator[Any]:
-        """A session of the driver's, causally consistent as they are by default."""
-        starting = client.start_session()
-        starting = await starting if self is Driver.MOTOR else starting
-        async with starting as session, renewing(client):
-            yield session
 
     async def opened(self, cursor: Any) -> Any:
         """The cursor of an aggregation or change stream, which PyMongo has to await."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import pymongo
 from bson.codec_options import CodecOptions
@@ -20,12 +20,14 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
-from mongo_session_service.driver import compat
+from mongo_session_service.driver import calls, compat
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Latest, Secondaries
-from mongo_session_service.driver.compat import Driver, LoginLostError
+from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.translation import LoginLostError
 from mongo_session_service.model.limits import DEFAULT, Limits
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _PRIMARY: Final = ReadPreference.PRIMARY
@@ -85,6 +87,19 @@ class Connection:
         """The revision at which shared state was imported, by which a later import
         detects whether it has changed here since. Not needed after the last import."""
 
+    def call(self) -> calls.DriverCall:
+        """The context of a call: errors become this package's."""
+        return calls.DriverCall(self.client)
+
+    async def retry(
+        self,
+        function: Callable[Arguments, Awaitable[Result]],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """Call what may be done twice, again while it fails: see ``calls.retry``."""
+        return await calls.retry(self.client, function, *args, **kwargs)
+
     @property
     def is_sharded(self) -> bool:
         """Whether a mongos sends what is written and read here to shards."""
@@ -116,10 +131,21 @@ class Connection:
         return collection.with_options(codec_options=CodecOptions())
 
     @asynccontextmanager
+    async def client_session(self) -> AsyncIterator[Any]:
+        """A client session, causally consistent as they are by default."""
+        starting = self.client.start_session()
+        starting = await starting if self.driver is Driver.MOTOR else starting
+        async with starting as session:
+            try:
+                yield session
+            except PyMongoError as error:
+                raise await calls.login_checked(self.client, error) from None
+
+    @asynccontextmanager
     async def writing(self) -> AsyncIterator[Any]:
         """A client session, whose write is recorded as the service's latest."""
         primary = self.driver.primary(self.client)
-        async with self.driver.session(self.client) as session:
+        async with self.client_session() as session:
             yield session
             self.latest.advance(session.operation_time, primary, session.cluster_time)
 
@@ -129,7 +155,7 @@ class Connection:
         if self.driver is Driver.MOCK:
             yield None
             return
-        async with self.driver.session(self.client) as session:
+        async with self.client_session() as session:
             try:
                 yield session
             except asyncio.CancelledError:

@@ -241,7 +241,7 @@ async def _read_secondary(
         read_preference=secondaries.preference,
         read_concern=_SNAPSHOT,
     )
-    async with connection.driver.session(connection.client) as session:
+    async with connection.client_session() as session:
         connection.latest.bring_to(session)
         aggregate = collection.aggregate(
             pipeline,

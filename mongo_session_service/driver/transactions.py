@@ -18,13 +18,13 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service import telemetry
-from mongo_session_service.driver.compat import renewed
+from mongo_session_service.driver.compat import renew_connections
 from mongo_session_service.driver.connection import (
     FAREWELL,
     Connection,
     kill_client_session,
 )
-from mongo_session_service.driver.errors import DUPLICATE_KEY, WRITE_CONFLICT
+from mongo_session_service.driver.translation import DUPLICATE_KEY, WRITE_CONFLICT
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
@@ -99,7 +99,7 @@ async def run_transaction(
             if not isinstance(error, PyMongoError | TimeoutError):
                 raise
             is_late, is_committing = timer.expired(), attempt.is_done
-            is_outdated = isinstance(error, PyMongoError) and await renewed(
+            is_outdated = isinstance(error, PyMongoError) and await renew_connections(
                 session.client, error
             )
             if is_committing or is_late:
@@ -147,7 +147,7 @@ class _Attempt(Generic[Result]):
                 telemetry.count_conflict(self._database)
                 if self._count == self._most:
                     raise LockedError(getattr(error, "collection", "")) from None
-            if await renewed(txn.client, error):
+            if await renew_connections(txn.client, error):
                 raise PyMongoError(str(error), [_PASSING]) from None
             raise
         self.is_done = True

@@ -29,8 +29,8 @@ from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
+from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import PAUSE_AFTER_LOSS, persistently
 from mongo_session_service.feed import unreadable
 from mongo_session_service.feed.expiry import ExpiryScanner
 from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Notification
@@ -148,7 +148,7 @@ class Reader:
             snapshots.check(connection)
             names = Names.of(connection)
             while not self._is_over():
-                start = await persistently(lambda: snapshots.now(connection))
+                start = await connection.retry(snapshots.now, connection)
                 pipeline = decoder.pipeline(names)
                 stream = Stream(connection, names, pipeline, start)
                 self._position = start

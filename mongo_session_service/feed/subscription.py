@@ -21,9 +21,6 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import translated
-from mongo_session_service.driver.retry import persistently
-from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import (
     InvalidInputError,
     SlowSubscriberError,
@@ -74,8 +71,8 @@ async def load_expiry(
     """
     where = {"_id": key.id, "create_time": create_time}
     fields = {"expire_time": 1, "revision": 1}
-    found: dict[str, Any] | None = await persistently(
-        lambda: connection.sessions.find_one(where, fields), connection.client
+    found: dict[str, Any] | None = await connection.retry(
+        connection.sessions.find_one, where, fields
     )
     found = found or {}
     return found.get("expire_time"), found.get("revision", -1)
@@ -228,8 +225,7 @@ class Subscription:
             raise RuntimeError(message)
         self._inbox = Inbox(self._feed.waker(), CAPACITY, self._max_bytes)
         try:
-            with translated():
-                await self._begin()
+            await self._begin()
         except BaseException:
             self.close()
             raise
@@ -263,7 +259,8 @@ class Subscription:
         """Deliver everything that is committed from now on."""
         await self._feed.attach(self)
         connection = await self._feed.connection()
-        self._since = await persistently(lambda: snapshots.now(connection))
+        async with connection.call():
+            self._since = await connection.retry(snapshots.now, connection)
 
     async def _next_notification(self, deadline: float | None = None) -> Notification:
         """The next notification that is later than the starting point.
@@ -316,8 +313,7 @@ class SessionSubscription(Subscription):
             if self._is_following:
                 await self._receive()
             else:
-                with translated():
-                    await self._catch_up()
+                await self._catch_up()
         raise StopAsyncIteration
 
     async def _receive(self) -> None:
@@ -325,7 +321,7 @@ class SessionSubscription(Subscription):
         try:
             notification = await self._next_notification(self._expiry_check_at)
         except TimeoutError:
-            with translated():
+            async with (await self._feed.connection()).call():
                 await self._check_expiry()
             return
         change = notification.change
@@ -350,7 +346,7 @@ class SessionSubscription(Subscription):
         if self._is_closed or delay > 0:
             return
         now = platform_time.get_time()
-        is_over = await persistently(lambda: deletion.ended(connection, [key.id], now))
+        is_over = await connection.retry(deletion.ended, connection, [key.id], now)
         _, revision = await load_expiry(connection, key, create_time)
         # An append may be renewing it; and what was appended is delivered first.
         if not is_over or revision > self._delivered_revision:
@@ -392,8 +388,8 @@ class SessionSubscription(Subscription):
         position = await self._feed.attach(self)
         connection = await self._feed.connection()
         load = partial(load_view, connection, self._key, self._revision, position)
-        async with naming_privileges(connection):
-            view = await persistently(load)
+        async with connection.call():
+            view = await connection.retry(load)
         if self._is_closed:
             self._feed.detach(self)
         elif self._create_time is None:

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from mongo_session_service.backend import backend_of
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import public_view
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.http import parameters
 from mongo_session_service.http.access import Access
 from mongo_session_service.model.records import SessionKey
@@ -74,9 +73,7 @@ async def order_of(service: MongoSessionService, request: Request, scope: Scope)
     )
     async with backend_of(service).call() as opened:
         at = opened.connection
-        is_indexed = not is_search and await persistently(
-            lambda: has_index(at, BY_ACTIVITY)
-        )
+        is_indexed = not is_search and await at.retry(has_index, at, BY_ACTIVITY)
     return "update_time" if is_indexed else "create_time"
 
 

@@ -13,10 +13,10 @@ from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 from pymongo.write_concern import WriteConcern
 
-from mongo_session_service.driver import products, server
+from mongo_session_service.driver import server
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import UNAUTHORIZED, refusal_of
+from mongo_session_service.driver.translation import UNAUTHORIZED
 from mongo_session_service.schema.indexes import INDEXES, Index
 from mongo_session_service.schema.version import (
     SCHEMA_VERSION,
@@ -74,7 +74,7 @@ async def set_up(connection: Connection, *, builds: bool = True) -> Layout:
         # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
         # cancelled can wait for ever.
         hello = await server.greeted(connection.client)
-        await products.refuse_others(connection.client, hello)
+        await server.check_product(connection, hello)
         server.check_server(hello, transactions=connection.has_transactions)
     is_recorded, found = await asyncio.gather(
         check_version(connection), _find(attempts)
@@ -160,13 +160,7 @@ class _Attempts:
         except OperationFailure as error:
             if error.code not in _WORKS_WITHOUT:
                 raise
-            why = _WORKS_WITHOUT[error.code]
-            if error.code == UNAUTHORIZED:
-                refusal = refusal_of(error)
-                prefix = self.connection.prefix
-                missing = server.missing_privileges(refusal, prefix) if refusal else []
-                why = f"{why} {', '.join(map(str, missing))}".rstrip()
-            self.failed |= dict.fromkeys(things, why)
+            self.failed |= dict.fromkeys(things, _WORKS_WITHOUT[error.code])
 
     def warn(self) -> None:
         """Log it all at once."""

@@ -14,8 +14,8 @@ from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, is_apart
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import in_doubt, is_duplicate_key
 from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
+from mongo_session_service.driver.translation import in_doubt, is_duplicate_key
 from mongo_session_service.errors import (
     quoted,
     session_exists_error,

@@ -22,8 +22,8 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service.codec.documents import LOG_BEGINS, OVER, TRIMMING, log_begins
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import in_parts
 from mongo_session_service.driver.transactions import Txn, run_transaction
+from mongo_session_service.driver.translation import in_parts
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import placeholders, queries
 

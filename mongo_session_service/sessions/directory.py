@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 
 from mongo_session_service.codec.documents import INITIAL, summaries
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.sessions import queries
@@ -69,7 +68,7 @@ async def counts(at: Connection, now: float) -> list[AppCount]:
 
 async def _named(at: Connection, stages: list[Document]) -> list[Document]:
     """What a pipeline finds by app; another tool may have stored what is no name."""
-    found = await persistently(lambda: at.aggregate(at.sessions, stages))
+    found = await at.retry(at.aggregate, at.sessions, stages)
     return [each for each in found if isinstance(each["_id"], str)]
 
 
@@ -92,5 +91,5 @@ async def with_id(
         {"$limit": _MOST},
         {"$project": {INITIAL: 0, "state": 0}},
     ]
-    found = await persistently(lambda: at.aggregate(at.sessions, stages))
+    found = await at.retry(at.aggregate, at.sessions, stages)
     return summaries(found)

@@ -15,7 +15,6 @@ from bson.timestamp import Timestamp
 from mongo_session_service.codec.documents import LOG_BEGINS, is_visible, log_begins
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.queries import Wanted
@@ -155,7 +154,7 @@ async def load_session_page(
         where = {**log, **(wanted or {})}
         order, size = span.order, span.size
         reading = partial(read_page, connection, where, size=size, order=order)
-        page: Page = await persistently(partial(reading, at=at, session=head))
+        page: Page = await connection.retry(reading, at=at, session=head)
         begins = max(map(log_begins, page.sessions), default=0)
         revisions = (each["_id"]["revision"] for each in page.events)
         if begins <= after or min(revisions, default=begins + 1) > begins:
@@ -172,7 +171,7 @@ async def load_user_page(
         StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
     where = events_of_user(app_name, user_id, after)
-    return await persistently(lambda: _read_user_page(connection, where))
+    return await connection.retry(_read_user_page, connection, where)
 
 
 async def _read_user_page(at: Connection, where: Document) -> Page:

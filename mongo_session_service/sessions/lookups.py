@@ -16,7 +16,6 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.event_log import Page, Span
@@ -208,7 +207,7 @@ async def _results(
     connection: Connection, where: Document, stage: Document
 ) -> list[Document]:
     stages = [{"$match": queries.routed(connection, where)}, stage]
-    return await persistently(lambda: connection.aggregate(connection.events, stages))
+    return await connection.retry(connection.aggregate, connection.events, stages)
 
 
 async def decoded(connection: Connection, log: Log) -> AsyncIterator[tuple[int, Event]]:

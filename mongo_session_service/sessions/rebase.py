@@ -19,7 +19,7 @@ from google.adk.sessions.session import Session
 
 from mongo_session_service.codec.adk_session import marker_of
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import once_written
+from mongo_session_service.driver.translation import once_written
 from mongo_session_service.errors import (
     StorageUnavailableError,
     session_not_found_error,

@@ -19,7 +19,6 @@ from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import persistently
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import check_labels, check_title, label_list
@@ -191,7 +190,7 @@ async def check_order(connection: Connection, search: Search) -> None:
     """
     if search.order_by == "create_time" or search.is_of_user:
         return
-    if not await persistently(lambda: has_index(connection, BY_ACTIVITY)):
+    if not await connection.retry(has_index, connection, BY_ACTIVITY):
         raise InvalidInputError(
             "Ordering all sessions of an app by update_time needs an index that does"
             " not exist. Name a user, or create it: setup(index='activity') in Python,"
@@ -371,12 +370,12 @@ async def load_page(
     """
     read = partial(search.stages, after, limit + 1, now, with_state=with_state)
     load = partial(_load, connection, with_state=with_state)
-    found, shared = await persistently(lambda: load(read()))
+    found, shared = await connection.retry(load, read())
     if misplaced := [each for each in found if not search.has_place(each)]:
         # They come together, and could fill a page that no token would continue.
         for each in misplaced:
             documents.leave_out(documents.unreadable_session(each["_id"]))
-        found, shared = await persistently(lambda: load(read(placed_only=True)))
+        found, shared = await connection.retry(load, read(placed_only=True))
     shown, states = found[:limit], None
     if with_state:
         both, hooks = [*shown, *shared], connection.hooks

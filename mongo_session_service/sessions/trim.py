@@ -26,8 +26,8 @@ from mongo_session_service.codec.documents import (
 from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import in_parts
 from mongo_session_service.driver.transactions import Txn, run_transaction
+from mongo_session_service.driver.translation import in_parts
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,

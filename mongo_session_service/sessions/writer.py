@@ -27,7 +27,6 @@ from google.adk.platform import time as platform_time
 from mongo_session_service.codec.limits import outgrown
 from mongo_session_service.driver.cancellation import SwallowedCancellation
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import translated
 from mongo_session_service.driver.transactions import LockedError
 from mongo_session_service.errors import (
     DocumentTooLargeError,
@@ -494,7 +493,7 @@ class Writer:
             limit = min(each.deadline for each in part) - monotonic()
             attempts = ATTEMPTS if retried is None else 1
             try:
-                with translated():
+                async with self._connection.call():
                     await self._store.commit_batch(
                         planned, limit=limit, attempts=attempts, is_lone=is_lone
                     )
@@ -547,7 +546,7 @@ class Writer:
     async def _settle_refused(self, call: _Call, planned: PlannedWrite) -> list[_Call]:
         """End a call that expected what is not so, or let it try again."""
         try:
-            with translated():
+            async with self._connection.call():
                 revision = await self._store.explain_refusal(
                     planned,
                     limit=call.deadline - monotonic(),

@@ -20,8 +20,6 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.driver.errors import translated
-from mongo_session_service.driver.server import naming_privileges
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService
 from mongo_session_service.transfer import records
@@ -63,25 +61,23 @@ async def move(
         TransferError: something cannot be read or stored, and ``on_error`` is ``fail``.
             A dry run reports such problems instead.
     """
-    with translated():
-        # Before setup: that would create indexes on another service's collections.
-        opened = await backend_of(service).here()
+    # Before setup: that would create indexes on another service's collections.
+    async with backend_of(service).call(sets_up=False) as opened:
         target = Target(opened.connection, is_read_only=policies.is_dry_run)
         importer = _Importer(target, policies, on_problem)
-        async with naming_privileges(opened.connection):
-            await importer.target.check()
-            if not policies.is_dry_run:
-                await service.setup()
-            batches = _batches(source, selection, target.hooks, importer.moved)
-            try:
-                async with aclosing(_read_ahead(batches)) as reading:
-                    async for batch in reading:
-                        await importer.take(batch)
-                        on_progress(importer.moved)
-            except TransferError:
-                with suppress(PyMongoError):  # else it expires
-                    await target.release()
-                raise
+        await importer.target.check()
+        if not policies.is_dry_run:
+            await service.setup()
+        batches = _batches(source, selection, target.hooks, importer.moved)
+        try:
+            async with aclosing(_read_ahead(batches)) as reading:
+                async for batch in reading:
+                    await importer.take(batch)
+                    on_progress(importer.moved)
+        except TransferError:
+            with suppress(PyMongoError):  # else it expires
+                await target.release()
+            raise
     return importer.moved
 
 

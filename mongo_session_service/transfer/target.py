@@ -25,8 +25,8 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.codec.documents import INITIAL
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.errors import is_duplicate_key
 from mongo_session_service.driver.transactions import Txn, run_transaction
+from mongo_session_service.driver.translation import is_duplicate_key
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey

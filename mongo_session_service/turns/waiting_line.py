@@ -15,9 +15,9 @@ from weakref import WeakValueDictionary
 
 from pymongo.errors import PyMongoError
 
+from mongo_session_service.driver.calls import is_passing
 from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.retry import is_passing
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     session_not_found_error,

@@ -13,8 +13,7 @@ from typing import Any
 import trustme
 from pymongo import MongoClient
 
-from mongo_session_service.admin.grants import role
-from mongo_session_service.driver.privileges import Privilege
+from mongo_session_service.admin.privileges import Privilege, role
 from mongo_session_service.embedded.mongod import (
     HOST,
     SET_NAME,

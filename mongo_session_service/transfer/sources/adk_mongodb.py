@@ -14,7 +14,7 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 from typing_extensions import override
 
-from mongo_session_service.driver.errors import translated
+from mongo_session_service.driver.calls import DriverCall
 from mongo_session_service.driver.uri import open_client
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import Document
@@ -75,7 +75,7 @@ class AdkMongoDbSource(BaseSource):
 
     @override
     async def _open(self) -> None:
-        with translated():
+        async with DriverCall(self._client):
             session = await self._collection("sessions").find_one()
         if session is None:
             return
@@ -90,7 +90,7 @@ class AdkMongoDbSource(BaseSource):
     @override
     async def totals(self, selection: Selection) -> Totals:
         where = _chosen(selection)
-        with translated():
+        async with DriverCall(self._client):
             return Totals(
                 await self._collection("sessions").count_documents(where),
                 await self._collection("events").count_documents(where),
@@ -98,7 +98,7 @@ class AdkMongoDbSource(BaseSource):
 
     async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state first, then sessions by id, each with its events."""
-        with translated():
+        async with DriverCall(self._client):
             for part in (self._shared_states, self._sessions):
                 async with aclosing(part(selection)) as items:
                     async for item in items:

@@ -18,7 +18,6 @@ from mongo_session_service.codec.documents import (
     log_begins,
 )
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.driver.errors import translated
 from mongo_session_service.errors import InvalidInputError, StorageError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey, session_key
@@ -54,14 +53,13 @@ class StoreSource(BaseSource):
     @override
     async def _open(self) -> None:
         # No setup: reading a database with a misspelt name must not create it.
-        with translated():
-            opened = await backend_of(self._service).here()
+        async with backend_of(self._service).call(sets_up=False) as opened:
             self._at = opened.connection
             await check_version(self._at)
 
     @override
     async def totals(self, selection: records.Selection) -> records.Totals:
-        with translated():
+        async with self._at.call():
             counting = queries.counting(_chosen(selection))
             found = await self._at.aggregate(self._at.sessions, counting)
         counts = found[0] if found else {"sessions": 0, "events": 0}
@@ -71,7 +69,7 @@ class StoreSource(BaseSource):
         self, selection: records.Selection = records.EVERYTHING
     ) -> AsyncGenerator[records.Item]:
         """Shared state, then sessions, each with its events; sorted by id."""
-        with translated():
+        async with self._at.call():
             async for document in self._at.app_states.find().sort("_id"):
                 if selection.takes_app(document["_id"]):
                     yield self._shared(document, document["_id"], None)
@@ -134,7 +132,7 @@ class StoreSource(BaseSource):
         self, key: SessionKey
     ) -> tuple[records.SessionHeader, records.Events] | records.Problem:
         """One session and its events."""
-        with translated():
+        async with self._at.call():
             document = await self._at.sessions.find_one(
                 {"_id": key.id, **queries.visible(platform_time.get_time())}
             )
@@ -153,7 +151,7 @@ class StoreSource(BaseSource):
         self, selection: records.Selection
     ) -> AsyncGenerator[SessionKey | records.Problem]:
         """The keys of all selected sessions."""
-        with translated():
+        async with self._at.call():
             async for each in self._at.sessions.find(_chosen(selection), {"_id": 1}):
                 yield _key(each)
 
@@ -161,7 +159,7 @@ class StoreSource(BaseSource):
         self, app_name: str, user_id: str | None
     ) -> records.SharedState | records.Problem:
         """The state of an app, or of one of its users; empty if it has none."""
-        with translated():
+        async with self._at.call():
             document = await (
                 self._at.app_states.find_one({"_id": app_name})
                 if user_id is None

@@ -20,7 +20,7 @@ from support.secured_mongod import Secured
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
 from mongo_session_service.admin import Finding, Status, doctor
-from mongo_session_service.driver.privileges import FEATURES, needs
+from mongo_session_service.admin.privileges import FEATURES, needs
 
 SECURED = pytest.mark.xdist_group("secured")
 
@@ -182,7 +182,7 @@ async def test_newer_data_is_told(
 
 @SECURED
 async def test_what_may_not_be_looked_at_is_unknown(server: Secured) -> None:
-    """Without a privilege the rest is examined; the one that lacks is named."""
+    """Without a privilege the rest is examined; the refused command is named."""
     server.grant(needs(["sessions"], "examined"))
 
     service = MongoSessionService(server.uri(), database="examined")
@@ -196,8 +196,7 @@ async def test_what_may_not_be_looked_at_is_unknown(server: Secured) -> None:
     lacking = findings["privileges"].lacking
     assert lacking["changes"][0] == "'changeStream' on database 'examined'"
     assert "sessions" not in lacking
-    says = "the user lacks 'find' on collection 'local.oplog.rs'"
-    assert findings["oplog window"].says == says
+    assert "refused 'find' on 'local.oplog.rs'" in findings["oplog window"].says
 
 
 @SECURED
@@ -239,7 +238,7 @@ def test_the_command_ends_with_what_it_found(
     missing = len(needs(["erase"], "examined"))
     assert f"  erase: {missing} of {missing} missing" in shown.stdout
     assert "'insert' on collection" not in shown.stdout
-    assert shown.stdout.count("mongo-session-service grants") == 1
+    assert "grants` prints. (privileges, indexes)" in shown.stdout
     detailed = call("doctor", "--verbose", uri).stdout
     assert "'insert' on collection 'examined.sessions'" in detailed
     assert PASSWORD not in shown.stdout + shown.stderr

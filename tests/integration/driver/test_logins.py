@@ -15,7 +15,7 @@ from support.secured_mongod import ROLE, USER, Secured
 from support.subscriptions import PATIENCE, SESSION, Follower
 
 from mongo_session_service import Change, MongoSessionService, StorageError, admin
-from mongo_session_service.driver.privileges import FEATURES, needs
+from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.embedded.mongod import HOST
 
 pytestmark = pytest.mark.xdist_group("secured")

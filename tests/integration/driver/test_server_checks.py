@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from typing import Any
+from unittest import mock
 
 import pytest
 from google.adk.events import Event
 from mongomock_motor import AsyncMongoMockClient
 from pymongo import MongoClient
+from pymongo.errors import OperationFailure
 from support.failpoints import failing, victim_uri
 
 from mongo_session_service import (
@@ -19,7 +21,8 @@ from mongo_session_service import (
     StorageUnavailableError,
 )
 from mongo_session_service.admin import Status, doctor
-from mongo_session_service.driver.server import check_server
+from mongo_session_service.driver import server
+from mongo_session_service.driver.server import check_product, check_server
 from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
 
 IDS = {"app_name": "app", "user_id": "user", "session_id": "s"}
@@ -88,6 +91,38 @@ def test_servers_are_judged_by_what_they_say(
     else:
         with pytest.raises(ConfigurationError, match=says):
             check_server(hello, transactions=transactions)
+
+
+@pytest.mark.parametrize(
+    ("reply", "raised"),
+    [
+        (OperationFailure("Unknown option", 9), ConfigurationError),
+        ({"cursor": {"firstBatch": []}}, ConfigurationError),
+        (OperationFailure("not authorized", 13), OperationFailure),
+    ],
+)
+async def test_what_only_speaks_mongodbs_protocol_is_refused(
+    reply: dict[str, Any] | Exception, raised: type[Exception]
+) -> None:
+    """A server that shows no sign of MongoDB's has to answer a snapshot read."""
+    connection: Any = mock.MagicMock()
+    connection.database.command = mock.AsyncMock(side_effect=[reply])
+
+    with pytest.raises(raised, match="not MongoDB.*snapshot|not authorized"):
+        await check_product(connection, {"maxWireVersion": 21})
+
+
+async def test_mongodb_that_does_not_tell_what_it_is_is_accepted(
+    mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a proxy that leaves out what it does not know."""
+    hello = mock.AsyncMock(return_value={"maxWireVersion": 17, "setName": "rs0"})
+    monkeypatch.setattr(server, "greeted", hello)
+
+    async with MongoSessionService(mongodb_uri, database=database) as service:
+        await service.create_session(**IDS)
+
+    assert hello.await_count
 
 
 async def test_without_privilege_to_create_indexes_it_works_with_one_warning(

@@ -21,7 +21,7 @@ from mongo_session_service.admin.doctor import (
     judge_transaction,
     judge_version,
 )
-from mongo_session_service.driver.privileges import FEATURES, needs
+from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.errors import ConfigurationError, SchemaVersionError
 from mongo_session_service.schema.indexes import INDEXES
 from mongo_session_service.schema.sharding import SHARD_KEY

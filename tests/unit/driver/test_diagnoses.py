@@ -10,7 +10,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from mongo_session_service.driver.errors import translation
+from mongo_session_service.driver.translation import translation
 
 TOPOLOGY = ", Topology Description: <TopologyDescription id: 1, servers: []>"
 TIMEOUTS = " (configured timeouts: socketTimeoutMS: 20000.0ms, connectTimeoutMS: 1.0ms)"
@@ -58,9 +58,29 @@ def test_no_server_is_found(reason: str, hint: str) -> None:
         (OperationFailure("Could not find user", 11), "user name or password"),
     ],
 )
-def test_a_refusal_is_what_it_is(error: PyMongoError, says: str) -> None:
+def test_a_refused_login_is_told_from_a_missing_privilege(
+    error: PyMongoError, says: str
+) -> None:
     """Without a login, no privilege is said to lack."""
     said = str(translation(error))
 
     assert says in said
     assert ("lacks" in said) is ("lacks" in says)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ('insert: "events", lsid: { id: 1 }', "'insert' on 'db.events'"),
+        ("listCollections: 1.0, cursor: {}", "'listCollections' on 'db'"),
+        ("hunter2", "a command"),
+    ],
+)
+def test_a_refusal_names_the_command_and_no_value(command: str, says: str) -> None:
+    """Of the server's text nothing else is shown."""
+    text = f"not authorized on db to execute command {{ {command}, x: 'hunter2' }}"
+
+    said = str(translation(OperationFailure(text, 13, {"errmsg": text})))
+
+    assert said.startswith(f"MongoDB refused {says}: the user lacks a privilege.")
+    assert "hunter2" not in said

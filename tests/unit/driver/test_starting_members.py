@@ -5,8 +5,8 @@ from __future__ import annotations
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from mongo_session_service import StorageUnavailableError
-from mongo_session_service.driver import retry
-from mongo_session_service.driver.errors import translation
+from mongo_session_service.driver import calls
+from mongo_session_service.driver.translation import translation
 
 
 def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
@@ -15,7 +15,7 @@ def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
         "Sessions are not supported by this MongoDB deployment"
     )
 
-    assert retry.is_passing(error)
+    assert calls.is_passing(error)
     assert type(translation(error)) is StorageUnavailableError
     other = DriverConfigurationError("Server does not support transactions")
-    assert not retry.is_passing(other)
+    assert not calls.is_passing(other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,7 @@ def writer_of(database: Database, **limits: Any) -> Writer:
         patience=LIMIT,
         database=SimpleNamespace(name="database"),
         limits=Limits(**limits),
+        call=nullcontext,
         **named,
     )
     return Writer(connection, database, together=True)  # type: ignore[arg-type]

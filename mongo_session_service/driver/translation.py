@@ -7,20 +7,15 @@ its name and code are. What the driver says of connections names no more than ho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from bson.errors import BSONError
 from pymongo import errors as driver_errors
 from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service import errors
-from mongo_session_service.driver.compat import (
-    LoginLostError,
-    is_logged_out,
-    is_starting,
-)
 from mongo_session_service.errors import NotAuthorizedError, StorageError
 
 FOREIGN_LOOP: Final = (
@@ -83,10 +78,10 @@ _CERTIFICATE_REFUSED: Final = re.compile(
     r" (?P<reason>.*?) \(_ssl"
 )
 
-_REFUSAL: Final = re.compile(
-    r'not authorized on (?P<database>\S+) to execute command \{ (?P<command>\w+): "?'
-    r'(?P<collection>[^",]*)'
+_REFUSED_COMMAND: Final = re.compile(
+    r'not authorized on (\S+) to execute command \{ (\w+): (?:"([^"]*)")?'
 )
+"""Database, command and collection, of all that a server says of a refusal."""
 
 DUPLICATE_KEY: Final = 11000
 _DOCUMENT_TOO_LARGE: Final = {10334, 17280, 17419, 17420}
@@ -133,17 +128,28 @@ that limit."""
 _TRANSIENT_LABELS: Final = ("TransientTransactionError", "RetryableWriteError")
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise the driver's errors as this package's, without their original."""
-    try:
-        yield
-    except (PyMongoError, BSONError) as error:
-        raise translation(error) from None
-    except RuntimeError as error:
-        if re.search("different (?:event )?loop|loop is closed", str(error)):
-            raise errors.ConfigurationError(FOREIGN_LOOP) from None
-        raise
+def is_starting(error: PyMongoError) -> bool:
+    """Whether an error came from a connection to a member that was not ready.
+
+    Such a member does not support sessions yet. The driver remembers that for as long
+    as the connection is open, and concludes that the whole deployment does not.
+    """
+    is_config = isinstance(error, driver_errors.ConfigurationError)
+    return is_config and str(error).startswith("Sessions are not supported")
+
+
+def is_logged_out(error: PyMongoError) -> bool:
+    """Whether an error came from a connection that no user is logged in on.
+
+    MongoDB logs out every connection of a user who is dropped, for good, even if the
+    user is created again.
+    """
+    is_refused = isinstance(error, OperationFailure)
+    return is_refused and "requires authentication" in str(error)
+
+
+class LoginLostError(PyMongoError):
+    """Nothing was done: the user was dropped. New connections log in again."""
 
 
 @contextmanager
@@ -172,7 +178,7 @@ def once_written() -> Iterator[None]:
     except (PyMongoError, StorageError) as error:
         failure = translation(error) if isinstance(error, PyMongoError) else error
         if isinstance(failure, NotAuthorizedError):
-            raise NotAuthorizedError(str(failure), failure.refusal, _STORED) from None
+            raise NotAuthorizedError(f"{_STORED}{failure}") from None
         raise errors.UnknownOutcomeError(f"{_STORED}{failure}") from None
 
 
@@ -246,20 +252,6 @@ def certificate_refusal(text: str) -> str | None:
     )
 
 
-def refusal_of(error: OperationFailure) -> errors.Refusal | None:
-    """The command that was refused to the user; None if the server does not name it."""
-    text = str((error.details or {}).get("errmsg", ""))
-    found = _REFUSAL.match(text)
-    if found is None:
-        return None
-    command, collection = found["command"], found["collection"]
-    if command == "aggregate" and "{ $merge: {" in text:
-        command = "$merge"  # which copies within a collection
-    if re.fullmatch(r"[\d.]+", collection):
-        collection = ""  # a command on a database has a number in the place of a name
-    return errors.Refusal(command, found["database"], collection)
-
-
 def _unavailable(error: PyMongoError) -> errors.MongoSessionServiceError:
     reason = _NOISE.sub("", str(error))
     if refusal := certificate_refusal(reason):
@@ -284,16 +276,22 @@ def _refused(error: OperationFailure) -> StorageError:
     if is_logged_out(error):
         return StorageError(_NO_LOGIN)
     if error.code == UNAUTHORIZED:
-        refusal = refusal_of(error)
-        what = "a privilege" if refusal is None else f"the privilege for {refusal}"
-        message = (
-            f"MongoDB refused: the user lacks {what}. `mongo-session-service grants`"
-            " prints a role with every privilege needed."
+        return NotAuthorizedError(
+            f"MongoDB refused {_refused_command(details)}: the user lacks a privilege."
+            " `mongo-session-service grants` prints a role with all that are needed."
+            " See 'Users and privileges' in the documentation."
         )
-        return NotAuthorizedError(message, refusal)
     is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)
     if is_labelled or error.code in TRANSIENT_CODES | _LIMIT_CODES:
         return errors.StorageUnavailableError(
             f"MongoDB could not finish in time: {name}."
         )
     return StorageError(f"MongoDB refused the operation: {name}.")
+
+
+def _refused_command(details: Mapping[str, Any]) -> str:
+    found = _REFUSED_COMMAND.match(str(details.get("errmsg", "")))
+    if found is None:
+        return "a command"
+    database, command, collection = found.groups()
+    return f"{command!r} on {'.'.join(filter(None, (database, collection)))!r}"

@@ -1,0 +1,162 @@
+"""Driver calls: their errors become this package's, and what may be repeated is.
+
+:class:`DriverCall` is put around the work of each public call, thread and task.
+:func:`retry` is put around what may be done twice: a pure read, or a write that has the
+same result the second time. The driver itself repeats every command once, on another
+connection, and a transaction until its time limit. Beside that:
+
+- What passes through :func:`retry` is repeated for :data:`RETRY_LIMIT` seconds, while
+  the failures are transient (:func:`is_passing`), after pauses that grow.
+- What a session is read with is repeated once, by a cursor: see ``snapshots.read``.
+- Anything else fails at once. Its outcome may be unknown, and the caller decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+from bson.errors import BSONError
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+
+from mongo_session_service.driver.cancellation import SwallowedCancellation
+from mongo_session_service.driver.compat import renew_connections
+from mongo_session_service.driver.translation import (
+    FOREIGN_LOOP,
+    TRANSIENT_CODES,
+    LoginLostError,
+    is_bad_login,
+    is_logged_out,
+    is_starting,
+    translation,
+)
+from mongo_session_service.errors import (
+    ConfigurationError,
+    MongoSessionServiceError,
+    StorageUnavailableError,
+)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+RETRY_LIMIT: Final = 60.0
+"""Seconds until a failing operation is given up; an election takes up to 12."""
+
+PAUSE_AFTER_LOSS: Final = 0.5
+"""Seconds before a stream that lost its history is reopened, to avoid a busy loop."""
+
+_FIRST_PAUSE: Final = 0.02  # seconds
+_LONGEST_PAUSE: Final = 2.0  # seconds
+
+
+class DriverCall:
+    """Context of work on a client, which the driver's errors leave as this package's.
+
+    If an error comes from an outdated connection, the client's connections are renewed.
+    """
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Without their original, whose text may quote a document.
+        if isinstance(exc, PyMongoError):
+            raise translation(await login_checked(self._client, exc)) from None
+        if isinstance(exc, BSONError):
+            raise translation(exc) from None
+        if isinstance(exc, RuntimeError) and _FOREIGN.search(str(exc)):
+            raise ConfigurationError(FOREIGN_LOOP) from None
+
+
+_FOREIGN: Final = re.compile("different (?:event )?loop|loop is closed")
+
+
+async def login_checked(client: Any, error: PyMongoError) -> PyMongoError:
+    """Renew outdated connections; ``LoginLostError`` if a user was dropped on one."""
+    if await renew_connections(client, error) and is_logged_out(error):
+        return LoginLostError(str(error))
+    return error
+
+
+async def retry(
+    client: Any,
+    function: Callable[Arguments, Awaitable[Result]],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result:
+    """Call what may be done twice, again while MongoDB fails with transient errors.
+
+    It is to hold no connection for longer than it takes.
+
+    Raises:
+        StorageUnavailableError: it failed for ``RETRY_LIMIT`` seconds.
+        PyMongoError: it failed with an error that is not transient.
+    """
+    waiting = pauses()
+    while True:
+        try:
+            with SwallowedCancellation():
+                return await function(*args, **kwargs)
+        except PyMongoError as error:
+            if not is_passing(error):
+                raise
+            await renew_connections(client, error)
+            pause = next(waiting, None)
+            if pause is None:
+                raise given_up(error) from None
+        await asyncio.sleep(pause)
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between retries, until ``RETRY_LIMIT`` has run out."""
+    end = time.monotonic() + RETRY_LIMIT
+    for attempt in count():
+        if time.monotonic() >= end:
+            return
+        yield backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+
+
+def backoff(attempt: int, *, first: float, longest: float) -> float:
+    """Seconds to wait after a failed attempt, of which the first is 0.
+
+    They double with each attempt, and are random by a half, so that those who failed
+    together do not come back together.
+    """
+    doubled = first * 2.0 ** min(attempt, 100)  # more would overflow
+    return min(doubled, longest) * random.uniform(0.5, 1)  # noqa: S311  no secret
+
+
+def given_up(error: Exception) -> MongoSessionServiceError:
+    """The error to raise when ``RETRY_LIMIT`` has run out."""
+    reason = "MongoDB does not answer."
+    if isinstance(error, PyMongoError):
+        reason = str(translation(error))
+    return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
+
+
+def is_passing(error: PyMongoError) -> bool:
+    """Whether a failure of MongoDB is transient: a retry may succeed."""
+    if isinstance(error, OperationFailure):
+        is_resumable = error.has_error_label("ResumableChangeStreamError")
+        # Who was dropped may be created again. Whose login was never accepted does not
+        # come here: setting up has failed.
+        is_login = is_logged_out(error) or is_bad_login(error)
+        return is_resumable or is_login or error.code in TRANSIENT_CODES
+    is_connection = isinstance(error, ConnectionFailure | LoginLostError)
+    return is_connection or is_starting(error)
