@@ -48,7 +48,7 @@ IN_COLOUR = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the user asked for; exits if that is help, or makes no sense."""
+    """Parse the arguments; exits if they ask for help, or make no sense."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument(
         "--uri",
@@ -339,7 +339,7 @@ async def run_process(uri: str, database: str, part: str) -> None:
 
 
 def reason_of(error: PyMongoError) -> str:
-    """What went wrong, and what to do about it."""
+    """Explain an error, and what to do about it."""
     noise = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
     return f"{re.sub(noise, '', str(translation(error)))} {ELSEWHERE}"
 

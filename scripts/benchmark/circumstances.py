@@ -19,7 +19,7 @@ from typing import Any
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 ROUNDS = 5
-"""Of how many rounds figures are that may be quoted."""
+"""The least number of rounds for figures that may be quoted."""
 
 
 def add_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
 
 
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What the user asked for; exits with 2 if what is shared makes no sense."""
+    """Parse the arguments; exits with 2 if a shared one makes no sense."""
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (2 if arguments.quick else ROUNDS)
     if arguments.rounds < 1:
@@ -43,7 +43,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def collect_facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What figures depend on. Silences the packages, and warns of a busy machine."""
+    """Collect what figures depend on; silence the packages, warn of a busy machine."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     packages = ("google-adk", "pymongo", "pydantic", "mongo-session-service")
@@ -77,17 +77,17 @@ def running_mongodb(uri: str | None = None) -> Iterator[tuple[str, int | None]]:
 
 
 def is_rough(facts: Mapping[str, Any]) -> bool:
-    """Whether too little was measured to quote, or judge, its figures."""
+    """True if too little was measured to quote, or judge, its figures."""
     return bool(facts["quick"]) or facts["rounds"] < ROUNDS
 
 
 def is_busy(facts: Mapping[str, Any]) -> bool:
-    """Whether the machine had too much else to do when the run began."""
+    """True if the machine had too much else to do when the run began."""
     return bool(facts["load_before"][0] > facts["cpus"])
 
 
 def described(facts: Mapping[str, Any]) -> str:
-    """What to know before reading any figure of a run."""
+    """Describe a run, for whoever reads its figures."""
     rounds = facts["rounds"]
     text = f"{rounds} round{'s' * (rounds != 1)} on {facts['cpus']} CPUs"
     if is_rough(facts):

@@ -23,7 +23,7 @@ SLOW = 2000
 WAIT = 0.005
 """Seconds of a handler that asks another service."""
 SECONDS = 10.0
-"""Of appends at a fixed rate."""
+"""Duration of appends at a fixed rate."""
 PATIENCE = 300.0
 DATABASE = "consumers"
 Figure: TypeAlias = tuple[str, float, str]

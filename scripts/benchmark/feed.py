@@ -229,7 +229,7 @@ class Subscriptions:
         self.report.add(f"{what}, slowest", max(slowest), "ms")
 
     async def _measure_writes(self) -> None:
-        """The same writes with no, one and a thousand subscriptions, in turns."""
+        """Time the same writes with no, one and a thousand subscriptions, in turns."""
         counts = (0, 1, 1000)
         cpu: dict[int, list[float]] = {count: [] for count in counts}
         rates: dict[int, list[float]] = {count: [] for count in counts}
@@ -316,7 +316,7 @@ def count_change_streams(client: MongoClient[Any]) -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the user asked for; exits with 2 if it makes no sense."""
+    """Parse the arguments; exits with 2 if they make no sense."""
     parser = argparse.ArgumentParser(
         "scripts/bench feed",
         description=__doc__,

@@ -245,7 +245,7 @@ def make_goals(report: Mapping[str, Any]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the user asked for; exits with 2 if it makes no sense."""
+    """Parse the arguments; exits with 2 if they make no sense."""
     parser = argparse.ArgumentParser(
         "scripts/bench services",
         description=__doc__,

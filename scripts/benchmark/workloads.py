@@ -54,7 +54,7 @@ class Workload:
         self.name = name
         self.unit = unit
         self.is_heavy = is_heavy
-        """Whether a quick run has one round of it."""
+        """True if a quick run has one round of it."""
         self.app = name.replace(" ", "_").replace(",", "").replace(":", "")
 
     async def prepare(self, contestant: Contestant) -> None:
@@ -97,7 +97,7 @@ class Append(Workload):
         return f"user-{index}"
 
     def delta(self, index: int, turn: int) -> dict[str, Any]:  # noqa: ARG002
-        """What an append to a session changes."""
+        """State that an append to a session sets."""
         return {"turn": turn}
 
     @override
@@ -196,7 +196,7 @@ class Get(Workload):
         self._events = events
         self._config = GetSessionConfig(num_recent_events=recent)
         self._is_first = is_first
-        """Whether each read is the first of a service."""
+        """True if each read is the first of a service."""
 
     @override
     async def prepare(self, contestant: Contestant) -> None:

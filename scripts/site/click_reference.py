@@ -41,7 +41,7 @@ class ClickReference(Extension):
 
 
 def makeExtension(**_: object) -> ClickReference:  # noqa: N802  Markdown's own name
-    """What Markdown looks for in the module of an extension."""
+    """Make the extension; Markdown calls this function of a module."""
     return ClickReference()
 
 

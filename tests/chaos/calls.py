@@ -190,6 +190,6 @@ def _revision(session: Session) -> int:
 
 
 def _shows(session: Session, event: Event) -> dict[str, Any]:
-    """What a session says of an event: nothing, if it does not have it."""
+    """A session's answer about an event; empty if it does not have it."""
     is_there = any(each.id == event.id for each in session.events[-1:])
     return {"revision": _revision(session)} if is_there else {}

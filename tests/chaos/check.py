@@ -1,4 +1,4 @@
-"""The judge: what is wrong with a run, if anything."""
+"""The judge of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the stored log is what the clients were told of it."""
+"""Compares the stored log with what the clients were told of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def own_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_log(history: History) -> Iterator[str]:
-    """What is wrong with the sessions that are stored, and those that are not."""
+    """Find faults with the sessions that are stored, and those that are not."""
     stored = history.stored
     yield from (f"an event without session: {each}" for each in stored.orphans)
     yield from (f"left by a delete: {each}" for each in stored.remnants)

@@ -1,4 +1,4 @@
-"""Whether every read showed a session as it once was, and nothing that was over."""
+"""Checks that every read showed a session as it once was, and nothing outdated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaos.history import History, Key, Operation, StoredLog
 
 
 def check_reads(history: History) -> Iterator[str]:
-    """What is wrong with what ``get_session`` has returned."""
+    """Find faults with what ``get_session`` has returned."""
     deletes = deletes_by_key(history)
     known = _Known(history)
     gets: dict[Key, list[Operation]] = defaultdict(list)
@@ -68,7 +68,7 @@ def _check_shared(get: Operation, history: History) -> Iterator[str]:
 
 
 class _Known:
-    """What had been acknowledged in an event loop by a time."""
+    """The acknowledged revisions in an event loop, by a time."""
 
     def __init__(self, history: History) -> None:
         self._appends: dict[tuple[str, str], list[Operation]] = defaultdict(list)
@@ -80,7 +80,7 @@ class _Known:
                 self._creates[each.key].append(each)
 
     def check_age(self, get: Operation) -> Iterator[str]:
-        """Whether it shows all that its event loop had been told is stored."""
+        """True if it shows all that its event loop had been told is stored."""
         for append in self._appends[get.loop, get.found["born"]]:
             is_before = append.end < get.start
             if is_before and append.found["revision"] > get.found["revision"]:
@@ -91,7 +91,7 @@ class _Known:
                 return
 
     def check_absence(self, get: Operation, deletes: list[Operation]) -> Iterator[str]:
-        """Whether what it did not find may have been gone."""
+        """True if what it did not find may have been gone."""
         for create in self._creates[get.key]:
             was_there = create.end < get.start and create.loop == get.loop
             excused = any(

@@ -1,4 +1,4 @@
-"""Whether app and user state are what a serial order of the writes to them comes to."""
+"""Checks that app and user state are the result of a serial order of their writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Scope = tuple[str, ...]
 
 
 def check_shared(history: History) -> Iterator[str]:
-    """What is wrong with the state that sessions share."""
+    """Find faults with the state that sessions share."""
     committed, maybe = _writers(history)
     before: dict[str, set[str]] = defaultdict(set)
     for scope, shared in history.stored.shared.items():
@@ -44,7 +44,7 @@ def known_to_be_stored(history: History) -> set[str]:
 def _writers(
     history: History,
 ) -> tuple[dict[Scope, list[Operation]], dict[Scope, list[Operation]]]:
-    """Who has written to each scope, and who may have."""
+    """The writes to each scope, and those that may have been."""
     known = known_to_be_stored(history)
     committed: dict[Scope, list[Operation]] = defaultdict(list)
     maybe: dict[Scope, list[Operation]] = defaultdict(list)
@@ -95,7 +95,7 @@ def _check_scope(
 
 
 def _check_order(history: History, before: dict[str, set[str]]) -> Iterator[str]:
-    """Whether there is an order of all writes that each constraint agrees with.
+    """True if an order of all writes agrees with each constraint.
 
     Of two calls, one of which had returned when the other began, that one is first; so
     it is with two events of a session, by their revision; and whoever has set what is

@@ -1,4 +1,4 @@
-"""Whether subscriptions and consumers were told the log that is stored."""
+"""Checks that subscriptions and consumers were told the log that is stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaos.history import History, Key, Operation, Reader, Told
 
 
 def check_told(history: History) -> Iterator[str]:
-    """What is wrong with what readers were told."""
+    """Compare what readers were told with what is stored."""
     known = known_to_be_stored(history)
     for reader in history.readers:
         yield from _check_contents(reader, history)
@@ -81,7 +81,7 @@ def _check_complete(reader: Reader, history: History, known: set[str]) -> Iterat
 
 
 def _check_state(reader: Reader, history: History) -> Iterator[str]:
-    """What a follower has put together is what a session was, or is in the end."""
+    """Compare what a follower has put together with the session as it was, or is."""
     last = max((each.revision or 0 for each in reader.told), default=0)
     log = history.stored.sessions.get(reader.told[0].key) if reader.told else None
     born = (reader.state or {}).get("born")
@@ -126,13 +126,13 @@ def _check_consumers(history: History, known: set[str]) -> Iterator[str]:
 
 
 def _may_be_gone(append: Operation, history: History) -> bool:
-    """Whether its session was deleted: a replay of the log may have come later."""
+    """True if its session was deleted: a replay of the log may have come later."""
     log = history.stored.sessions.get(append.key)
     return log is None or log.state.get("born") != append.born
 
 
 def _check_commits(readers: Iterable[Reader]) -> Iterator[str]:
-    """What was committed is not told again, and the rest in order."""
+    """Check that nothing committed is told again, and the rest in order."""
     committed: set[str] = set()
     for reader in sorted(readers, key=lambda each: each.ready):
         at: dict[Key, int] = {}

@@ -30,7 +30,7 @@ LENGTH = 150
 
 @dataclass(frozen=True)
 class Orders:
-    """What a process is to do."""
+    """The orders of a process."""
 
     name: str
     """Unique in the run."""

@@ -32,7 +32,7 @@ def small_disks(members: int, megabytes: int) -> Iterator[Path]:
 
 
 def folder_of(index: int) -> str:
-    """What a member's folder is called."""
+    """The name of a member's folder."""
     return f"member-{index}"
 
 

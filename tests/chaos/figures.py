@@ -1,4 +1,4 @@
-"""What a run comes to, in figures."""
+"""The figures of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chaos.run import Outcome
 from chaos.sampling import Sample
 
 _PARTS = 5
-"""Of a run, in its order: a leak, or growing latency, shows from one to the next."""
+"""Parts of a run: a leak, or growing latency, shows from one to the next."""
 
 
 def figures(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""What is recorded of a run, and read back from it: calls, answers, what was told.
+"""Records of a run: calls, answers, and what readers were told.
 
 Every process has a journal, a file of JSON lines. A line is written before a call and
 another after its answer, so that the journal of a killed process tells what it had
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 
 class Key(NamedTuple):
-    """What names a session."""
+    """The key of a session."""
 
     app: str
     user: str
@@ -37,17 +37,17 @@ class Operation:
     start: float
     """On the machine's monotonic clock, which all its processes share."""
     born: str = ""
-    """Of an append: the create that made its session."""
+    """The create that made its session, for an append."""
     delta: dict[str, Any] = field(default_factory=dict)
-    """What a create or an append sets, keys prefixed by scope."""
+    """State that a create or an append sets, keys prefixed by scope."""
     is_owner: bool = False
-    """Whether nobody else writes to the session."""
+    """True if nobody else writes to the session."""
     end: float = float("inf")
     outcome: str = "unknown"
     """``ok``, ``failed`` if it had no effect, or ``unknown``."""
     error: str = ""
     found: dict[str, Any] = field(default_factory=dict)
-    """What the answer said."""
+    """The content of the answer."""
 
 
 class Told(NamedTuple):
@@ -70,11 +70,11 @@ class Reader:
     """From when on it is told of everything."""
     told: list[Told] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
-    """Of a consumer: how many of these were told when a commit returned."""
+    """How many of these a consumer was told when a commit returned."""
     ended: str = ""
     """``end`` if it saw the last change of the run; else why it stopped."""
     state: dict[str, Any] | None = None
-    """What a follower has put together in the end."""
+    """State that a follower has put together in the end."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Stored:
     orphans: list[str] = field(default_factory=list)
     """Events whose session is not stored."""
     remnants: list[str] = field(default_factory=list)
-    """What deletes have left."""
+    """Tombstones that deletes have left."""
     shared: dict[tuple[str, ...], Shared] = field(default_factory=dict)
     """By app, and by app and user."""
     open_transactions: int = 0
@@ -150,7 +150,7 @@ class Journal:
 
 
 def read_journals(paths: Iterable[Path]) -> tuple[dict[str, Operation], list[Reader]]:
-    """What the processes of a run have recorded.
+    """Read the journals of a run.
 
     Raises:
         ValueError: a line is damaged that is not the last of its journal.

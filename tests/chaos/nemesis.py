@@ -1,4 +1,4 @@
-"""What goes wrong during a run, in random order, and how it is made good."""
+"""Faults that happen during a run, in random order, and how each is made good."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def note(journal: Journal, reader: str, change: Change) -> None:
 
 
 def is_the_end(change: Change) -> bool:
-    """Whether it is the last one."""
+    """True if it is the last one."""
     return change.kind == "appended" and change.session_key == THE_END
 
 

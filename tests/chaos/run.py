@@ -84,7 +84,7 @@ class Process:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has been answered anything."""
+        """True if it has been answered anything."""
         journal = Path(self.orders.journal)
         return journal.exists() and b'"answer"' in journal.read_bytes()
 
@@ -100,7 +100,7 @@ class Process:
         self._process.stdin.close()
 
     def ended(self, patience: float) -> str:
-        """What is wrong with how it has ended, if anything."""
+        """A complaint about how it has ended, if there is one."""
         with suppress(subprocess.TimeoutExpired):
             code = self._process.wait(patience)
             return f"{self.orders.name} has ended with {code}" if code else ""

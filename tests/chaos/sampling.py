@@ -1,4 +1,4 @@
-"""What the processes of a run take."""
+"""Samples of the resources that the processes of a run take."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 @dataclass
 class Sample:
-    """What a run costs at one moment."""
+    """The cost of a run at one moment."""
 
     at: float
     """Seconds since its beginning."""
     memory: float
-    """Of the oldest client process, in MB."""
+    """Memory of the oldest client process, in MB."""
     threads: int
-    """Of that."""
+    """Threads of that process."""
     connections: int
-    """To all members, of all processes."""
+    """Connections to all members, of all processes."""
 
 
 def sample(at: float, pids: Sequence[int]) -> Sample:
-    """What these processes take now, the oldest first."""
+    """Take a sample of these processes, the oldest first."""
     status = Path(f"/proc/{pids[0]}/status").read_text()
     fields = dict(line.split(":\t", 1) for line in status.splitlines())
     files = [file for pid in pids for file in _open_files(pid)]
@@ -36,7 +36,7 @@ def sample(at: float, pids: Sequence[int]) -> Sample:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    """What a process has open, some of which it may close meanwhile."""
+    """The files of a process, which may close some meanwhile."""
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
             yield str(each.readlink())

@@ -37,7 +37,7 @@ SESSIONS = 3
 TASKS = 4
 """Callers in each process."""
 EVENTS = 3
-"""Of each body."""
+"""Events of each body."""
 OUTAGE = 9.0
 """Seconds for which a process is paused, or cut off."""
 TAKEN_OVER = 10.0
@@ -47,7 +47,7 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Orders:
-    """What a process is to do until its standard input is closed."""
+    """The orders of a process, until its standard input is closed."""
 
     name: str
     uri: str
@@ -55,7 +55,7 @@ class Orders:
 
 
 def key(number: int) -> dict[str, str]:
-    """What names a session."""
+    """The key of a session."""
     return {"app_name": "app", "user_id": "user", "session_id": str(number)}
 
 
@@ -90,13 +90,13 @@ async def _work(orders: Orders) -> None:
 
 @dataclass
 class Outcome:
-    """What became of a campaign."""
+    """The outcome of a campaign."""
 
     complaints: list[str] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
     """How bodies ended, by the error's name; ``done`` without one."""
     longest_gaps: list[float] = field(default_factory=list)
-    """Of each session, the longest time without an event, in seconds."""
+    """The longest time without an event, in seconds, for each session."""
 
 
 class Worker:
