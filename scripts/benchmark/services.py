@@ -29,7 +29,6 @@ from benchmark.contestants import CONTESTANTS, Servers
 from benchmark.figures import UNITS, Result, WrongError, three_digits
 from benchmark.worker import StepError, Worker
 from benchmark.workloads import Workload, make_workloads
-from mongo_session_service import MongoSessionService, MongoSessionServiceError
 
 HERE = Path(__file__).parents[2]
 OURS, BEFORE = "ours", "before"
@@ -279,11 +278,6 @@ def parse_arguments() -> argparse.Namespace:
     package = "mongo_session_service/__init__.py"
     if arguments.against and not (arguments.against / package).exists():
         parser.error(f"there is no {package} in {arguments.against}")
-    if arguments.uri:
-        try:
-            MongoSessionService(arguments.uri)
-        except MongoSessionServiceError as error:
-            parser.error(str(error))
     return arguments
 
 
