@@ -2,8 +2,7 @@
 
 An async client belongs to the loop it is first used in, and ADK's ``Runner.run()``
 starts a new loop in a new thread for every call. So a service built from a URI opens
-a client per loop, which is closed together with its loop. :func:`backend_of` is the
-internal way in for the package's own tools.
+a client per loop, which is closed together with its loop.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import PyMongoError
 
@@ -39,21 +38,6 @@ from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
 from mongo_session_service.sessions.writer import Writer
-
-if TYPE_CHECKING:
-    from mongo_session_service.service import MongoSessionService
-
-
-_generation = 0
-"""How often this process is a fork: asking for its number is a system call."""
-
-
-def _count_fork() -> None:
-    global _generation  # noqa: PLW0603
-    _generation += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +110,7 @@ class Backends:
         self._look_at = 0.0
         self._look: asyncio.Task[None] | None = None
         self._build: asyncio.Task[None] | None = None
-        self._generation = _generation
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
         self._latest = Latest()
@@ -160,7 +144,7 @@ class Backends:
         Raises:
             ConfigurationError: the client is borrowed and belongs to another loop.
         """
-        if self._generation != _generation:
+        if self._pid != os.getpid():
             # After a fork the parent's sockets, loops and held lock are not ours.
             self._reset()
         loop = running_loop()
@@ -175,9 +159,7 @@ class Backends:
                     await self._set_up(entry.connection, builds=False)
         elif sets_up and time.monotonic() > self._look_at:
             self._start_look(entry.connection)
-        entry.connection.has_event_index = (
-            not self._missing or EVENT_ONCE.name not in self._missing
-        )
+        entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
         return entry
 
     async def set_up(self, index: Index | None) -> None:
@@ -341,8 +323,3 @@ def forget_closed_loops(mapping: dict[asyncio.AbstractEventLoop, Any]) -> None:
     for loop in list(mapping):
         if loop.is_closed():
             mapping.pop(loop, None)
-
-
-def backend_of(service: MongoSessionService) -> Backends:
-    """The backends of a service: the one way in for this package's own tools."""
-    return service._backends  # noqa: SLF001  what this door is for

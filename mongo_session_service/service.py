@@ -1375,3 +1375,8 @@ def _holds(predicate: Callable[[State], object], state: State) -> bool:
         message = "predicate must be a plain function: a coroutine is always true."
         raise InvalidInputError(message)
     return bool(result)
+
+
+def backend_of(service: MongoSessionService) -> Backends:
+    """Return the backends of a service, for the package's own tools."""
+    return service._backends  # noqa: SLF001

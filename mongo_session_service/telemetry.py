@@ -7,10 +7,9 @@ app and the type of an error, but no user, session or content.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Token
-from functools import lru_cache, wraps
+from functools import wraps
 from time import perf_counter
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
@@ -81,8 +80,6 @@ def traced(method: _Method[_Arguments, _Result]) -> _Method[_Arguments, _Result]
 
 def _app_name(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """The app that a call names, if any."""
-    if len(args) > 1 and type(args[1]) is Session:
-        return args[1].app_name
     if "app_name" in kwargs:
         return kwargs["app_name"]
     for each in (*args, *kwargs.values()):
@@ -101,56 +98,37 @@ class Operation:
     __slots__ = ("_labels", "_span", "_started", "_token")
 
     def __init__(self, name: str, database: str, app_name: object) -> None:
-        title, self._labels = _labels(name, database)
+        self._labels = {_SYSTEM: "mongodb", DATABASE: database, _OPERATION: name}
         self._token: Token[context.Context] | None = None
         self._started = perf_counter()
-        self._span: trace.Span | None = None
-        if not _is_traced():
-            return
         of_app = {_APP: app_name} if isinstance(app_name, str) else {}
         self._span = _tracer.start_span(
-            title, kind=trace.SpanKind.CLIENT, attributes={**self._labels, **of_app}
+            f"{name} {database}",
+            kind=trace.SpanKind.CLIENT,
+            attributes={**self._labels, **of_app},
         )
 
     def __enter__(self) -> Self:
         # Without an SDK the span is invalid, and need not be made current.
-        if self._span is not None and self._span.get_span_context().is_valid:
+        if self._span.get_span_context().is_valid:
             self._token = context.attach(trace.set_span_in_context(self._span))
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        labels = self._labels
         if exc_type is not None:
             # Only the type: its text may name a session or an event.
-            labels = {**labels, _ERROR: exc_type.__qualname__}
-            if self._span is not None:
-                self._span.set_attribute(_ERROR, exc_type.__qualname__)
-                self._span.set_status(trace.StatusCode.ERROR)
+            self._labels[_ERROR] = exc_type.__qualname__
+            self._span.set_attribute(_ERROR, exc_type.__qualname__)
+            self._span.set_status(trace.StatusCode.ERROR)
         if self._token is not None:
             context.detach(self._token)
-        if self._span is not None:
-            self._span.end()
-        _duration.record(perf_counter() - self._started, labels)
-
-
-_MAY_CONFIGURE_ITSELF: Final = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
-
-
-def _is_traced() -> bool:
-    """Whether there may be an SDK: the API's own answer takes as long as a span."""
-    return trace._TRACER_PROVIDER is not None or _MAY_CONFIGURE_ITSELF  # noqa: SLF001
-
-
-@lru_cache(maxsize=256)
-def _labels(name: str, database: str) -> tuple[str, dict[str, str]]:
-    labels = {_SYSTEM: "mongodb", DATABASE: database, _OPERATION: name}
-    return f"{name} {database}", labels
+        self._span.end()
+        _duration.record(perf_counter() - self._started, self._labels)
 
 
 def note_batch(writes: int) -> None:
     """Note on the current span how many writes were committed with its own."""
-    if _is_traced():
-        trace.get_current_span().set_attribute(_BATCH, writes)
+    trace.get_current_span().set_attribute(_BATCH, writes)
 
 
 def count_commit(database: str, writes: int) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Final
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
-from mongo_session_service.backend import backend_of
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.driver.connection import Connection
@@ -25,7 +24,7 @@ from mongo_session_service.model.results import Erased, SessionSummary
 from mongo_session_service.schema.indexes import OPTIONAL
 from mongo_session_service.schema.setup import has_index, missing_indexes
 from mongo_session_service.schema.version import recorded_version
-from mongo_session_service.service import MongoSessionService
+from mongo_session_service.service import MongoSessionService, backend_of
 from mongo_session_service.sessions import (
     deletion,
     directory,

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 
 from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
-from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.documents import LOG_BEGINS
 from mongo_session_service.driver import server, snapshots
 from mongo_session_service.driver.compat import Driver
@@ -30,7 +29,7 @@ from mongo_session_service.schema import version
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
-from mongo_session_service.service import MongoSessionService
+from mongo_session_service.service import MongoSessionService, backend_of
 
 EXAMINED: Final = 10_000
 """Up to so many sessions, or events, all are examined; of more, a sample."""

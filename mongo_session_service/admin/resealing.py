@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
 
-from mongo_session_service.backend import backend_of
 from mongo_session_service.changes.decoder import RESEALED, appended, session_key
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import Judge, Owner
@@ -34,7 +33,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model import validation
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.service import MongoSessionService
+from mongo_session_service.service import MongoSessionService, backend_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.details import fields_update
 

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 from google.adk.platform import time
 from starlette.requests import Request
 
-from mongo_session_service.backend import backend_of
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import public_view
 from mongo_session_service.http import parameters
@@ -18,7 +17,7 @@ from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.schema.indexes import BY_ACTIVITY
 from mongo_session_service.schema.setup import has_index
-from mongo_session_service.service import MongoSessionService
+from mongo_session_service.service import MongoSessionService, backend_of
 from mongo_session_service.sessions import directory
 
 _MOST: Final = 200

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mongo_session_service.backend import backend_of
-from mongo_session_service.service import MongoSessionService
+from mongo_session_service.service import MongoSessionService, backend_of
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 

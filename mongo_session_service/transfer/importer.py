@@ -18,10 +18,9 @@ from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.errors import ConflictError, TransferError
-from mongo_session_service.service import MongoSessionService
+from mongo_session_service.service import MongoSessionService, backend_of
 from mongo_session_service.transfer import records
 from mongo_session_service.transfer.batches import Batch, Gathering
 from mongo_session_service.transfer.reconcile import Standing

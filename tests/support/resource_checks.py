@@ -10,7 +10,7 @@ from typing import Any
 from pymongo import AsyncMongoClient, MongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.backend import backend_of
+from mongo_session_service.service import backend_of
 from support.cancel_points import is_drivers
 from support.failpoints import open_transactions
 

@@ -8,7 +8,6 @@ from typing import Final
 from google.adk.platform import time as platform_time
 from typing_extensions import override
 
-from mongo_session_service.backend import backend_of
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import (
     INITIAL,
@@ -23,7 +22,7 @@ from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.version import check_version
-from mongo_session_service.service import MongoSessionService
+from mongo_session_service.service import MongoSessionService, backend_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import read_page
 from mongo_session_service.sessions.history import recorded

@@ -14,11 +14,11 @@ from support.failpoints import failing
 from support.subscriptions import SESSION, change_streams, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.backend import backend_of
 from mongo_session_service.changes import decoder, stream
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.service import backend_of
 
 SILENCE = 0.4
 

@@ -27,8 +27,8 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.backend import backend_of
 from mongo_session_service.feed.feed import THREAD_NAME as FEED_THREAD
+from mongo_session_service.service import backend_of
 
 LOOPS = 5
 

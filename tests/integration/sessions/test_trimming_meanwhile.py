@@ -14,8 +14,8 @@ from support.subscriptions import SESSION as IDS
 from support.subscriptions import new_event
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
-from mongo_session_service.backend import backend_of
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.service import backend_of
 from mongo_session_service.sessions import fork, history, trim
 
 KEY = SessionKey(**IDS)

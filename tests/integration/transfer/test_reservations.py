@@ -17,9 +17,9 @@ from support.subscriptions import Follower, until
 from support.transfers import IDS, LATER, REPLACE, differences, everything, moved, say
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.backend import backend_of
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.service import backend_of
 from mongo_session_service.sessions.deletion import remove_some
 from mongo_session_service.transfer import EVERYTHING, Policies, ServiceSource, move
 from mongo_session_service.transfer.records import Item, Selection, SessionHeader

@@ -13,7 +13,7 @@ from google.genai import types
 from support import leak_detector
 
 from mongo_session_service import InvalidInputError, MongoSessionService, telemetry
-from mongo_session_service.backend import backend_of
+from mongo_session_service.service import backend_of
 
 STORED = "what Ada said in confidence"
 
