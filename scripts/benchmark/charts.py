@@ -39,8 +39,13 @@ def draw_services(report: Mapping[str, Any], file: Path) -> None:
             if ours:
                 color = GOOD if ours >= 1 else BAD
                 axes.barh(at, ours - 1, left=1, height=0.6, color=color)
-                right = {"xycoords": ("axes fraction", "data"), "va": "center"}
-                axes.annotate(f"{ours:.2g}x", (1.01, at), color=color, **right)
+                axes.annotate(
+                    f"{ours:.2g}x",
+                    (1.01, at),
+                    xycoords=("axes fraction", "data"),
+                    va="center",
+                    color=color,
+                )
             if hand:
                 axes.plot(hand, at, marker="D", color=OTHER, markersize=5)
         axes.axvline(1, color="black", linewidth=0.8)
