@@ -77,6 +77,16 @@ def test_the_tests_that_pages_name_exist() -> None:
     assert set(re.findall(r"`(test_\w+\.py)`", guarantees)) - tests == set()
 
 
+def test_the_files_that_contributors_are_sent_to_exist() -> None:
+    """The places where changes are made are there, in the package or beside it."""
+    pages = (DOCS / "architecture.md", ROOT / "CONTRIBUTING.md")
+    text = "".join(page.read_text() for page in pages)
+    named = set(re.findall(r"`([\w/]+/(?:\w+\.py)?)[`:]", text))
+
+    missing = {each for each in named if not (PACKAGE / each).exists()}
+    assert {each for each in missing if not (ROOT / each).exists()} == set()
+
+
 def test_troubleshooting_quotes_real_messages() -> None:
     """Each text that readers search for is a message, of the package or of others."""
     page = (DOCS / "operations" / "troubleshooting.md").read_text()
