@@ -203,7 +203,7 @@ class Backends:
             else:
                 # A borrowed client stays bound to its loop even when that is closed.
                 client, keeper = self._client, None
-                if self._entries and Driver.of(client) is not Driver.MOCK:
+                if self._entries and Driver.detect(client) is not Driver.MOCK:
                     raise ConfigurationError(FOREIGN_LOOP)
             connection = Connection(
                 client,

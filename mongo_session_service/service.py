@@ -171,7 +171,7 @@ class MongoSessionService(BaseSessionService):
             raise ConfigurationError(message)
         self._is_rebasing = on_conflict == "rebase"
         self._default_ttl = _check_default_ttl(default_ttl)
-        settings = ConnectionSettings.of(
+        settings = ConnectionSettings.from_arguments(
             uri,
             client,
             database=database,

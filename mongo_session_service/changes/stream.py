@@ -20,7 +20,12 @@ from mongo_session_service.driver.cancellation import (
     SwallowedCancellation,
     background,
 )
-from mongo_session_service.driver.compat import Driver, renew_connections
+from mongo_session_service.driver.compat import (
+    Driver,
+    current_cursor,
+    is_buffering,
+    renew_connections,
+)
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.translation import translation
 from mongo_session_service.errors import ConfigurationError, HistoryLostError
@@ -91,7 +96,7 @@ class Stream:
     @property
     def has_more(self) -> bool:
         """Whether the next change is here already, as far as the driver shows it."""
-        return bool(getattr(self._cursor, "_data", ()))
+        return is_buffering(self._cursor)
 
     async def next(self) -> Document | None:
         """The next change, or None if there was none for about a second.
@@ -177,8 +182,7 @@ class Stream:
 
     def _note_resuming(self) -> None:
         """Count the driver's own resumptions, where it shows them."""
-        stream = getattr(self._open, "delegate", self._open)  # in Motor's is PyMongo's
-        before, self._cursor = self._cursor, getattr(stream, "_cursor", None)
+        before, self._cursor = self._cursor, current_cursor(self._open)
         if before is not None and self._cursor is not before:
             self.reopened += 1
 

@@ -17,7 +17,11 @@ from mongo_session_service.consumers.coordinator import Coordinator, Settings
 from mongo_session_service.consumers.dead_letters import DeadLetter
 from mongo_session_service.consumers.handler import Handler, check_handler
 from mongo_session_service.consumers.processor import Processor
-from mongo_session_service.driver.cancellation import Step, running_loop, uninterrupted
+from mongo_session_service.driver.cancellation import (
+    SharedTask,
+    running_loop,
+    uninterrupted,
+)
 from mongo_session_service.errors import (
     InvalidInputError,
     LeaseLostError,
@@ -67,7 +71,7 @@ class Consumer:
         self._is_idle = asyncio.Event()
         """Set unless run() is handling a change."""
         self._is_idle.set()
-        self._starting = Step[Coordinator]()
+        self._starting = SharedTask[Coordinator]()
         self._is_running = False
         self._is_concurrent = False
         """Whether run() handles several changes at once."""
@@ -109,7 +113,7 @@ class Consumer:
             await self._is_idle.wait()
 
     async def _release(self) -> None:
-        started = await self._starting.end()
+        started = await self._starting.cancel_task()
         ending, self._coordinator = self._coordinator or started, None
         if ending is not None:
             self._has_uncommitted = ending.has_uncommitted
@@ -275,7 +279,9 @@ class Consumer:
             self._has_uncommitted = False
             # It holds no reference to the consumer, which may be collected meanwhile.
             begin = partial(_start_coordinator, self._opener, self._settings)
-            self._coordinator = await self._starting.result(begin) or self._coordinator
+            self._coordinator = (
+                await self._starting.await_result(begin) or self._coordinator
+            )
         return self._coordinator
 
 

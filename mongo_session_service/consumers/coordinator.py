@@ -20,7 +20,7 @@ from mongo_session_service.consumers.handler import Work, in_transaction
 from mongo_session_service.consumers.lease import LEASE, Lease, add_checkpoint
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
-from mongo_session_service.driver.cancellation import Step, uninterrupted
+from mongo_session_service.driver.cancellation import SharedTask, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import HistoryLostError, MongoSessionServiceError
 
@@ -78,7 +78,7 @@ class Coordinator:
         self._settling = asyncio.Lock()
         self._lost: HistoryLostError | None = None
         """Why the next read replays or skips."""
-        self._reading = Step[list[Delivery]]()
+        self._reading = SharedTask[list[Delivery]]()
         self._over = asyncio.Event()
         self._is_replaying = False
         """Whether the checkpoint is in a replay."""
@@ -164,7 +164,7 @@ class Coordinator:
             if (delivery := self.take()) is not None:
                 return delivery
             step = partial(self._read, self._fetcher)
-            self._ready.extend(await self._reading.result(step) or ())
+            self._ready.extend(await self._reading.await_result(step) or ())
         raise StopAsyncIteration
 
     def is_delivering(self) -> bool:
@@ -302,7 +302,7 @@ class Coordinator:
             async with asyncio.timeout(LEASE):
                 await self.settle()
         await self._lease.release()
-        await self._reading.end()
+        await self._reading.cancel_task()
         await self._close_fetcher()
 
     async def _close_fetcher(self) -> None:

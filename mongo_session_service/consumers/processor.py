@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.coordinator import Coordinator
 from mongo_session_service.consumers.fetcher import Delivery
 from mongo_session_service.consumers.lanes import Lanes, end, lane_of
+from mongo_session_service.driver.calls import backoff
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.slices import Pace
 from mongo_session_service.driver.transactions import Txn
@@ -143,7 +143,9 @@ class Processor:
                 error = failed.error
             await coordinator.settle()  # a pause holds up no one else's commit
             is_last = attempt + 1 == self.max_attempts
-            if not is_last and await coordinator.ends_within(_pause(attempt)):
+            if not is_last and await coordinator.ends_within(
+                backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+            ):
                 return False
         logger.warning(
             "Consumer %r keeps a change as a dead letter: its handler failed %s, last"
@@ -202,9 +204,3 @@ class _Group:
         connection = self._coordinator.connection
         await handlers.handling(self._handler, delivery.item, connection)(txn)
         return dead_letters.size_of(delivery.item)
-
-
-def _pause(attempt: int) -> float:
-    """Seconds to wait after a failed attempt; the first attempt is 0."""
-    longest: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
-    return longest * random.uniform(0.5, 1)  # noqa: S311  not for secrets

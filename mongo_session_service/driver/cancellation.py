@@ -54,7 +54,7 @@ def background(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
     return task
 
 
-class Step(Generic[Result]):
+class SharedTask(Generic[Result]):
     """A task that callers share: if one is cancelled, the next awaits the same task.
 
     A cancelled driver call drops its connection, and the task may take longer than each
@@ -70,12 +70,12 @@ class Step(Generic[Result]):
                 # The garbage collector may run in another thread.
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
-    async def result(
+    async def await_result(
         self, start: Callable[[], Coroutine[Any, Any, Result]]
     ) -> Result | None:
-        """The result of the running task, or of one that is started now.
+        """Return the result of the running task, or of one that is started now.
 
-        One caller receives it: None if another one did, or :meth:`end`.
+        One caller receives it: None if another one did, or :meth:`cancel_task`.
         """
         if self._task is None:
             self._task = background(start())
@@ -86,8 +86,8 @@ class Step(Generic[Result]):
         self._task = None
         return task.result()
 
-    async def end(self) -> Result | None:
-        """Cancel the running task; its result, if no caller has received it."""
+    async def cancel_task(self) -> Result | None:
+        """Cancel the running task; return its result if no caller has received it."""
         task, self._task = self._task, None
         if task is None:
             return None
@@ -98,7 +98,7 @@ class Step(Generic[Result]):
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The running event loop.
+    """Return the running event loop.
 
     Raises:
         ConfigurationError: it is not one of asyncio's, or none is running.

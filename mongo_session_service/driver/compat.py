@@ -1,4 +1,8 @@
-"""Differences between PyMongo, Motor and mongomock-motor, and workarounds for them."""
+"""Client libraries: how PyMongo, Motor and mongomock-motor differ.
+
+What the package uses of PyMongo that is not its public interface is all here; a test
+compares it with the PyMongo that is installed.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,16 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.driver.translation import is_logged_out, is_starting
 from mongo_session_service.errors import ConfigurationError
 
+logger = logging.getLogger(__name__)
+
+MAJORITY: Final = WriteConcern("majority")
+_JOURNALED: Final = WriteConcern("majority", j=True)
+
 
 async def renew_connections(client: Any, error: PyMongoError) -> bool:
     """Replace a client's idle connections if an error came from an outdated one.
 
-    False if it did not, so that a retry would not help.
+    False if it did not.
     """
     if not is_starting(error) and not is_logged_out(error):
         return False
@@ -34,6 +43,20 @@ async def renew_connections(client: Any, error: PyMongoError) -> bool:
     return True
 
 
+def current_cursor(stream: Any) -> object:
+    """Return the cursor of a change stream, which changes when it is resumed.
+
+    None before its first use, when Motor has not opened it.
+    """
+    stream = getattr(stream, "delegate", stream)  # in Motor's is PyMongo's
+    return getattr(stream, "_cursor", None)
+
+
+def is_buffering(cursor: object) -> bool:
+    """Whether a cursor has documents that the server need not be asked for."""
+    return bool(getattr(cursor, "_data", ()))
+
+
 class Driver(Enum):
     """Which client library a connection speaks through."""
 
@@ -42,8 +65,8 @@ class Driver(Enum):
     MOCK = "mongomock-motor"
 
     @classmethod
-    def of(cls, client: object) -> Driver:
-        """The driver a client belongs to.
+    def detect(cls, client: object) -> Driver:
+        """Return the library that a client belongs to.
 
         Raises:
             ConfigurationError: it is another object.
@@ -67,19 +90,18 @@ class Driver(Enum):
             f" a mongomock-motor AsyncMongoMockClient, not {type(client).__name__}."
         )
 
-    async def opened(self, cursor: Any) -> Any:
-        """The cursor of an aggregation or change stream, which PyMongo has to await."""
+    async def open_cursor(self, cursor: Any) -> Any:
+        """Open an aggregation or change stream, which only PyMongo has to await."""
         return await cursor if self is Driver.PYMONGO else cursor
 
-    async def results(self, aggregate: Any) -> list[dict[str, Any]]:
-        """All results of an aggregation."""
-        results: list[dict[str, Any]] = await (await self.opened(aggregate)).to_list(
-            None
-        )
+    async def fetch_all(self, aggregation: Any) -> list[dict[str, Any]]:
+        """Return all results of an aggregation."""
+        cursor = await self.open_cursor(aggregation)
+        results: list[dict[str, Any]] = await cursor.to_list(None)
         return results
 
-    def blocking(self, database: Any) -> tuple[Any, Callable[[], None]]:
-        """The same database for a thread without an event loop, and what closes it.
+    def blocking_database(self, database: Any) -> tuple[Any, Callable[[], None]]:
+        """Return a database for a thread without an event loop, and what closes it.
 
         A client of PyMongo's belongs to its event loop, so it gets a synchronous twin
         with the same settings. Those of Motor and mongomock-motor have one inside.
@@ -91,15 +113,15 @@ class Driver(Enum):
         return client.get_database(database.name), client.close
 
     def is_sharded(self, client: Any) -> bool:
-        """Whether it speaks to a mongos, as far as the client knows."""
+        """Tell whether a client speaks to a mongos, as far as it knows."""
         if self is Driver.MOCK:
             return False
         client = client.delegate if self is Driver.MOTOR else client
         name = client.topology_description.topology_type_name
         return name in {"Sharded", "LoadBalanced"}
 
-    def primary(self, client: Any) -> object:
-        """What identifies a primary and its term, as far as the client knows them."""
+    def known_primary(self, client: Any) -> object:
+        """Return the primary and its term, as far as the client knows them."""
         client = client.delegate if self is Driver.MOTOR else client
         servers = client.topology_description.server_descriptions().values()
         found = (
@@ -108,14 +130,8 @@ class Driver(Enum):
         return next(found, None)
 
 
-logger = logging.getLogger(__name__)
-
-MAJORITY: Final = WriteConcern("majority")
-_JOURNALED: Final = WriteConcern("majority", j=True)
-
-
-def check(client: Any) -> None:
-    """Warn of settings of a client that are not used."""
+def warn_of_unused_concerns(client: Any) -> None:
+    """Warn of a client's read and write concern that are not used."""
     if client.read_concern.level == "linearizable":
         logger.warning(
             "The client's read concern (linearizable) is not used: sessions are read"
@@ -136,5 +152,5 @@ def check(client: Any) -> None:
 
 
 def write_concern(client: Any) -> WriteConcern:
-    """The write concern of every write through a client."""
+    """Return the write concern of every write through a client."""
     return _JOURNALED if client.write_concern.document.get("j") else MAJORITY

@@ -57,7 +57,7 @@ class Connection:
         self.limits = limits
         self.latest = latest or Latest()
         self.hooks = hooks
-        self.driver = Driver.of(client)
+        self.driver = Driver.detect(client)
         self.prefix = prefix
         self.has_transactions = transactions
         self.secondaries = Secondaries.of(client, self.latest) if transactions else None
@@ -144,7 +144,7 @@ class Connection:
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Any]:
         """A client session, whose write is recorded as the service's latest."""
-        primary = self.driver.primary(self.client)
+        primary = self.driver.known_primary(self.client)
         async with self.client_session() as session:
             yield session
             self.latest.advance(session.operation_time, primary, session.cluster_time)
@@ -179,7 +179,9 @@ class Connection:
         async with self.reading() as session:
             self.latest.bring_to(session)
             options = {"session": session, "batchSize": BATCH}
-            return await self.driver.results(collection.aggregate(pipeline, **options))
+            return await self.driver.fetch_all(
+                collection.aggregate(pipeline, **options)
+            )
 
 
 async def kill_client_session(

@@ -283,7 +283,7 @@ class LeaseRenewer:
 
 def _open_database(connection: Connection, closing: ExitStack) -> Any:
     """The database, for a thread."""
-    database, close = connection.driver.blocking(connection.database)
+    database, close = connection.driver.blocking_database(connection.database)
     closing.callback(close)
     return database
 

@@ -90,7 +90,7 @@ async def watching(
     database = connection.database.with_options(read_concern=_MAJORITY)
     async with connection.reading() as session:
         watch = database.watch(pipeline, session=session, **options)
-        stream = await connection.driver.opened(watch)
+        stream = await connection.driver.open_cursor(watch)
         try:
             yield stream, session
         finally:
@@ -250,7 +250,7 @@ async def _read_secondary(
             maxTimeMS=secondaries.limit_ms,
         )
         try:
-            results = await connection.driver.results(aggregate)
+            results = await connection.driver.fetch_all(aggregate)
         except asyncio.CancelledError:
             # Where several members may be read, this may reach another one.
             await uninterrupted(kill_client_session(session, secondaries.preference))
@@ -260,7 +260,7 @@ async def _read_secondary(
 
 
 def _has_latest_write(connection: Connection, at: Timestamp) -> bool:
-    primary = connection.driver.primary(connection.client)
+    primary = connection.driver.known_primary(connection.client)
     return connection.latest.is_included(at, primary)
 
 

@@ -162,7 +162,7 @@ class ConnectionSettings:
     limits: Limits
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         uri: str | None,
         client: Any,
@@ -173,7 +173,7 @@ class ConnectionSettings:
         hooks: Hooks,
         limits: Limits,
     ) -> ConnectionSettings:
-        """The settings that a service's arguments describe, checked."""
+        """Check a service's arguments, and return the settings that they describe."""
         if (uri is None) == (client is None):
             given = "neither" if uri is None else "both"
             message = f"MongoSessionService takes a URI or a client; it got {given}."
@@ -187,11 +187,11 @@ class ConnectionSettings:
             database = database or probe.get_default_database(DEFAULT_DATABASE).name
         else:
             probe, database = client, database or DEFAULT_DATABASE
-        if Driver.of(probe) is Driver.MOCK and transactions:
+        if Driver.detect(probe) is Driver.MOCK and transactions:
             message = "mongomock has no transactions: pass transactions=False with it."
             raise ConfigurationError(message)
-        if Driver.of(probe) is not Driver.MOCK:
-            compat.check(probe)
+        if Driver.detect(probe) is not Driver.MOCK:
+            compat.warn_of_unused_concerns(probe)
         check_names(probe, database, prefix)
         hooks.check()
         return cls(database, prefix, transactions, hooks, limits)

@@ -189,7 +189,7 @@ class Fork:
             {"$set": {"_id.session_id": {"$literal": self.target.session_id}}},
             {"$merge": {"into": events.name, "whenMatched": "keepExisting"}},
         ]
-        await driver.results(events.aggregate(stages, maxTimeMS=_STEP_MS))
+        await driver.fetch_all(events.aggregate(stages, maxTimeMS=_STEP_MS))
 
     async def session(self) -> tuple[Document, list[Update]]:
         """The new session's document, and updates that store a large initial state."""

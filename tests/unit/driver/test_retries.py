@@ -1,11 +1,11 @@
-"""What the driver says of a member that has just been started."""
+"""Which failures are retried, and how long a retry waits."""
 
 from __future__ import annotations
 
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from mongo_session_service import StorageUnavailableError
-from mongo_session_service.driver import calls
+from mongo_session_service.driver.calls import backoff, is_passing
 from mongo_session_service.driver.translation import translation
 
 
@@ -15,7 +15,15 @@ def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
         "Sessions are not supported by this MongoDB deployment"
     )
 
-    assert calls.is_passing(error)
+    assert is_passing(error)
     assert type(translation(error)) is StorageUnavailableError
     other = DriverConfigurationError("Server does not support transactions")
-    assert not calls.is_passing(other)
+    assert not is_passing(other)
+
+
+def test_pauses_double_up_to_their_limit() -> None:
+    """They stay there, however often something has failed."""
+    pauses = [backoff(attempt, first=1, longest=30) for attempt in (0, 1, 4, 5, 5000)]
+
+    for pause, most in zip(pauses, (1, 2, 16, 30, 30), strict=True):
+        assert most / 2 <= pause <= most
