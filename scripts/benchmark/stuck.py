@@ -1,9 +1,10 @@
 """Measures appends beside sessions that another program has locked.
 
-In each round another client's open transaction holds the documents of some sessions.
-Several appends wait for each of these, and one more of a service with a time limit.
-Meanwhile appends to other sessions are timed: each of these has a writer that appends,
-pauses for 20 ms, and appends again. Rounds with and without locked sessions alternate.
+In each round another client's open transaction holds the documents of some sessions,
+and several appends wait for each of these. Meanwhile appends to other sessions are
+timed: each of these has a writer that appends, pauses for 20 ms, and appends again.
+Then a service with a time limit appends to the locked ones. Rounds with and without
+locked sessions alternate.
 
 Each round checks that what waited is stored in its order once the lock is released,
 that the time limit was held, and that nothing else was stored.
@@ -126,12 +127,11 @@ async def run_round(uri: str, figures: Figures, seconds: float) -> None:
                 for number in range(WAITING)
                 for each in stuck
             ]
-            end = time.monotonic() + max(seconds, LIMIT + LATE)
-            giving_up = [give_up(limited, each) for each in copies]
-            appending = [append_on(service, each, end) for each in free]
-            lanes, _ = await asyncio.gather(
-                asyncio.gather(*appending), asyncio.gather(*giving_up)
+            end = time.monotonic() + seconds
+            lanes = await asyncio.gather(
+                *(append_on(service, each, end) for each in free)
             )
+            await asyncio.gather(*(give_up(limited, each) for each in copies))
             if any(each.done() for each in waiting):
                 raise WrongError("An append to a session that is locked has ended.")
         released = time.monotonic()

@@ -64,7 +64,8 @@ class Worker:
         assert self._process.stdout  # noqa: S101
         line = json.dumps({"step": step, **details}).encode() + b"\n"
         self._process.stdin.write(line)
-        await self._process.stdin.drain()
+        with suppress(OSError):  # as reading from a process that has ended
+            await self._process.stdin.drain()
         answered = await self._process.stdout.readline()
         if not answered:
             raise StepError("its process has ended")
@@ -81,7 +82,7 @@ class Worker:
 
     async def end(self) -> None:
         """Have it remove what it stored, and wait for its end."""
-        with suppress(StepError, WrongError, OSError):
+        with suppress(StepError, WrongError):
             await self.ask("close")
         try:
             async with asyncio.timeout(10):
