@@ -37,6 +37,7 @@ from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
+from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import Writer
 
 
@@ -48,6 +49,7 @@ class Backend:
     store: SessionStore
     writer: Writer
     rebaser: Rebaser
+    sweep: Sweep
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
 
@@ -114,6 +116,7 @@ class Backends:
         self._lock = threading.Lock()
         self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
         self._latest = Latest()
+        self._sweeps = SweepSchedule.of_limits(self._settings.limits)
         limit = self._read_cache_bytes
         self._read_cache = ReadCache(limit) if limit else None
 
@@ -159,6 +162,8 @@ class Backends:
                     await self._set_up(entry.connection, builds=False)
         elif sets_up and time.monotonic() > self._look_at:
             self._start_look(entry.connection)
+        if sets_up:
+            entry.sweep.start()
         entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
         return entry
 
@@ -221,7 +226,8 @@ class Backends:
                 together=self._settings.transactions,
             )
             rebaser = Rebaser(connection, store, writer)
-            entry = Backend(connection, store, writer, rebaser, keeper)
+            sweep = Sweep(connection, self._sweeps)
+            entry = Backend(connection, store, writer, rebaser, sweep, keeper)
             self._entries[loop] = entry
             return entry
 
@@ -241,6 +247,7 @@ class Backends:
         with self._lock:
             entry = self._entries.pop(running_loop(), None)
         if entry is not None and entry.keeper is not None:
+            await entry.sweep.stop()
             await entry.keeper.aclose()
 
     async def close(self) -> None:
@@ -261,6 +268,7 @@ class Backends:
                 continue
             if loop is here:
                 try:
+                    await entry.sweep.stop()
                     await entry.writer.settled()
                 finally:
                     if entry.keeper is not None:
@@ -273,6 +281,7 @@ async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> N
     """Close a client in its own loop, which may be ending: then its keeper does it."""
 
     async def close() -> None:
+        await entry.sweep.stop()
         await entry.writer.settled()
         if entry.keeper is not None:
             await entry.connection.client.close()

@@ -79,8 +79,8 @@ from mongo_session_service.sessions import (
     event_log,
     history,
     lookups,
+    pruning,
     queries,
-    retention,
     search,
     trim,
 )
@@ -186,7 +186,7 @@ class MongoSessionService(BaseSessionService):
         limit = _check_bytes("read_cache_bytes", read_cache_bytes)
         self._backends = Backends(uri, client, settings, limit)
         closer = None if uri is None else self._backends.close_here
-        self._feed = Feed(self._backend, closer)
+        self._feed = Feed(self._backend, closer, limits)
         self._lease_renewer = LeaseRenewer()
         self._turns = Turns(self._backends, self._lease_renewer, self.database_name)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
@@ -308,6 +308,7 @@ class MongoSessionService(BaseSessionService):
         async with self._backend() as backend:
             reading = backend.store.reading_shared_state(key)
             await backend.writer.create(new)
+            backend.sweep.expect(details.expire_time)
             with once_written():
                 shared = await asyncio.shield(reading)
                 return to_session(
@@ -617,7 +618,7 @@ class MongoSessionService(BaseSessionService):
             return
         async with self._backend() as backend:
             try:
-                await deletion.remove_session(backend.connection, key, time.get_time())
+                await deletion.remove_session(backend.connection, key)
             finally:
                 self._backends.forget(*key)
 
@@ -669,6 +670,7 @@ class MongoSessionService(BaseSessionService):
         fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
         async with self._backend() as backend:
             found = await update_details(backend.connection, key, fields, now)
+            backend.sweep.expect(found.get("expire_time"))
         return documents.summary(found, state=None)
 
     @traced
@@ -1066,12 +1068,14 @@ class MongoSessionService(BaseSessionService):
         the sessions of which that is true, with both those of which both are; but none
         that has a ``ttl`` or ``expire_time``: it expires by itself.
 
+        Expired sessions are removed soon in any case, while a process uses the
+        database. The server's clock says what has expired.
+
         Sessions are removed together with their events, in small steps, each a
         transaction of its own; app and user state stay. A session that an event is
         appended to meanwhile stays. The call may be interrupted, repeated, and made by
-        any number of processes at the same time. Consumers receive ``deleted`` when a
-        session is removed, and subscriptions unless they received it when the session
-        expired.
+        any number of processes at the same time. Subscriptions and consumers receive
+        ``deleted`` for each session.
 
         Args:
             progress: Called after each step, with what was removed so far.
@@ -1090,22 +1094,20 @@ class MongoSessionService(BaseSessionService):
         if progress is not None:
             validation.check_callable("progress", progress)
         is_dry_run = validation.check_flag("dry_run", dry_run)
-        pruning = retention.new_pruning(
-            app_name, idle_for, created_before, is_dry_run=is_dry_run
-        )
+        criteria = pruning.prune_criteria(app_name, idle_for, created_before)
         pruned = Pruned()
-        is_over = False
-        while not is_over:
-            async with self._backend() as backend:
-                step = await pruning.step(backend.connection)
-                if step.is_last and not is_dry_run:
-                    await tickets.remove_silent_waiters(backend.connection)
-            pruned = Pruned(
-                pruned.sessions + step.sessions, pruned.events + step.events
+        async with self._backend() as backend:
+            steps = pruning.prune_sessions(
+                backend.connection, criteria, is_dry_run=is_dry_run
             )
-            is_over = step.is_last
-            if progress is not None:
-                progress(pruned)
+            async for step in steps:
+                pruned = Pruned(
+                    pruned.sessions + step.sessions, pruned.events + step.events
+                )
+                if progress is not None:
+                    progress(pruned)
+            if not is_dry_run:
+                await tickets.remove_silent_waiters(backend.connection)
         return pruned
 
     @traced
@@ -1151,7 +1153,7 @@ class MongoSessionService(BaseSessionService):
         async with self._backend() as backend:
             at = backend.connection
             try:
-                logs = await deletion.erase_logs(at, app_name, user_id)
+                sessions, events = await deletion.erase_logs(at, app_name, user_id)
             finally:
                 self._backends.forget(app_name, user_id)
             with in_parts():
@@ -1166,8 +1168,8 @@ class MongoSessionService(BaseSessionService):
                     consumers = await checkpoint.remove_consumers(at, app_name)
                 places = await checkpoint.forget_in_checkpoints(at, app_name, user_id)
             return Erased(
-                sessions=logs.sessions,
-                events=logs.events,
+                sessions=sessions,
+                events=events,
                 user_states=users.deleted_count,
                 app_states=apps,
                 dead_letters=letters,

@@ -29,7 +29,6 @@ from mongo_session_service.sessions import (
     deletion,
     directory,
     event_log,
-    placeholders,
     queries,
     search,
 )
@@ -224,15 +223,15 @@ async def _erasable_session(
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
     async with backend_of(service).call(sets_up=False) as backend:
-        deletable = placeholders.deletable(platform_time.get_time())
+        deletable = deletion.deletable(backend.connection)
         found = await backend.connection.sessions.find_one(
             {"_id": key.id, **deletable}, deletion.LENGTH
         )
     if found is None:
         return None
-    sessions = int(not placeholders.is_placeholder(found))
-    events = deletion.stored_events(found) if "revision" in found else 0
-    return Erased(sessions, events, 0, 0, 0, 0)
+    if not deletion.is_session(found):
+        return Erased(0, 0, 0, 0, 0, 0)
+    return Erased(1, deletion.stored_events(found), 0, 0, 0, 0)
 
 
 async def erase(

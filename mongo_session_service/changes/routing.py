@@ -51,7 +51,6 @@ class Router(Generic[_Subscriber]):
     def __init__(self) -> None:
         self._by_topic: dict[Hashable, set[_Subscriber]] = defaultdict(set)
         self._all: set[_Subscriber] = set()
-        self._wide: set[_Subscriber] = set()
         self._transaction: object = None
         self._writes: dict[Hashable, dict[str, _Write]] = {}
         self._removed: set[SessionKey] = set()
@@ -62,23 +61,15 @@ class Router(Generic[_Subscriber]):
     def __iter__(self) -> Iterator[_Subscriber]:
         return iter(list(self._all))
 
-    @property
-    def has_wide_subscribers(self) -> bool:
-        """Whether any subscriber covers more than one session."""
-        return bool(self._wide)
-
     def attach(self, subscriber: _Subscriber) -> None:
         """Route to a subscriber from now on; idempotent."""
         self._all.add(subscriber)
-        if not subscriber.scope.is_session:
-            self._wide.add(subscriber)
         for topic in _topics(subscriber.scope):
             self._by_topic[topic].add(subscriber)
 
     def detach(self, subscriber: _Subscriber) -> None:
         """Stop routing to a subscriber; idempotent."""
         self._all.discard(subscriber)
-        self._wide.discard(subscriber)
         for topic in _topics(subscriber.scope):
             self._by_topic[topic].discard(subscriber)
             if not self._by_topic[topic]:

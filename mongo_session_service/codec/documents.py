@@ -130,20 +130,14 @@ _NUMBER: Final = (int, float)
 _SCALARS: Final = {str, int, float, bool, type(None)}
 
 
-OVER: Final = 0
-"""The ``ttl`` of a session that has expired for good: nothing renews it any more."""
-
-
 def is_visible(session: dict[str, Any], now: float) -> bool:
     """Whether a document of the sessions collection is a session to be shown.
 
     The server's filter is :func:`queries.visible`.
     """
-    if "ttl" in session or "expire_time" in session:
-        expires = session.get("expire_time", math.inf)
-        is_over = isinstance(expires, _NUMBER) and expires <= now
-        return "revision" in session and not is_over and session.get("ttl") != OVER
-    return "revision" in session
+    expires = session.get("expire_time", math.inf)
+    is_over = isinstance(expires, _NUMBER) and expires <= now
+    return "revision" in session and not is_over
 
 
 IfUnreadable: TypeAlias = Callable[[UnreadableError], None]

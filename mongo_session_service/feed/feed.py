@@ -29,6 +29,7 @@ from mongo_session_service.feed.inbox import Waker
 from mongo_session_service.feed.reader import Reader
 from mongo_session_service.feed.stats import Counters, FeedStats
 from mongo_session_service.feed.subscription import Subscription
+from mongo_session_service.model.limits import Limits
 
 THREAD_NAME: Final = "mongo-session-service-feed"
 
@@ -42,7 +43,10 @@ class Feed:
     """Serves subscriptions from one change stream; starts with the first of them."""
 
     def __init__(
-        self, opener: Opener, closer: Callable[[], Awaitable[None]] | None
+        self,
+        opener: Opener,
+        closer: Callable[[], Awaitable[None]] | None,
+        limits: Limits,
     ) -> None:
         """The opener gives the running event loop's connection; the closer closes it.
 
@@ -50,6 +54,7 @@ class Feed:
         """
         self._opener = opener
         self._closer = closer
+        self.limits = limits
         self._reset()
 
     def _reset(self) -> None:
@@ -61,7 +66,8 @@ class Feed:
         self.counters = Counters()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_opener": self._opener, "_closer": self._closer}
+        names = ("_opener", "_closer", "limits")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

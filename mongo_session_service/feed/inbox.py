@@ -17,9 +17,6 @@ from bson.timestamp import Timestamp
 
 from mongo_session_service.changes.change import Change
 
-CAPACITY: Final = 1024
-"""Changes that may wait in one inbox."""
-
 
 @dataclass(frozen=True, slots=True)
 class Notification:

@@ -21,19 +21,16 @@ import bson
 from bson.timestamp import Timestamp
 
 from mongo_session_service import errors
-from mongo_session_service.backend import Opener
+from mongo_session_service.backend import Backend, Opener
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import Dropped, Names
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
-from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.feed import unreadable
-from mongo_session_service.feed.expiry import ExpiryScanner
-from mongo_session_service.feed.inbox import CAPACITY, RESYNC, Notification
+from mongo_session_service.feed.inbox import RESYNC, Notification
 from mongo_session_service.feed.stats import Counters
 from mongo_session_service.feed.subscription import Subscription
 from mongo_session_service.model.records import Document
@@ -45,7 +42,7 @@ LINGER: Final = 10.0
 
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _SWEPT_EVERY: Final = 1.0  # seconds
-_BATCH: Final = CAPACITY // 4
+_BATCH: Final = 256
 """Changes in a row, after which the subscriptions' readers get to run."""
 _REST: Final = 0.001  # seconds
 
@@ -60,7 +57,6 @@ class Reader:
         self._opener = opener
         self._counters = counters
         self._router: Router[Subscription] = Router()
-        self._expiry_scanner = ExpiryScanner()
         self._lock = threading.Lock()
         self._waiting: list[tuple[Subscription, Future[Timestamp]]] = []
         self._served: set[asyncio.AbstractEventLoop] = set()
@@ -153,20 +149,18 @@ class Reader:
                 stream = Stream(connection, names, pipeline, start)
                 self._position = start
                 self._counters.opened()
+                opened.sweep.look_within(0)  # at what subscribers hear of next
                 self._admit()
                 try:
-                    await self._follow(connection, stream, names)
+                    await self._follow(opened, stream, names)
                 finally:
                     await stream.close()
 
-    async def _follow(
-        self, connection: Connection, stream: Stream, names: Names
-    ) -> None:
+    async def _follow(self, backend: Backend, stream: Stream, names: Names) -> None:
         """Dispatch the stream's changes until it cannot be resumed."""
+        connection = backend.connection
         reopened, measured_at, swept_at = 0, 0.0, 0.0
         while not self._is_over():
-            is_wanted = self._router.has_wide_subscribers
-            await self._expiry_scanner.scan(connection, is_wanted=is_wanted)
             try:
                 change = await stream.next()
             except errors.HistoryLostError as error:
@@ -176,27 +170,33 @@ class Reader:
             self._counters.heard(change)
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
-            at = None if change is None else decoder.cluster_time(change)
-            await self._deliver_expired(at)
             if change is not None:
-                self._dispatch(change, names, connection.hooks)
-                self._position = at
+                item = decoder.interpret(change, names, connection.hooks)
+                self._dispatch(item, change)
+                if isinstance(item, decoder.Created):
+                    backend.sweep.expect(item.document.get("expire_time"))
+                elif isinstance(item, decoder.Updated):
+                    backend.sweep.expect(item.details.expire_time)
+                self._position = decoder.cluster_time(change)
                 if self._counters.delivered % _BATCH == 0:
                     # The driver may have thousands buffered. A pause of 0 suffices in a
                     # shared event loop, but keeps the GIL from threads that read.
                     await asyncio.sleep(_REST)
             if time.monotonic() - swept_at > _SWEPT_EVERY:
                 swept_at = time.monotonic()
-                for each in self._router:
-                    if each.inbox.is_abandoned:  # left open in a closed event loop
-                        self._router.detach(each)
+                self._detach_abandoned()
             if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
                 measured_at = time.monotonic()
                 window = await snapshots.oplog_window_if_known(connection)
                 self._counters.oplog_window = window
 
-    def _dispatch(self, change: Document, names: Names, hooks: Hooks) -> None:
-        item = decoder.interpret(change, names, hooks)
+    def _detach_abandoned(self) -> None:
+        """Detach what was left open in an event loop that is closed."""
+        for each in self._router:
+            if each.inbox.is_abandoned:
+                self._router.detach(each)
+
+    def _dispatch(self, item: decoder.ChangeEvent | None, change: Document) -> None:
         if item is None:
             return
         if isinstance(item, Dropped):
@@ -206,12 +206,9 @@ class Reader:
         self._router.note(item, decoder.transaction_of(change))
         if self._router.is_suppressed(item):
             return
-        has_ended = self._expiry_scanner.note(item)
         notification = Notification(at, None)
         size = 0
         for each, payload in self._deliveries(item):
-            if has_ended and not each.scope.is_session:
-                continue
             if notification.change is not payload:
                 size = size or len(bson.encode(change))
                 notification = Notification(at, payload, size)
@@ -226,17 +223,6 @@ class Reader:
             change = unreadable.without_content(item, error)
             recipients = self._router.recipients(item)
             return [(each, change) for each in recipients if change]
-
-    async def _deliver_expired(self, before: Timestamp | None) -> None:
-        """Deliver expired sessions to all but the subscriptions to a single session."""
-        due = self._expiry_scanner.due_before(before)
-        for count, (at, deletion) in enumerate(due, 1):
-            notification = Notification(at, deletion.change())
-            for each in self._router.recipients(deletion):
-                if not each.scope.is_session:
-                    self._deliver(each, notification)
-            if count % _BATCH == 0:
-                await asyncio.sleep(_REST)
 
     def _deliver(self, subscription: Subscription, notification: Notification) -> None:
         inbox = subscription.inbox
@@ -264,7 +250,6 @@ class Reader:
         # Subscriptions attached from here on wait until the next stream has started;
         # nothing is delivered before.
         self._position = None
-        self._expiry_scanner = ExpiryScanner()
         for each in self._router:
             if each.scope.is_session:
                 each.inbox.clear()
@@ -280,8 +265,6 @@ class Reader:
         for subscription, future in waiting:
             if future.set_running_or_notify_cancel():
                 self._router.attach(subscription)
-                if self._router.has_wide_subscribers:
-                    self._expiry_scanner.begin()
                 future.set_result(self._position)
 
     def _is_over(self) -> bool:

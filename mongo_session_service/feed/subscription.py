@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -29,22 +27,18 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.feed import unreadable
-from mongo_session_service.feed.inbox import CAPACITY, Inbox, Notification
+from mongo_session_service.feed.inbox import Inbox, Notification
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.sessions import deletion, event_log, queries
+from mongo_session_service.sessions import event_log, queries
 
 if TYPE_CHECKING:
     from mongo_session_service.feed.feed import Feed
 
 
 logger = logging.getLogger(__name__)
-
-_SHORTEST: Final = 0.001
-"""Seconds: the event loop's clock and the calendar's may differ by less."""
-_MOMENT: Final = 0.25  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +47,11 @@ class View:
 
     at: Timestamp
     marker: Marker
-    expire_time: float | None
     missed: list[Change]
     is_complete: bool
     """Whether these are all; else they are a page of the session's events."""
     log_begins: int
     """The revision after which the session's log begins."""
-
-
-async def load_expiry(
-    connection: Connection, key: SessionKey, create_time: float
-) -> tuple[float | None, int]:
-    """When a session expires, None if never, and its revision; -1 if not stored.
-
-    Raises:
-        StorageUnavailableError: MongoDB has been unreachable for a minute.
-    """
-    where = {"_id": key.id, "create_time": create_time}
-    fields = {"expire_time": 1, "revision": 1}
-    found: dict[str, Any] | None = await connection.retry(
-        connection.sessions.find_one, where, fields
-    )
-    found = found or {}
-    return found.get("expire_time"), found.get("revision", -1)
 
 
 async def load_view(
@@ -128,9 +104,8 @@ async def load_view(
             details = Details.of(session)
             if "title" in session or details.labels:  # an empty title was removed
                 missed.append(Updated(key, details, update_time).change())
-    expire_time = session.get("expire_time")
     marker = Marker.of(session)
-    return View(found.at, marker, expire_time, missed, is_complete, begins)
+    return View(found.at, marker, missed, is_complete, begins)
 
 
 async def _snapshot_at_cut(
@@ -223,7 +198,9 @@ class Subscription:
         if self._inbox is not None:
             message = "A subscription can be opened only once; call watch() again."
             raise RuntimeError(message)
-        self._inbox = Inbox(self._feed.waker(), CAPACITY, self._max_bytes)
+        self._inbox = Inbox(
+            self._feed.waker(), self._feed.limits.inbox_changes, self._max_bytes
+        )
         try:
             await self._begin()
         except BaseException:
@@ -292,8 +269,6 @@ class SessionSubscription(Subscription):
         self._revision = after_revision
         self._create_time: float | None = None
         self._waiting: deque[Change] = deque()
-        self._expiry_check_at: float | None = None
-        """When to check if it has expired, on the event loop's clock; None if never."""
         self._is_following = False
         self._is_gone = False
 
@@ -318,51 +293,15 @@ class SessionSubscription(Subscription):
 
     async def _receive(self) -> None:
         """Queue the next change of the inbox, unless it is known or too far ahead."""
-        try:
-            notification = await self._next_notification(self._expiry_check_at)
-        except TimeoutError:
-            async with (await self._feed.connection()).call():
-                await self._check_expiry()
-            return
-        change = notification.change
+        change = (await self._next_notification()).change
         if change is None:
             self._is_following = False
-        elif change.kind == "updated":
-            self._waiting.append(change)
-            self._expiry_check_at = 0.0  # at once, if nothing else waits
         elif change.kind != "appended":
             self._waiting.append(change)
         else:
             ahead = (change.revision or 0) - self._delivered_revision
             self._is_following = ahead <= 1
             self._waiting += [change] if ahead == 1 else []
-
-    async def _check_expiry(self) -> None:
-        """Queue ``deleted`` if the session has expired; else plan the next check."""
-        key, create_time = self._key, self._create_time or 0.0
-        connection = await self._feed.connection()
-        expire_time, revision = await load_expiry(connection, key, create_time)
-        delay = self._plan_expiry_check(expire_time)
-        if self._is_closed or delay > 0:
-            return
-        now = platform_time.get_time()
-        is_over = await connection.retry(deletion.ended, connection, [key.id], now)
-        _, revision = await load_expiry(connection, key, create_time)
-        # An append may be renewing it; and what was appended is delivered first.
-        if not is_over or revision > self._delivered_revision:
-            self._expiry_check_at = asyncio.get_running_loop().time() + _MOMENT
-        else:
-            self._queue_deleted()
-
-    def _plan_expiry_check(self, expire_time: float | None) -> float:
-        """Plan a check for when the session expires; the seconds until then."""
-        delay = math.inf
-        self._expiry_check_at = None
-        if expire_time is not None:
-            delay = expire_time - platform_time.get_time()
-            now = asyncio.get_running_loop().time()
-            self._expiry_check_at = now + max(delay, _SHORTEST)
-        return delay
 
     def _queue_deleted(self) -> None:
         gone = Change(kind="deleted", **self._key.id, time=platform_time.get_time())
@@ -384,7 +323,9 @@ class SessionSubscription(Subscription):
     async def _catch_up(self) -> None:
         """Queue what was missed, and follow if that is complete."""
         # A new inbox: the old one may have overflowed with what is read here.
-        self._inbox = Inbox(self._feed.waker(), CAPACITY, self._max_bytes)
+        self._inbox = Inbox(
+            self._feed.waker(), self._feed.limits.inbox_changes, self._max_bytes
+        )
         position = await self._feed.attach(self)
         connection = await self._feed.connection()
         load = partial(load_view, connection, self._key, self._revision, position)
@@ -418,4 +359,3 @@ class SessionSubscription(Subscription):
         if view.is_complete:
             self._since = view.at
             self._is_following = True
-            self._plan_expiry_check(view.expire_time)

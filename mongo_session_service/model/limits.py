@@ -37,6 +37,20 @@ class Limits:
 
     reseal_bytes: int = 4_000_000
     """Bytes after which ``reseal`` ends a page, with the document that reaches them."""
+    inbox_changes: int = 1024
+    """Changes that may wait to be read by one subscriber."""
+    sweep_interval: float = 60.0
+    """Seconds between two looks for expired sessions, at most; infinite for none."""
+    sweep_rest: float = 1.0
+    """Seconds between two looks for expired sessions, at least."""
+    sweep_patience: float = 1.0
+    """Seconds after which a sweep leaves a locked session for later."""
+    removed_events: int = 1000
+    """Events removed in one transaction: about 30 ms, and 200 kB of MongoDB's oplog."""
+    prune_page: int = 1000
+    """Idle or old sessions found by one query of ``prune``."""
+    prune_batch: int = 40
+    """Sessions that ``prune`` examines together; fewer than one step removes."""
 
 
 DEFAULT = Limits()

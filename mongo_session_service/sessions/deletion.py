@@ -1,9 +1,11 @@
 """Deletion: removing sessions and their events in steps of bounded size.
 
 One transaction cannot delete 200,000 events. So a transaction replaces a long session
-with a tombstone, further ones remove its events, and the last one removes the
-tombstone. A removal that is interrupted is resumed by the next delete of the session,
-by pruning, or by creating a session with its id.
+with a *tombstone*, further ones remove its events, and the last one removes the
+tombstone: a document with the session's ``_id``, but without revision and state. No
+read returns it, and no session can be created beside it. A removal that is interrupted
+is resumed by the next delete of the session, by the sweep, by pruning, or by creating a
+session with its id.
 
 Each step updates the tombstone in the transaction that removes the events: a step that
 comes late finds no tombstone, and cannot remove events of a new session with the same
@@ -12,47 +14,40 @@ id.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import AsyncIterator
 from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
-from pymongo.errors import ExecutionTimeout, OperationFailure
-from pymongo.read_concern import ReadConcern
+from google.adk.platform import time as platform_time
 
-from mongo_session_service.codec.documents import LOG_BEGINS, OVER, TRIMMING, log_begins
+from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
 from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import in_parts
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import placeholders, queries
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.reservations import FORK, IMPORT, TOMBSTONE_TIME
 
-STEP: Final = 1000
-"""Events removed in one transaction: about 30 ms, and 200 kB in MongoDB's oplog."""
-
-_SESSIONS: Final = 50
+SESSIONS_AT_ONCE: Final = 50
 """Short sessions removed in one transaction."""
 
-_MARK_MS: Final = 100
-"""The server's time limit for marking expired sessions, of which some may be locked."""
-
-_MARK_PART_MS: Final = 20
-"""The same for a part of them, once one has turned out to be locked."""
-
-_MARK_TIMES: Final = 20
-"""How often a limit may be reached before the rest is left for later."""
-
 LENGTH: Final = dict.fromkeys(("revision", LOG_BEGINS, TRIMMING), 1)
-"""What tells how many events a session has."""
+"""The fields that tell how many events a session has."""
 
-_UNAUTHORIZED: Final = 13
+MAKE_TOMBSTONE: Final = {"$set": {"expire_time": TOMBSTONE_TIME}, "$inc": {"steps": 1}}
+"""The update that makes a reservation a tombstone, and counts a step of its removal.
+
+It changes the document each time, so that concurrent transactions conflict.
+"""
 
 ATTEMPTS: Final = 10
 """How often an id that was found free may turn out to be taken."""
 
 
-class Step(NamedTuple):
-    """What one step removed."""
+class Removal(NamedTuple):
+    """The sessions and events that one step removed."""
 
     sessions: int
     events: int
@@ -60,15 +55,49 @@ class Step(NamedTuple):
     """Whether nothing is left to remove."""
 
 
-async def remove_session(connection: Connection, key: SessionKey, now: float) -> None:
+def expired(connection: Connection) -> Document:
+    """The filter for what may be removed: it has expired by the server's clock.
+
+    A client whose clock is fast must not remove what others still use.
+    """
+    if connection.driver is Driver.MOCK:  # its server is this process
+        return queries.expired(platform_time.get_time())
+    is_over = {"$lte": ["$expire_time", queries.SERVER_TIME]}
+    # In an expression a missing time is before every other, so it is excluded first.
+    return {**queries.has_expiry(), "$expr": is_over}
+
+
+def deletable(connection: Connection) -> Document:
+    """The filter for what a delete may remove.
+
+    That is all but a fork that has not expired: the server may be copying events.
+    """
+    return {"$or": [{FORK: {"$exists": False}}, expired(connection)]}
+
+
+def is_session(document: Document) -> bool:
+    """Tell a session from a tombstone and a reservation, which have no revision."""
+    return "revision" in document
+
+
+def _tombstone(key: SessionKey) -> Document:
+    """The filter for a session's tombstone."""
+    return {"_id": key.id, **queries.expired(TOMBSTONE_TIME)}
+
+
+def _no_session(id_: Document) -> Document:
+    """The filter for the tombstone or the reservation with this ``_id``."""
+    return {"_id": id_, "revision": {"$exists": False}}
+
+
+async def remove_session(connection: Connection, key: SessionKey) -> None:
     """Remove a session and its events; do nothing if it is not stored.
 
     No reader sees it after the first step. If this is cancelled, the next removal of
     the session, or pruning, resumes it.
     """
-    wanted = {"_id": key.id, **placeholders.deletable(now)}
-    step = await remove_some(connection, wanted)
-    if not step.is_last:
+    removal = await remove_some(connection, {"_id": key.id, **deletable(connection)})
+    if not removal.is_last:
         # Only the tombstone: by now there may be a new session with the same id.
         with in_parts():
             await remove_tombstone(connection, key)
@@ -76,109 +105,81 @@ async def remove_session(connection: Connection, key: SessionKey, now: float) ->
 
 async def remove_tombstone(connection: Connection, key: SessionKey) -> None:
     """Remove a session's tombstone, if there is one, and the events left with it."""
-    await _remove_all(connection, placeholders.buried_at(key))
-
-
-async def remove_expired(connection: Connection, key: SessionKey, now: float) -> bool:
-    """Remove a session if it has expired or is being removed; whether its id is free.
-
-    The id is free as well if another process removed the session meanwhile.
-    """
-    await _remove_all(connection, {"_id": key.id, **queries.expired(now)})
-    return await connection.sessions.find_one({"_id": key.id}, {"_id": 1}) is None
-
-
-async def ended(
-    connection: Connection, ids: list[Document], now: float
-) -> list[Document]:
-    """Which sessions have expired for good, by their ``_id``.
-
-    An append that began in time, and renews its session, may not be committed yet. So a
-    session that has expired is marked. The mark waits for such an append, which then
-    has renewed the session; an append that comes later finds the mark, and no session.
-    A session that cannot be marked at once is not among the result.
-    """
-    parts, limit, times = deque([ids]), _MARK_MS, _MARK_TIMES
-    while parts and times:
-        part = parts.popleft()
-        try:
-            await _mark(connection, part, now, limit)
-        except ExecutionTimeout:
-            # A session is locked, which the others need not wait for.
-            parts += [part[::2], part[1::2]] if len(part) > 1 else []
-            limit, times = _MARK_PART_MS, times - 1
-        except OperationFailure as error:
-            if error.code != _UNAUTHORIZED:
-                raise
-            return ids  # a user who may only read cannot find out more
-    marked = {"_id": {"$in": ids}, **queries.expired(now), "ttl": OVER}
-    sessions = connection.sessions.with_options(read_concern=ReadConcern("majority"))
-    return [it["_id"] for it in await sessions.find(marked, {"_id": 1}).to_list(None)]
-
-
-async def _mark(
-    connection: Connection, ids: list[Document], now: float, limit: int
-) -> None:
-    """Mark those of some sessions that have expired, within milliseconds."""
-    which = {"_id": {"$in": ids}, **queries.expired(now), "ttl": {"$ne": OVER}}
-    mark = {"q": which, "u": {"$set": {"ttl": OVER}}, "multi": True}
-    command = {
-        "update": connection.sessions.name,
-        "updates": [mark],
-        "writeConcern": connection.sessions.write_concern.document,
-        "maxTimeMS": limit,
-    }
-    await connection.database.command(command)
-
-
-async def _remove_all(connection: Connection, wanted: Document) -> None:
-    while not (await remove_some(connection, wanted)).is_last:
+    async for _ in removals(connection, _tombstone(key)):
         pass
 
 
-async def remove_some(connection: Connection, wanted: Document) -> Step:
-    """Remove a few sessions, or a part of one, in one transaction.
+async def remove_expired(connection: Connection, key: SessionKey) -> bool:
+    """Remove a session if it has expired or is being removed; True if its id is free.
 
-    The transaction ends even if the caller is cancelled. Other processes may remove the
-    same sessions at the same time.
+    The id is free as well if another process removed the session meanwhile.
+    """
+    async for _ in removals(connection, {"_id": key.id, **expired(connection)}):
+        pass
+    return await connection.sessions.find_one({"_id": key.id}, {"_id": 1}) is None
+
+
+async def removals(
+    connection: Connection, wanted: Document, *, limit: float | None = None
+) -> AsyncIterator[Removal]:
+    """Remove sessions, and yield each step, until none is left.
 
     Args:
         connection: The database.
         wanted: The filter for the sessions to remove.
+        limit: Seconds after which a step is given up, as if a session is locked.
+    """
+    is_last = False
+    while not is_last:
+        removal = await remove_some(connection, wanted, limit=limit)
+        is_last = removal.is_last
+        yield removal
+
+
+async def remove_some(
+    connection: Connection, wanted: Document, *, limit: float | None = None
+) -> Removal:
+    """Remove a few sessions, or a part of one, in one transaction.
+
+    The transaction ends even if the caller is cancelled. Other processes may remove the
+    same sessions at the same time.
     """
 
-    async def work(txn: Txn) -> Step:
+    async def remove(txn: Txn) -> Removal:
         where = queries.routed(connection, wanted)
         cursor = connection.sessions.find(where, LENGTH, session=txn)
-        found = await cursor.limit(_SESSIONS).to_list(None)
+        found = await cursor.limit(SESSIONS_AT_ONCE).to_list(None)
         if not found:
-            return Step(0, 0, is_last=True)
+            return Removal(0, 0, is_last=True)
         for each in found:
-            if placeholders.is_placeholder(each):
-                return await _shorten(connection, each["_id"], txn)
+            if not is_session(each):
+                return await _remove_oldest_events(connection, each["_id"], txn)
         totals = accumulate(map(stored_events, found))
+        most = connection.limits.removed_events
         short = [
-            each for each, events in zip(found, totals, strict=True) if events <= STEP
+            each for each, events in zip(found, totals, strict=True) if events <= most
         ]
         # Without transactions, a crash in between would leave events without a session.
         if not txn or not short:
-            return await _bury(connection, found[0]["_id"], wanted, txn)
-        is_last = len(short) == len(found) < _SESSIONS
+            return await _replace_with_tombstone(
+                connection, found[0]["_id"], wanted, txn
+            )
+        is_last = len(short) == len(found) < SESSIONS_AT_ONCE
         return await _remove_short(connection, short, txn, is_last=is_last)
 
-    return await uninterrupted(run_transaction(connection, work))
+    return await uninterrupted(run_transaction(connection, remove, limit=limit))
 
 
 async def _remove_short(
     connection: Connection, short: list[Document], txn: Txn, *, is_last: bool
-) -> Step:
+) -> Removal:
     ids = [each["_id"] for each in short]
     which = queries.routed(connection, {"_id": {"$in": ids}})
     await connection.sessions.delete_many(which, session=txn)
     logs = [queries.all_events(SessionKey(**each["_id"])) for each in short]
     which = queries.any_of([queries.routed(connection, log) for log in logs])
     await connection.events.delete_many(which, session=txn)
-    return Step(len(short), sum(map(stored_events, short)), is_last)
+    return Removal(len(short), sum(map(stored_events, short)), is_last)
 
 
 def stored_events(session: Document) -> int:
@@ -187,61 +188,77 @@ def stored_events(session: Document) -> int:
     return int(session["revision"]) - removed
 
 
-async def _bury(
+async def _replace_with_tombstone(
     connection: Connection, id_: Document, wanted: Document, txn: Txn
-) -> Step:
-    """Replace a session with a tombstone, if it is still wanted."""
-    tombstone = placeholders.tombstone(id_)
+) -> Removal:
+    tombstone = {"_id": id_, "expire_time": TOMBSTONE_TIME, "steps": 0}
     if txn:
         # A delete rather than a replace: the change feed reports deletes.
         await connection.sessions.delete_one({"_id": id_}, session=txn)
         await connection.sessions.insert_one(tombstone, session=txn)
-    else:
-        still = {"$and": [{"_id": id_}, wanted]}
-        done = await connection.sessions.replace_one(still, tombstone)
-        return Step(done.matched_count, 0, is_last=False)
-    return Step(1, 0, is_last=False)
+        return Removal(1, 0, is_last=False)
+    still = {"$and": [{"_id": id_}, wanted]}
+    done = await connection.sessions.replace_one(still, tombstone)
+    return Removal(done.matched_count, 0, is_last=False)
 
 
-async def _shorten(connection: Connection, id_: Document, txn: Txn) -> Step:
-    """Remove a placeholder's oldest events; with the last ones, the placeholder."""
+async def _remove_oldest_events(
+    connection: Connection, id_: Document, txn: Txn
+) -> Removal:
+    """Remove events of a tombstone; with the last ones, the tombstone itself."""
     found = await connection.sessions.find_one_and_update(
-        placeholders.at(id_), placeholders.BURY, session=txn
+        _no_session(id_), MAKE_TOMBSTONE, session=txn
     )
     if found is None:
         # Only without transactions: another process has removed the rest.
-        return Step(0, 0, is_last=False)
+        return Removal(0, 0, is_last=False)
+    most = connection.limits.removed_events
     log = queries.routed(connection, queries.all_events(SessionKey(**id_)))
     cursor = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
-    oldest = [each["_id"] for each in await cursor.limit(STEP + 1).to_list(None)]
-    if len(oldest) > STEP:
+    oldest = [each["_id"] for each in await cursor.limit(most + 1).to_list(None)]
+    if len(oldest) > most:
         log = {**log, "_id": {"$gte": oldest[0], "$lt": oldest[-1]}}
     if oldest:
         await connection.events.delete_many(log, session=txn)
-    if len(oldest) > STEP:
-        return Step(0, STEP, is_last=False)
+    if len(oldest) > most:
+        return Removal(0, most, is_last=False)
     events = sum(each["revision"] > 0 for each in oldest)
-    if events and placeholders.was_reserved(found):
+    if events and (FORK in found or IMPORT in found):
         # Subscribers received these events, so they receive a "deleted" too.
-        await connection.sessions.delete_one(placeholders.at(id_), session=txn)
+        await connection.sessions.delete_one(_no_session(id_), session=txn)
     else:
-        await placeholders.remove_silently(connection, id_, txn)
-    return Step(0, events, is_last=False)
+        await remove_silently(connection, id_, txn)
+    return Removal(0, events, is_last=False)
 
 
-async def remove_events(
+async def remove_silently(connection: Connection, id_: Document, txn: Txn) -> None:
+    """Remove a tombstone or reservation; the feed reports no deleted session.
+
+    All that a change stream contains of a delete is the ``_id``. A second document,
+    inserted and deleted in the same transaction, says that this was no session.
+    """
+    announcement = {"_id": queries.announcement_id(id_, queries.REMOVED)}
+    if txn:
+        await connection.sessions.insert_one(announcement, session=txn)
+    await connection.sessions.delete_one(_no_session(id_), session=txn)
+    if txn:
+        await connection.sessions.delete_one(announcement, session=txn)
+
+
+async def _remove_orphans(
     connection: Connection, app_name: str, user_id: str | None
 ) -> int:
     """Remove events of an app or user that have no session; how many."""
     # The _id of an event begins with that of its session.
     wanted = queries.all_sessions(app_name, user_id)
+    most = connection.limits.removed_events
     removed = 0
 
     # In one transaction, or the events may belong to a new session by then.
-    async def work(txn: Txn) -> tuple[list[Document], int]:
+    async def remove(txn: Txn) -> tuple[list[Document], int]:
         where = queries.routed(connection, wanted)
         cursor = connection.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
-        found = [each["_id"] for each in await cursor.limit(STEP).to_list(None)]
+        found = [each["_id"] for each in await cursor.limit(most).to_list(None)]
         orphans = await _orphans(connection, found, txn) if found else []
         if orphans:
             which = queries.routed(connection, {"_id": {"$in": orphans}})
@@ -249,9 +266,9 @@ async def remove_events(
         return found, len(orphans)
 
     while True:
-        found, gone = await uninterrupted(run_transaction(connection, work))
+        found, gone = await uninterrupted(run_transaction(connection, remove))
         removed += gone
-        if len(found) < STEP:
+        if len(found) < most:
             return removed
         wanted = {"_id": {**wanted["_id"], "$gt": found[-1]}}
 
@@ -259,7 +276,7 @@ async def remove_events(
 async def _orphans(
     connection: Connection, events: list[Document], txn: Txn
 ) -> list[Document]:
-    """The ``_id``s of the events that have neither session nor placeholder."""
+    """The ``_id``s of the events that have no session, tombstone or reservation."""
     keys = {SessionKey(*islice(each.values(), 3)) for each in events}
     ids = [key.id for key in keys]
     wanted = queries.routed(connection, {"_id": {"$in": ids}})
@@ -270,14 +287,18 @@ async def _orphans(
 
 async def erase_logs(
     connection: Connection, app_name: str, user_id: str | None
-) -> Step:
-    """Remove all sessions, and events without one that a crash may have left."""
+) -> tuple[int, int]:
+    """Remove all sessions, and events without one that a crash may have left.
+
+    Returns:
+        How many sessions and how many events were removed.
+    """
     wanted = queries.all_sessions(app_name, user_id)
-    step = await remove_some(connection, wanted)
-    sessions, events = step.sessions, step.events
+    removal = await remove_some(connection, wanted)
+    sessions, events = removal.sessions, removal.events
     with in_parts():
-        while not step.is_last:
-            step = await remove_some(connection, wanted)
-            sessions, events = sessions + step.sessions, events + step.events
-        events += await remove_events(connection, app_name, user_id)
-    return Step(sessions, events, is_last=True)
+        if not removal.is_last:
+            async for removal in removals(connection, wanted):
+                sessions, events = sessions + removal.sessions, events + removal.events
+        events += await _remove_orphans(connection, app_name, user_id)
+    return sessions, events

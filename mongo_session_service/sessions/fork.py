@@ -39,10 +39,10 @@ from mongo_session_service.sessions import (
     deletion,
     history,
     lookups,
-    placeholders,
     queries,
 )
 from mongo_session_service.sessions.batch import Update, initial_updates
+from mongo_session_service.sessions.reservations import FORK, Reservations
 from mongo_session_service.sessions.store import SessionStore
 
 LIFETIME: Final = 60.0
@@ -92,7 +92,7 @@ async def copy_session(
     if isinstance(until, str):
         until = await _before(connection, source, until, beginning.session)
     revision = history.checked(beginning.session, until)
-    reservations = placeholders.Reservations(placeholders.FORK, LIFETIME)
+    reservations = Reservations(FORK, LIFETIME)
     fork = Fork(connection, source, target, beginning, revision, reservations)
     try:
         await fork.reserve()
@@ -129,7 +129,7 @@ class Fork:
     target: SessionKey
     beginning: history.Beginning
     revision: int
-    reservations: placeholders.Reservations
+    reservations: Reservations
 
     @property
     def reservation(self) -> Document:
@@ -144,15 +144,14 @@ class Fork:
             try:
                 await uninterrupted(at.sessions.insert_one(reservation))
             except errors.DuplicateKeyError:
-                now = platform_time.get_time()
-                if not (await deletion.remove_expired(at, self.target, now) and left):
+                if not (await deletion.remove_expired(at, self.target) and left):
                     raise session_exists_error(self.target.session_id) from None
             else:
                 return
 
     async def renew(self) -> None:
         """Hold the place for longer."""
-        renewal = self.reservations.renewal()
+        renewal = self.reservations.renewal(self.connection)
         held = await self.connection.sessions.update_one(self.reservation, renewal)
         if not held.matched_count:
             raise StorageUnavailableError(_LOST)
@@ -240,7 +239,7 @@ class Fork:
             for update in apart:
                 await at.events.update_one(*update, upsert=True, session=txn)
             if txn:
-                await placeholders.remove_silently(at, self.target.id, txn)
+                await deletion.remove_silently(at, self.target.id, txn)
                 await at.sessions.insert_one(document, session=txn)
             else:
                 await at.sessions.replace_one(held, document)
@@ -249,7 +248,7 @@ class Fork:
 
     async def give_up(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""
-        at, bury = self.connection, placeholders.BURY
+        at, bury = self.connection, deletion.MAKE_TOMBSTONE
         with suppress(errors.PyMongoError):
             # A tombstone even if the reservation was lost: events were copied since.
             await at.sessions.update_one(self.reservation, bury, upsert=True)

@@ -7,18 +7,22 @@ an empty document, which sorts after every string and number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec.documents import LOG_BEGINS, OVER
+from mongo_session_service.codec.documents import LOG_BEGINS
 from mongo_session_service.model.records import (
     SHARD_KEY,
     Document,
     SessionKey,
 )
+
+SERVER_TIME: Final = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
+"""The expression for the server's time, in seconds since 1970."""
 
 REMOVED: Final = "removed"
 """What the ``_id`` has beyond a session's that says: what is removed is none."""
@@ -42,13 +46,17 @@ def visible(now: float) -> Document:
 
     A tombstone, of a session that is being removed, has none; nor has a reservation.
     """
-    is_unexpired = {"expire_time": {"$not": {"$lte": now}}, "ttl": {"$ne": OVER}}
-    return {"revision": {"$gte": 0}, **is_unexpired}
+    return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
 
 
 def expired(now: float) -> Document:
-    """What is no session any more, and may be removed."""
+    """The filter for what has expired by then, tombstones included."""
     return {"expire_time": {"$lte": now}}
+
+
+def has_expiry() -> Document:
+    """The filter for what expires at some time, and was not stored by other tools."""
+    return {"expire_time": {"$lte": math.inf}, "_id.session_id": {"$type": "string"}}
 
 
 def counting(wanted: Document) -> list[Document]:

@@ -35,9 +35,11 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import history, lookups, queries
-from mongo_session_service.sessions.deletion import STEP
 from mongo_session_service.sessions.history import Beginning
 from mongo_session_service.sessions.store import SessionStore
+
+STEP: Final = 1000
+"""Events removed in one transaction."""
 
 CALL_LASTS: Final = 86_400.0
 """Seconds in which a function call may get its response: a day."""

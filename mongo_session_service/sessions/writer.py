@@ -318,8 +318,7 @@ class Writer:
                 with SwallowedCancellation():
                     await self.write(new, new.expected, started=started)
             except AlreadyExistsError:
-                now = platform_time.get_time()
-                is_free = await remove_expired(self._connection, new.key, now)
+                is_free = await remove_expired(self._connection, new.key)
                 if not is_free or not left:
                     raise
             else:

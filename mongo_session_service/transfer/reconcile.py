@@ -13,7 +13,7 @@ from mongo_session_service.codec.bson_values import decode_value
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Append, Document
-from mongo_session_service.sessions.placeholders import is_placeholder
+from mongo_session_service.sessions.deletion import is_session
 from mongo_session_service.transfer.batches import Incoming, IncomingState
 
 
@@ -110,7 +110,7 @@ def plan(
         hooks: The application's: content is compared as it is after loading.
     """
     matched = matching(incoming, stored, hooks)
-    if session is None or is_placeholder(session):
+    if session is None or not is_session(session):
         return Plan(Standing.NEW, matched, found=len(stored))
     revision, begins = session["revision"], documents.log_begins(session)
     if begins != incoming.log_begins:

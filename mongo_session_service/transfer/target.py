@@ -30,16 +30,17 @@ from mongo_session_service.driver.translation import is_duplicate_key
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import placeholders, queries
+from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.batch import Update, initial_updates
 from mongo_session_service.sessions.deletion import (
-    STEP,
+    is_session,
     remove_expired,
     remove_some,
     remove_tombstone,
 )
 from mongo_session_service.sessions.details import announce_details
 from mongo_session_service.sessions.history import recorded
+from mongo_session_service.sessions.reservations import IMPORT, Reservations
 from mongo_session_service.transfer.batches import Incoming, IncomingState
 from mongo_session_service.transfer.reconcile import Plan, Standing, plan, plan_state
 from mongo_session_service.transfer.records import Problem, named
@@ -129,7 +130,7 @@ class Target:
         self._at = connection
         self.hooks = connection.hooks
         self._is_read_only = is_read_only
-        self._reservations = placeholders.Reservations(placeholders.IMPORT, LIFETIME)
+        self._reservations = Reservations(IMPORT, LIFETIME)
         self._held: set[SessionKey] = set()
         """The places that are reserved, and not taken yet."""
 
@@ -169,14 +170,15 @@ class Target:
         wanted = queries.routed(self._at, {"_id": {"$in": ids}})
         for each in await self._at.sessions.find(wanted).to_list(None):
             key = SessionKey(**each["_id"])
-            if each.get("expire_time", now + 1) > now:
+            is_over = each.get("expire_time", now + 1) <= now
+            if is_over and not self._is_read_only:
+                is_over = await remove_expired(self._at, key)
+            if not is_over:
                 found[key] = each
-            elif not self._is_read_only:
-                await remove_expired(self._at, key, now)
         lacking = [
             key.event_id(0)
             for key, each in found.items()
-            if not placeholders.is_placeholder(each) and INITIAL not in each
+            if is_session(each) and INITIAL not in each
         ]
         if lacking:
             wanted = queries.routed(self._at, {"_id": {"$in": lacking}})
@@ -267,7 +269,7 @@ class Target:
                 writes.append(InsertOne(self._reservations.new(id_)))
             else:
                 held = self._reservations.held_by(holder, id_)
-                writes.append(UpdateOne(held, self._reservations.renewal()))
+                writes.append(UpdateOne(held, self._reservations.renewal(self._at)))
                 renewed += 1
         if writes:
             done = await self._at.sessions.bulk_write(writes, ordered=False)
@@ -276,7 +278,7 @@ class Target:
 
     def _check_holder(self, incoming: Incoming, found: Document | None) -> str | None:
         """The import that holds a session's place; None if it is free."""
-        holder: str | None = found.get(placeholders.IMPORT) if found else None
+        holder: str | None = found.get(IMPORT) if found else None
         if found is not None and holder is None:
             raise ConflictError(
                 f"The target itself is forking or removing {named(incoming.key)}."
@@ -308,6 +310,7 @@ class Target:
         """Remove events of a reserved session in steps: after a revision, up to one."""
         log = queries.events_after(key, after, until and until + 1)
         where = queries.routed(self._at, log)
+        most = self._at.limits.removed_events
 
         async def step(txn: Txn) -> bool:
             held = await self._at.sessions.update_one(
@@ -316,11 +319,11 @@ class Target:
             if held.matched_count == 0:
                 raise ChangedError
             rest = self._at.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
-            ids = [each["_id"] for each in await rest.limit(STEP).to_list(None)]
+            ids = [each["_id"] for each in await rest.limit(most).to_list(None)]
             if ids:
                 some = {**where, "_id": {"$gte": ids[0], "$lte": ids[-1]}}
                 await self._at.events.delete_many(some, session=txn)
-            return len(ids) == STEP
+            return len(ids) == most
 
         while await self._transaction(key, step):
             pass

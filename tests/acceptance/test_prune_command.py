@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 
+import pytest
 from google.adk.events import Event
 from support.cli_runner import call
 from support.fake_clock import Clock
@@ -22,6 +24,7 @@ async def fill(service: MongoSessionService) -> None:
             await service.append_event(session, Event(author="x"))
 
 
+@pytest.mark.limits(sweep_interval=math.inf)
 async def test_prune_removes_and_tells(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
@@ -42,6 +45,7 @@ async def test_prune_removes_and_tells(
     assert len((await service.list_sessions(app_name="app")).sessions) == 1
 
 
+@pytest.mark.limits(sweep_interval=math.inf)
 async def test_prune_takes_criteria(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
+from dataclasses import replace
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 
+import pytest
 from google.adk.events import Event
 from pymongo import MongoClient
 from support.fake_clock import Clock
+from support.limits import NO_SWEEP
 from support.long_sessions import left_in, store_long_session
 
 from mongo_session_service import MongoSessionService, Pruned
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion
 
 OF_USER = {"app_name": "app", "user_id": "user"}
 SHORT, LONG = 60, 95  # sessions of one event each, and events of another
@@ -25,7 +28,6 @@ def work(
     uri: str, database: str, meeting: Barrier, results: SimpleQueue[Pruned]
 ) -> None:
     """Prune in small steps, in a process of its own."""
-    deletion.STEP = 10  # type: ignore[misc]
     results.put(asyncio.run(prune(uri, database, meeting)))
 
 
@@ -38,10 +40,12 @@ async def prune(uri: str, database: str, meeting: Barrier) -> Pruned:
         if len(steps) == 1:
             meeting.wait(PATIENCE)
 
-    async with MongoSessionService(uri, database=database) as service:
+    limits = replace(NO_SWEEP, removed_events=10)
+    async with MongoSessionService(uri, database=database, _limits=limits) as service:
         return await service.prune(meet)
 
 
+@pytest.mark.limits(sweep_interval=math.inf)
 async def test_two_processes_prune_together(
     service: MongoSessionService, mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:

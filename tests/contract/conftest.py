@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +56,7 @@ async def ours(
     """Each way to run our service, for what ADK's own services do not have."""
     backend: Backend = request.param
     expect_differences(request, backend)
+    limits = replace(limits, sweep_interval=math.inf)
     async with backend.make(mongodb_uri, database, _limits=limits) as service:
         assert isinstance(service, MongoSessionService)
         yield service

@@ -245,13 +245,14 @@ async def test_a_stale_append_stays_one(ours: MongoSessionService) -> None:
 
 async def test_an_expired_id_is_free(ours: MongoSessionService) -> None:
     """A new session may have an expired one's id, and nothing of its content."""
-    clock = Clock.set()
-    old = await ours.create_session(**SESSION, state={"old": 1}, title="Old", ttl=10)
+    clock = Clock.behind(100)
+    old = await ours.create_session(**SESSION, state={"old": 1}, title="Old", ttl=1000)
     delta = EventActions(state_delta={"more": 1})
     await ours.append_event(old, Event(author="x", actions=delta))
     with pytest.raises(AlreadyExistsError):
         await ours.create_session(**SESSION)
-    clock.now += 10
+    await ours.update_session(**SESSION, ttl=10)
+    clock.catch_up()
 
     await ours.create_session(**SESSION, state={"new": 1})
 
@@ -265,12 +266,12 @@ async def test_an_expired_id_is_free(ours: MongoSessionService) -> None:
 
 async def test_prune_removes_what_has_expired(ours: MongoSessionService) -> None:
     """A prune removes what it counted before, and nothing that anyone is shown."""
-    clock = Clock.set()
+    clock = Clock.behind(100)
     for number in range(3):
-        session = await ours.create_session(**OF_USER, ttl=10 * (number + 1))
+        session = await ours.create_session(**OF_USER, ttl=10 ** (number + 1))
         await ours.append_event(session, Event(author="x"))
     kept = await ours.create_session(**SESSION)
-    clock.now += 20
+    clock.catch_up()
 
     counted = await ours.prune(dry_run=True)
 

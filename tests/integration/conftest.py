@@ -1,20 +1,18 @@
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 from google.adk.sessions import InMemorySessionService
 from pymongo import MongoClient
 from support.encryption_hooks import SEALED
 from support.failpoints import victim_uri
-from support.fake_clock import Clock
 from support.resource_checks import leaving_nothing
 from support.sample_data import fill
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes import stream
-from mongo_session_service.feed import expiry
 from mongo_session_service.model.limits import Limits
 
 
@@ -22,11 +20,11 @@ from mongo_session_service.model.limits import Limits
 async def victim(
     mongodb_uri: str, database: str, admin: MongoClient, limits: Limits
 ) -> AsyncIterator[MongoSessionService]:
-    """A service whose commands ``faults.failing`` can make fail.
+    """A service whose commands ``faults.failing`` can make fail; it does not sweep.
 
     Nothing is left of it at the end: on the server, in the driver, in the event loop.
     """
-    uri = victim_uri(mongodb_uri)
+    uri, limits = victim_uri(mongodb_uri), replace(limits, sweep_interval=math.inf)
     async with (
         MongoSessionService(uri, database=database, _limits=limits) as service,
         leaving_nothing(admin, service),
@@ -45,16 +43,6 @@ async def second(
     )
     async with service:
         yield service
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What the feed, which looks more often than else, takes for the time."""
-    clock = Clock()
-    monkeypatch.setattr(stream, "AWAIT_MS", 50)
-    monkeypatch.setattr(expiry, "_REST", 0)
-    monkeypatch.setattr(expiry, "platform_time", SimpleNamespace(get_time=clock))
-    return clock
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -25,7 +26,10 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.consumers import lease
 from mongo_session_service.driver import connection, snapshots
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions import deletion, event_log
+from mongo_session_service.sessions import event_log
+
+SMALL_STEPS = Limits(fork_step=1, removed_events=1, sweep_interval=math.inf)
+"""So that few events take several steps."""
 
 pytestmark = pytest.mark.filterwarnings(
     # PyMongo leaves a socket to the garbage collector if it is cancelled connecting.
@@ -61,7 +65,9 @@ async def world(
     async with (
         AsyncMongoClient(uri) as client,
         MongoSessionService(
-            client=client, database=database, _limits=Limits(fork_step=1)
+            client=client,
+            database=database,
+            _limits=Limits(fork_step=1, removed_events=1),
         ) as service,
     ):
         rebasing = MongoSessionService(
@@ -112,14 +118,11 @@ async def cancel(
 async def test_a_write_cancelled_at_every_point(
     world: World,
     admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
     *,
     late: Late,
 ) -> None:
     """It is done or not done, which can be told, and what comes next works."""
-    # So that few events take several steps.
-    monkeypatch.setattr(deletion, "STEP", 1)
     for case in WRITES:
         with subtests.test(case.what, how=case.prepare.__name__):
             await cancel_at_every_point(world, admin, case, late=late)

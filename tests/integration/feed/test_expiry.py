@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from starlette.applications import Starlette
 from support.consumers import begun, take
 from support.fake_clock import Clock
 from support.http_server import Client, serving
+from support.limits import NO_SWEEP
 from support.long_sessions import left_in, store_long_session
 from support.subscriptions import (
     APP,
@@ -26,11 +30,17 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import MongoSessionService, Pruned
-from mongo_session_service.feed import subscription
 from mongo_session_service.http import changes_route
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion
 from mongo_session_service.sessions.batch import BatchStore
+
+
+@pytest.fixture
+async def follower(service: MongoSessionService) -> AsyncIterator[Follower]:
+    """A subscriber to the whole app."""
+    async with Follower(service.watch(APP)) as follower:
+        yield follower
 
 
 async def test_documents_have_what_they_need(
@@ -58,89 +68,109 @@ async def test_documents_have_what_they_need(
     }
 
 
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
-    """Receives an item whenever a subscription has looked if its session expired."""
-    looks, look = asyncio.Queue[None](), subscription.load_expiry
-
-    async def looking(*arguments: Any) -> Any:
-        found = await look(*arguments)
-        looks.put_nowait(None)
-        return found
-
-    monkeypatch.setattr(subscription, "load_expiry", looking)
-    return looks
-
-
-async def test_a_watched_session_expires(
-    service: MongoSessionService, looks: asyncio.Queue[None]
-) -> None:
-    """Its subscription is told that it is deleted when its time has come, and ends."""
-    clock = Clock.set()
-    session = await service.create_session(**SESSION, ttl=0.1)
+async def test_a_watched_session_expires(service: MongoSessionService) -> None:
+    """Its subscription receives all of its events, then ``deleted``, and ends."""
+    session = await service.create_session(**SESSION, ttl=1)
     async with Follower(service.watch(APP, USER, ID)) as follower:
         for revision in (1, 2):
-            clock.now += 0.09
-            await looks.get()
             await service.append_event(session, new_event())
             await follower.reached(revision)
-        clock.now += 1
+        appended_at = time.time()
         assert await follower.ended() is None
 
     assert follower.kinds == ["snapshot", "appended", "appended", "deleted"]
+    late = time.time() - appended_at - 1
+    assert late + 0.05 >= 0
+    assert late < 3
     with pytest.raises(SessionNotFoundError):
         await service.wait_for(**SESSION, revision=5)
 
 
 async def test_a_watched_session_lives_longer(
-    service: MongoSessionService, looks: asyncio.Queue[None]
+    service: MongoSessionService, follower: Follower
 ) -> None:
-    """Who watches a session that got another end is told nothing before that."""
-    clock = Clock.set()
-    session = await service.create_session(**SESSION, state={"app:a": 1}, ttl=0.1)
-    async with Follower(service.watch(APP, USER, ID)) as follower:
-        await follower.until(lambda: follower.told)
-        await service.update_session(**SESSION, ttl=None)
-        await looks.get()
-        clock.now += 1
-        await service.append_event(session, new_event())
-        await follower.reached(1)
-        await service.update_session(**SESSION, ttl=1000)
-        await looks.get()
-        await service.append_event(session, new_event())
-        await follower.reached(2)
-        await service.update_session(**SESSION, ttl=0.1)
-        clock.now += 1
-        assert await follower.ended() is None
+    """A session that is renewed, or never to expire any more, stays."""
+    ends = {"ttl": 1}
+    session = await service.create_session(**SESSION, **ends)
+    await service.create_session(**IDS, session_id="renewed", **ends)
+    await service.create_session(**IDS, session_id="expires", **ends)
+    await service.update_session(**SESSION, ttl=None)
+    await service.update_session(**IDS, session_id="renewed", ttl=1000)
+    await follower.until(lambda: follower.gone)
+    await service.append_event(session, new_event())
+    assert follower.gone == ["expires"]
 
-    kinds = [each for each in follower.kinds if each != "updated"]
-    assert kinds == ["snapshot", "appended", "appended", "deleted"]
-    assert follower.kinds.count("updated") == 3
+    await service.update_session(**SESSION, ttl=0.1)
+    await follower.until(lambda: len(follower.gone) > 1)
+
+    assert follower.gone == ["expires", ID]
 
 
-async def test_a_cancelled_reader_is_told_of_the_end(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+async def test_sessions_of_other_processes_expire(
+    mongodb_uri: str, database: str, follower: Follower
 ) -> None:
-    """A reader that is cancelled while it looks at the clock looks again."""
-    looking, look = asyncio.Event(), subscription.load_expiry
+    """Their creator is gone by then, and nobody writes any more."""
+    async with MongoSessionService(mongodb_uri, database=database) as other:
+        await other.create_session(**SESSION, ttl=0.5)
+        await other.create_session(**IDS, session_id="changed")
+        await other.update_session(**IDS, session_id="changed", ttl=0.5)
 
-    async def never(*_: object) -> None:
-        looking.set()
-        await asyncio.Event().wait()
+    await follower.until(lambda: set(follower.gone) == {ID, "changed"})
 
-    clock = Clock.set()
-    await service.create_session(**SESSION, ttl=0.1)
-    async with asyncio.timeout(PATIENCE), service.watch(APP, USER, ID) as changes:
-        assert (await anext(changes)).kind == "snapshot"
-        monkeypatch.setattr(subscription, "load_expiry", never)
-        reading = asyncio.ensure_future(anext(changes))
-        await looking.wait()
-        reading.cancel()
-        await asyncio.wait([reading])
-        monkeypatch.setattr(subscription, "load_expiry", look)
-        clock.now += 1
 
-        assert (await anext(changes)).kind == "deleted"
+async def test_sessions_that_expired_before_are_told(
+    mongodb_uri: str, database: str
+) -> None:
+    """A new subscriber receives ``deleted`` for sessions that nobody has removed."""
+    Clock.behind(100)
+    where = {"database": database}
+    async with MongoSessionService(mongodb_uri, **where, _limits=NO_SWEEP) as other:
+        for number in range(500):  # more than an inbox has room for
+            await other.create_session(**IDS, session_id=str(number), ttl=10)
+
+    small = Limits(inbox_changes=64)
+    async with (
+        MongoSessionService(mongodb_uri, **where, _limits=small) as service,
+        Follower(service.watch(APP)) as follower,
+        Follower(service.watch(APP, USER)) as second,
+    ):
+        for each in (follower, second):
+            await each.until(lambda each=each: len(each.told) == 500)
+
+    for each in (follower, second):
+        assert each.kinds == ["deleted"] * 500
+        assert len(set(each.gone)) == 500
+
+
+async def test_each_expiry_is_told_once(
+    service: MongoSessionService, follower: Follower
+) -> None:
+    """A session that takes the id of an expired one has a life of its own."""
+    await service.create_session(**SESSION, ttl=0.2)
+    await follower.until(lambda: follower.gone == [ID])
+    await service.create_session(**SESSION)
+    await service.delete_session(**SESSION)
+    await service.create_session(**SESSION, ttl=0.2)
+    await follower.until(lambda: len(follower.gone) == 3)
+
+    assert await service.prune() == Pruned()
+    assert follower.kinds == ["created", "deleted"] * 3
+
+
+async def test_a_session_of_a_slow_clock_is_told(
+    service: MongoSessionService, follower: Follower
+) -> None:
+    """What has expired by the server's clock is over for everyone.
+
+    A writer whose clock is behind cannot append to it, but create it again.
+    """
+    Clock.behind(1000)
+    session = await service.create_session(**SESSION, ttl=10)
+    await follower.until(lambda: follower.kinds == ["created", "deleted"])
+    with pytest.raises(SessionNotFoundError):
+        await service.append_event(session, new_event())
+    await service.create_session(**SESSION)
+    await follower.until(lambda: follower.kinds == ["created", "deleted", "created"])
 
 
 async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> None:
@@ -158,32 +188,27 @@ async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> N
 
 async def test_a_stream_to_a_browser_ends(service: MongoSessionService) -> None:
     """A stream over HTTP tells that its session has expired, and ends."""
-    clock = Clock.set()
-    await service.create_session(**SESSION, ttl=0.1)
+    await service.create_session(**SESSION, ttl=2)
     route = changes_route(service, authorize=lambda *_: True)
     app = Starlette(routes=[route])
     async with serving(app) as url, Client(f"{url}/changes") as client:
         assert (await client.next()).kind == "snapshot"
-        clock.now += 1
         told = await client.rest()
 
     assert [each.kind for each in told] == ["deleted"]
 
 
+@pytest.mark.limits(removed_events=10, sweep_interval=math.inf)
 async def test_a_prune_is_told_once(
-    service: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
+    service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """Each expired session, long or short, is told to be deleted once; others stay."""
-    monkeypatch.setattr(deletion, "STEP", 10)
-    clock = Clock.set()
-    await service.create_session(**IDS, session_id="kept", state={"user:u": 1}, ttl=99)
+    clock = Clock.behind(100)
+    await service.create_session(**IDS, session_id="kept", state={"user:u": 1}, ttl=999)
     await service.create_session(**IDS, session_id="short", ttl=10)
     await store_long_session(service, admin, database, SessionKey(APP, USER, ID), 35)
     await service.update_session(**SESSION, ttl=10)
-    clock.now += 10
+    clock.catch_up()
     seen: list[Pruned] = []
     async with (
         asyncio.timeout(PATIENCE),
@@ -231,18 +256,18 @@ async def test_a_time_to_live_that_changes_back_makes_nobody_stale(
     assert len(found.events) == 1
 
 
+@pytest.mark.limits(sweep_interval=math.inf)
 async def test_a_prune_and_appends_at_once(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """A session is appended to or removed, whole, however the two meet."""
-    clock = Clock.set()
     for number in range(20):
+        clock = Clock.behind(100)  # the writer's, for which it has not expired
         session = await service.create_session(**IDS, session_id=str(number), ttl=10)
-        clock.now += 9.99  # one writer's clock is behind the other's
-        appending = service.append_event(session, new_event())
-        clock.now += 0.02
         _, appended = await asyncio.gather(
-            service.prune(), appending, return_exceptions=True
+            service.prune(),
+            service.append_event(session, new_event()),
+            return_exceptions=True,
         )
 
         found = await service.get_session(**IDS, session_id=str(number))
@@ -251,6 +276,6 @@ async def test_a_prune_and_appends_at_once(
         else:
             assert isinstance(appended, Event)
             assert found is None or found.events == [appended]
-        clock.now += 100
+        clock.catch_up()
         await service.prune()
         assert left_in(admin, database) == {"sessions": 0, "events": 0}

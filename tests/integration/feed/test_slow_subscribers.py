@@ -23,7 +23,7 @@ from mongo_session_service import (
     MongoSessionService,
     SlowSubscriberError,
 )
-from mongo_session_service.feed.inbox import CAPACITY
+from mongo_session_service.model.limits import DEFAULT
 
 
 async def test_a_slow_reader_is_told_and_can_come_back(
@@ -31,7 +31,7 @@ async def test_a_slow_reader_is_told_and_can_come_back(
 ) -> None:
     """Who lets its buffer overflow learns how far it came; others see everything."""
     session = await service.create_session(**SESSION)
-    total = CAPACITY + 200
+    total = DEFAULT.inbox_changes + 200
 
     async with (
         service.watch(APP, USER, ID) as slow,

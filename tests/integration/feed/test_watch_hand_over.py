@@ -145,7 +145,7 @@ async def test_opened_at_random_among_random_writers(
         want = await stored_state(service, session_id)
         await follower.until(lambda each=follower, want=want: each.state == want)
         first = follower.told[0]
-        start = (first.revision or 0) + (first.kind == "snapshot")
+        start = 1 + ((first.revision or 0) if first.kind == "snapshot" else 0)
         told = follower.revisions.get(f"app/user/{session_id}", [])
         assert told == list(range(start, 62))
     for follower in broad:

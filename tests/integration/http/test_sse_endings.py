@@ -21,7 +21,6 @@ from support.http_server import PATIENCE, Client, serving, until
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.feed import subscription
 from mongo_session_service.http import changes_route, sse
 
 
@@ -117,11 +116,11 @@ async def test_a_head_request_leaves_nothing_open(
                 await asyncio.sleep(0.01)  # the feed's thread lets it go
 
 
+@pytest.mark.limits(inbox_changes=8)
 async def test_a_slow_client_is_ended_and_comes_back(
-    service: MongoSessionService, session: Session, monkeypatch: pytest.MonkeyPatch
+    service: MongoSessionService, session: Session
 ) -> None:
     """What a slow client did not get is there when it comes back; others go on."""
-    monkeypatch.setattr(subscription, "CAPACITY", 8)
     async with serving(app_of(service)) as url:
         slow = Client(f"{url}/changes")
         async with slow, Client(f"{url}/changes") as quick:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -15,11 +16,11 @@ from support.consumers import PATIENCE, begun, take
 from support.long_sessions import left_in, store_long_session
 
 from mongo_session_service import MongoSessionService, Pruned
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.feed.expiry import expiring_between
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion, queries
-from mongo_session_service.sessions.deletion import Step
+from mongo_session_service.service import backend_of
+from mongo_session_service.sessions import deletion, sweep
+from mongo_session_service.sessions.deletion import Removal
 
 KEY = SessionKey("app", "user", "s")
 NOTHING = {"sessions": 0, "events": 0}
@@ -29,10 +30,9 @@ class BrokenOffError(Exception):
     pass
 
 
-@pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of ten events, so that few make a session long."""
-    monkeypatch.setattr(deletion, "STEP", 10)
+SMALL_STEPS = Limits(removed_events=10, sweep_interval=math.inf)
+"""With steps of ten events, few make a session long; nobody else finishes a delete."""
+small_steps = pytest.mark.limits(removed_events=10, sweep_interval=math.inf)
 
 
 async def delete_in_part(
@@ -42,12 +42,12 @@ async def delete_in_part(
     whole = deletion.remove_some
     taken = 0
 
-    async def remove_some(connection: Connection, wanted: dict[str, Any]) -> Step:
+    async def remove_some(*arguments: Any, **options: Any) -> Removal:
         nonlocal taken
         if taken == steps:
             raise BrokenOffError
         taken += 1
-        return await whole(connection, wanted)
+        return await whole(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(deletion, "remove_some", remove_some)
@@ -69,7 +69,7 @@ async def test_a_long_session_is_deleted(
     assert left_in(admin, database) == {"sessions": 2, "events": 6}
 
 
-@pytest.mark.usefixtures("small_steps")
+@small_steps
 @pytest.mark.parametrize("steps", range(1, 6))
 async def test_a_delete_broken_off_is_a_delete(
     service: MongoSessionService,
@@ -98,7 +98,7 @@ async def test_a_delete_broken_off_is_a_delete(
     assert left_in(admin, database) == NOTHING
 
 
-@pytest.mark.usefixtures("small_steps")
+@small_steps
 @pytest.mark.parametrize("steps", range(1, 6))
 async def test_a_new_session_has_no_old_events(
     service: MongoSessionService,
@@ -120,7 +120,7 @@ async def test_a_new_session_has_no_old_events(
     assert left_in(admin, database) == {"sessions": 1, "events": 1}
 
 
-@pytest.mark.usefixtures("small_steps")
+@small_steps
 @pytest.mark.parametrize("steps", range(1, 6))
 async def test_a_delete_is_of_the_session_it_found(
     service: MongoSessionService,
@@ -133,9 +133,9 @@ async def test_a_delete_is_of_the_session_it_found(
     await store_long_session(service, admin, database, KEY, 35)
     whole, taken = deletion.remove_some, 0
 
-    async def remove_some(connection: Connection, wanted: dict[str, Any]) -> Step:
+    async def remove_some(*arguments: Any, **options: Any) -> Removal:
         nonlocal taken
-        step = await whole(connection, wanted)
+        step = await whole(*arguments, **options)
         taken += 1
         if taken == steps:
             with monkeypatch.context() as patch:
@@ -153,7 +153,7 @@ async def test_a_delete_is_of_the_session_it_found(
     assert left_in(admin, database) == {"sessions": 1, "events": 1}
 
 
-@pytest.mark.usefixtures("small_steps")
+@small_steps
 async def test_deletes_and_creates_at_once(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
@@ -180,7 +180,7 @@ async def test_deletes_and_creates_at_once(
         }
 
 
-@pytest.mark.usefixtures("small_steps")
+@small_steps
 async def test_a_long_delete_is_told_once(
     service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
@@ -204,13 +204,13 @@ async def test_a_long_delete_is_told_once(
             assert told[-1].session_id == last.id
 
 
-@pytest.mark.usefixtures("small_steps")
 async def test_long_sessions_are_deleted_without_transactions(
     mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """Without transactions too, a long session is removed whole."""
-    service = MongoSessionService(mongodb_uri, database=database, transactions=False)
-    async with service:
+    async with MongoSessionService(
+        mongodb_uri, database=database, transactions=False, _limits=SMALL_STEPS
+    ) as service:
         await store_long_session(service, admin, database, KEY, 35)
 
         await service.delete_session(**KEY.id)
@@ -218,7 +218,7 @@ async def test_long_sessions_are_deleted_without_transactions(
     assert left_in(admin, database) == NOTHING
 
 
-@pytest.mark.usefixtures("small_steps")
+@small_steps
 async def test_prune_finishes_deletes(
     service: MongoSessionService,
     database: str,
@@ -242,23 +242,20 @@ async def test_prune_finishes_deletes(
     assert [each.id for each in found.sessions] == [other.id]
 
 
-@pytest.mark.parametrize(
-    "filter_",
-    [queries.expired(1e12), expiring_between(0.0, 1e12)],
-    ids=["prune", "feed"],
-)
 async def test_what_has_expired_is_found_by_its_index(
-    service: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    filter_: dict[str, Any],
+    service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
-    """However many sessions there are, a prune or a look at the time reads no other."""
+    """However many sessions there are, a prune or a sweep reads no other."""
     for _ in range(20):
         await service.create_session(app_name="app", user_id="user")
+    connection = (await backend_of(service).here()).connection
+    admin[database].command("profile", 2)
 
-    find = {"find": "sessions", "filter": filter_, "sort": {"expire_time": 1}}
-    plan = admin[database].command({"explain": find, "verbosity": "executionStats"})
+    await service.prune()
+    await sweep.remove_all_expired(connection)
 
-    assert plan["executionStats"]["totalKeysExamined"] == 0
-    assert plan["executionStats"]["totalDocsExamined"] == 0
+    admin[database].command("profile", 0)
+    read = {"ns": f"{database}.sessions", "planSummary": {"$exists": True}}
+    looks = list(admin[database]["system.profile"].find(read))
+    assert [each["planSummary"] for each in looks] == ["IXSCAN { expire_time: 1 }"] * 2
+    assert {each["keysExamined"] for each in looks} == {0}

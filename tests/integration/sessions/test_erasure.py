@@ -20,7 +20,6 @@ from support.subscriptions import Follower, new_event, until
 from mongo_session_service import Change, Erased, MongoSessionService, StorageError
 from mongo_session_service.consumers import fetcher
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion
 from mongo_session_service.transfer import ServiceSource, move
 
 APP, OTHER = "app-to-be-erased", "another-app"
@@ -31,9 +30,7 @@ def traces(admin: MongoClient[Any], database: str, id_: str = ALICE) -> list[str
     return traces_of(id_, admin, database)
 
 
-@pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletion, "STEP", 10)
+small_steps = pytest.mark.limits(removed_events=10)
 
 
 async def fill(
@@ -64,7 +61,7 @@ async def erase(service: MongoSessionService, id_: str) -> Erased:
 
 
 @pytest.mark.parametrize("erased_id", [ALICE, APP])
-@pytest.mark.usefixtures("small_steps")
+@small_steps
 async def test_no_collection_names_who_is_erased(
     service: MongoSessionService,
     database: str,
@@ -174,7 +171,7 @@ async def test_a_replay_goes_on_after_who_is_erased(
 
 
 @pytest.mark.parametrize("erased_id", [ALICE, APP])
-@pytest.mark.usefixtures("small_steps")
+@small_steps
 async def test_an_interrupted_erasure_is_gone_on_with(
     victim: MongoSessionService,
     database: str,

@@ -15,10 +15,9 @@ from support.fake_clock import Clock
 from support.long_sessions import left_in, store_long_session
 
 from mongo_session_service import MongoSessionService, Pruned
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import deletion, retention
-from mongo_session_service.sessions.deletion import Step
+from mongo_session_service.sessions import deletion
+from mongo_session_service.sessions.deletion import Removal
 
 DAY = 86400.0
 KEY = SessionKey("app", "ada", "s")
@@ -47,7 +46,7 @@ async def test_an_append_between_look_and_delete_keeps_the_session(
     """It comes before the deleting transaction, or has been overtaken by its read."""
     clock = Clock.set()
     where = {"database": database, "transactions": transactions}
-    within = "_remove_short" if transactions else "_bury"
+    within = "_remove_short" if transactions else "_replace_with_tombstone"
     name = "remove_some" if when == "before" else within
     remove = getattr(deletion, name)
     async with (
@@ -57,12 +56,12 @@ async def test_an_append_between_look_and_delete_keeps_the_session(
         session = await idle_session(user, clock)
         appended: list[Event] = []
 
-        async def remove_late(*arguments: Any, **options: Any) -> Step:
+        async def remove_late(*arguments: Any, **options: Any) -> Removal:
             if not appended:
                 at = 1.0 if is_dated_back else clock.now
                 appended.append(Event(author="x", timestamp=at))
                 await user.append_event(session, appended[0])
-            step: Step = await remove(*arguments, **options)
+            step: Removal = await remove(*arguments, **options)
             return step
 
         monkeypatch.setattr(deletion, name, remove_late)
@@ -83,13 +82,13 @@ async def test_a_session_that_is_created_meanwhile_stays(
     clock.now += 90 * DAY
     remove, calls = deletion.remove_some, 0
 
-    async def remove_late(connection: Connection, wanted: dict[str, Any]) -> Step:
+    async def remove_late(*arguments: Any, **options: Any) -> Removal:
         nonlocal calls
         calls += 1
         if calls == 1:
             await service.delete_session(**KEY.id)
             await service.create_session(**KEY.id, state={"new": 1})
-        return await remove(connection, wanted)
+        return await remove(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(deletion, "remove_some", remove_late)
@@ -113,15 +112,11 @@ async def test_a_turn_keeps_its_session(service: MongoSessionService) -> None:
     assert (has_turn, has_none) == (Pruned(), Pruned(sessions=1, events=1))
 
 
+@pytest.mark.limits(removed_events=10, prune_batch=2)
 async def test_long_sessions_are_pruned_to_their_last_event(
-    service: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
+    service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """Several prunes at once remove each of them once, in steps, and count it once."""
-    monkeypatch.setattr(deletion, "STEP", 10)
-    monkeypatch.setattr(retention, "_TOGETHER", 2)
     clock = Clock.set()
     for number, events in enumerate((3, 35, 0, 12)):
         key = KEY._replace(session_id=f"s{number}")
@@ -147,14 +142,11 @@ def kept_id(session: Session) -> dict[str, str]:
     return SessionKey(session.app_name, session.user_id, session.id).id
 
 
+@pytest.mark.limits(prune_page=5)
 async def test_the_index_of_creation_is_walked_once(
-    service: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
+    service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """However many pages there are, none reads again what one before it has read."""
-    monkeypatch.setattr(retention, "_PAGE", 5)
     clock = Clock.set()
     sessions = []
     for number in range(40):

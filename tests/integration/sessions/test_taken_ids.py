@@ -11,10 +11,9 @@ from pymongo import MongoClient
 from support.long_sessions import event, left_in
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import deletion
-from mongo_session_service.sessions.deletion import Step
+from mongo_session_service.sessions.deletion import Removal
 
 KEY = SessionKey("app", "user", "s")
 TOMBSTONE = {"_id": KEY.id, "expire_time": 0.0, "steps": 0}
@@ -34,10 +33,10 @@ async def test_an_id_that_somebody_else_has_freed_is_free(
     admin[database].sessions.insert_one({**TOMBSTONE})
     remove_some = deletion.remove_some
 
-    async def late(connection: Connection, wanted: dict[str, Any]) -> Step:
+    async def late(*arguments: Any, **options: Any) -> Removal:
         monkeypatch.setattr(deletion, "remove_some", remove_some)
         await service.prune()
-        return await remove_some(connection, wanted)
+        return await remove_some(*arguments, **options)
 
     monkeypatch.setattr(deletion, "remove_some", late)
     if make == "create":
@@ -91,20 +90,20 @@ async def test_who_comes_late_without_transactions_removes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A delete that meets a new session where there was a tombstone leaves it alone."""
-    shorten = deletion._shorten  # noqa: SLF001  where it is to be overtaken
+    shorten = deletion._remove_oldest_events  # noqa: SLF001  where it is to be overtaken
     async with MongoSessionService(
         mongodb_uri, database=database, transactions=False
     ) as service:
         admin[database].sessions.insert_one({**TOMBSTONE})
         admin[database].events.insert_one(event(KEY, 1))
 
-        async def late(*arguments: Any) -> Step:
-            monkeypatch.setattr(deletion, "_shorten", shorten)
+        async def late(*arguments: Any) -> Removal:
+            monkeypatch.setattr(deletion, "_remove_oldest_events", shorten)
             session = await service.create_session(**KEY.id)
             await service.append_event(session, Event(author="new"))
             return await shorten(*arguments)
 
-        monkeypatch.setattr(deletion, "_shorten", late)
+        monkeypatch.setattr(deletion, "_remove_oldest_events", late)
         await service.delete_session(**KEY.id)
 
         assert await service.get_session(**KEY.id) is not None

@@ -9,7 +9,7 @@ import pytest
 from support.fake_clock import Clock
 
 from mongo_session_service import InvalidInputError
-from mongo_session_service.sessions.retention import new_pruning
+from mongo_session_service.sessions.pruning import prune_criteria
 
 NOW = 1.8e9
 NOTHING = {"app_name": None, "idle_for": None, "created_before": None}
@@ -33,7 +33,7 @@ async def test_what_makes_no_sense_is_refused(argument: str, value: object) -> N
     Clock.set().now = NOW
 
     with pytest.raises(InvalidInputError, match=argument):
-        new_pruning(**NOTHING | {argument: value}, is_dry_run=False)
+        prune_criteria(**NOTHING | {argument: value})
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ async def test_what_makes_sense_is_accepted(argument: str, value: object) -> Non
     """Any time that is over, and any length of time up to a hundred years."""
     Clock.set().now = NOW
 
-    assert new_pruning(**NOTHING | {argument: value}, is_dry_run=True)
+    assert prune_criteria(**NOTHING | {argument: value})
