@@ -7,7 +7,7 @@ Then a service with a time limit appends to the locked ones. Rounds with and wit
 locked sessions alternate.
 
 Each round checks that what waited is stored in its order once the lock is released,
-that the time limit was held, and that nothing else was stored.
+and that nothing else was stored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAUSE = 0.02
 LIMIT = 1.5
 """Seconds that the callers with a time limit wait."""
 LATE = 1.0
-"""Seconds after which they must have ended."""
+"""Seconds that they may end later."""
 MOST = 2.0
 """How many times the p99 beside none it may be beside stuck sessions."""
 WORST = 1500.0
@@ -54,6 +54,8 @@ class Figures:
     """Milliseconds of each append to a free session."""
     late: list[float] = field(default_factory=list)
     """Seconds from the end of each lock until all that waited was stored."""
+    limited: list[float] = field(default_factory=list)
+    """Seconds after which each caller with a time limit was told."""
 
     def __str__(self) -> str:
         """A row of the table."""
@@ -93,18 +95,14 @@ async def append_on(
     return taken
 
 
-async def give_up(service: MongoSessionService, session: Session) -> None:
-    """Append to a locked session, by a service that has a time limit."""
+async def give_up(service: MongoSessionService, session: Session) -> float:
+    """Append to a locked session within a time limit; the seconds that it took."""
     began = time.monotonic()
     try:
         await service.append_event(session, Event(author="limited"))
-    except MongoSessionServiceError as error:
-        took = time.monotonic() - began
-        if took > LIMIT + LATE:
-            message = f"A limit of {LIMIT} s ended after {took:.1f} s: {error}"
-            raise WrongError(message) from None
-    else:
-        raise WrongError("An append to a locked session has ended.")
+    except MongoSessionServiceError:
+        return time.monotonic() - began
+    raise WrongError("An append to a locked session has ended.")
 
 
 async def run_round(uri: str, figures: Figures, seconds: float) -> None:
@@ -131,7 +129,9 @@ async def run_round(uri: str, figures: Figures, seconds: float) -> None:
             lanes = await asyncio.gather(
                 *(append_on(service, each, end) for each in free)
             )
-            await asyncio.gather(*(give_up(limited, each) for each in copies))
+            figures.limited += await asyncio.gather(
+                *(give_up(limited, each) for each in copies)
+            )
             if any(each.done() for each in waiting):
                 raise WrongError("An append to a session that is locked has ended.")
         released = time.monotonic()
@@ -150,12 +150,14 @@ async def run_round(uri: str, figures: Figures, seconds: float) -> None:
 def judge(none: Figures, some: Figures) -> str:
     """How the promise was kept."""
     ratio = quantile(some.appends, 0.99) / quantile(none.appends, 0.99)
-    worst = max(some.appends)
-    is_good = ratio <= MOST and worst <= WORST
-    return (
-        f"p99 beside {some.stuck} stuck sessions: {ratio:.2f}x that beside none"
-        f" (at most {MOST:g}x), worst {worst:.0f} ms (at most {WORST:,.0f}):"
-        f" {'reached' if is_good else 'MISSED'}"
+    rows = [
+        (f"p99, times that beside none: {ratio:.2f}", ratio, MOST),
+        (f"worst, ms: {max(some.appends):.0f}", max(some.appends), WORST),
+        (f"limit, s: {max(some.limited):.1f}", max(some.limited), LIMIT + LATE),
+    ]
+    return "\n".join(
+        f"{text} (at most {most:g}): {'reached' if value <= most else 'MISSED'}"
+        for text, value, most in rows
     )
 
 
@@ -185,7 +187,12 @@ def main() -> int:
     else:
         print(judge(*rows))
     figures = {
-        str(row.stuck): {"appends_ms": row.appends, "late_s": row.late} for row in rows
+        str(row.stuck): {
+            "appends_ms": row.appends,
+            "late_s": row.late,
+            "limited_s": row.limited,
+        }
+        for row in rows
     }
     circumstances.write_json(arguments.json, {"about": facts, "figures": figures})
     return 0
