@@ -42,7 +42,7 @@ _DETAILS: Final = (
 
 
 async def apps(service: MongoSessionService) -> list[AppCount]:
-    """Every app that has sessions, by name; counted from indexes alone."""
+    """Count the sessions and users of every app, from indexes alone."""
     async with backend_of(service).call(sets_up=False) as backend:
         return await directory.counts(backend.connection, platform_time.get_time())
 
@@ -50,7 +50,7 @@ async def apps(service: MongoSessionService) -> list[AppCount]:
 async def sessions(
     service: MongoSessionService, *, limit: int | None, **wanted: Any
 ) -> AsyncIterator[SessionSummary]:
-    """Sessions without their state, as :meth:`MongoSessionService.find_sessions` has.
+    """Find sessions as ``find_sessions`` does, without their state.
 
     Args:
         service: Where to look.
@@ -81,7 +81,7 @@ async def sessions(
 
 
 async def details(service: MongoSessionService, key: SessionKey) -> SessionSummary:
-    """A session without its state and events.
+    """Read a session without its state and events.
 
     Raises:
         SessionNotFoundError: it is not stored, or has expired.
@@ -96,7 +96,7 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
 
 
 async def session(service: MongoSessionService, key: SessionKey) -> SessionSummary:
-    """A session with its state, and without its events.
+    """Read a session with its state, and without its events.
 
     Raises:
         SessionNotFoundError: it is not stored, or has expired.
@@ -113,7 +113,7 @@ async def session(service: MongoSessionService, key: SessionKey) -> SessionSumma
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEvent:
+class LoggedEvent:
     """An event of a log, as far as it can be read here."""
 
     revision: int
@@ -121,13 +121,13 @@ class StoredEvent:
     id: str
     timestamp: float
     is_sealed: bool
-    """Whether it was changed by ``before_store``, and needs ``after_load``."""
+    """True if ``before_store`` changed it, so that it needs ``after_load``."""
 
 
 async def log(
     service: MongoSessionService, of: SessionSummary, after: int
-) -> AsyncIterator[StoredEvent]:
-    """A session's events after a revision and as of its summary, in flat memory.
+) -> AsyncIterator[LoggedEvent]:
+    """Read a session's log from a revision to that of its summary, in flat memory.
 
     Raises:
         SessionNotFoundError: it was deleted meanwhile, even if it was recreated.
@@ -148,12 +148,12 @@ async def log(
             span = span.beyond(page.events[-1]["_id"]["revision"])
 
 
-def _stored_event(stored: Document, at: Connection) -> StoredEvent:
+def _stored_event(stored: Document, at: Connection) -> LoggedEvent:
     clear = stored["event"]
     event = None
     with suppress(StorageError):  # sealed, or of another release of ADK
         event = documents.decode_event(stored, at.hooks)
-    return StoredEvent(
+    return LoggedEvent(
         revision=stored["_id"]["revision"],
         event=event,
         id=str(clear.get("id")),
@@ -252,19 +252,19 @@ async def erase(
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What of the schema there is."""
+class SchemaContents:
+    """Collections and indexes that exist or are missing."""
 
     collections: frozenset[str]
     missing_indexes: frozenset[str]
     """By collection and name: ``sessions.by_user``."""
     optional_indexes: frozenset[str]
-    """Those created on request that exist, in the same form."""
+    """Existing ones that are created on request only, in the same form."""
     schema_version: int | None
 
 
-async def layout(service: MongoSessionService) -> Layout:
-    """The collections, the indexes that are missing, and the schema version."""
+async def read_schema(service: MongoSessionService) -> SchemaContents:
+    """Read which collections and indexes exist, and the schema version."""
     async with backend_of(service).call(sets_up=False) as backend:
         at = backend.connection
         there = await at.database.list_collection_names()
@@ -276,4 +276,4 @@ async def layout(service: MongoSessionService) -> Layout:
         for indexes in (missing, optional)
     )
     ours = {each for each in there if each.startswith(at.prefix)}
-    return Layout(frozenset(ours), lacking, added, version)
+    return SchemaContents(frozenset(ours), lacking, added, version)

@@ -31,14 +31,10 @@ from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService, backend_of
 
-EXAMINED: Final = 10_000
-"""Up to so many sessions, or events, all are examined; of more, a sample."""
 SAMPLE: Final = 400
 """Size of a sample: less than 5 %, which MongoDB draws without reading all."""
-LATEST: Final = 100
-"""Events of each session that are compared with its revision: its latest."""
 SHOWN: Final = 3
-"""How many of the wrong documents are named."""
+"""Wrong documents that are named."""
 
 _SKEW: Final = 1.0
 """Seconds that clocks may differ: sessions expire by this machine's clock."""
@@ -55,7 +51,7 @@ _GRANT: Final = "Have an administrator run what `mongo-session-service grants` p
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -74,7 +70,7 @@ class Finding:
     status: Status
     says: str
     remedy: str | None = None
-    """What to do about it; None if nothing has to be done."""
+    """Advice; None if nothing has to be done."""
     lacking: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The privileges that the user lacks, by the feature that needs them."""
 
@@ -89,19 +85,19 @@ class Examined(NamedTuple):
     """Their sessions' ids; not all, if they are many."""
 
     def extent(self, noun: str) -> str:
-        """How many documents were examined, in words."""
+        """Say how many documents were examined."""
         among = f"a sample of {SAMPLE:,} of " if self.is_sample else ""
         return f"among {among}{counted(self.total, noun)}"
 
 
 def judge_server(hello: Document, build: Document) -> Finding:
-    """Whether the server can be used; ``ConfigurationError`` if it cannot."""
+    """Judge the server; ``ConfigurationError`` if it cannot be used."""
     server.check_server(hello, transactions=False)
     return Finding("server", Status.OK, f"MongoDB {build['version']}")
 
 
 def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
-    """Whether all members of the replica set can be reached."""
+    """Judge whether all members of the replica set can be reached."""
     check = "replica set"
     if server.is_standalone(hello):
         says = "a standalone server, without change streams and transactions"
@@ -118,27 +114,28 @@ def judge_members(hello: Document, unreachable: Iterable[str]) -> Finding:
 
 
 def judge_shards(keys: Mapping[str, Document | None]) -> Finding:
-    """Whether a sharded cluster spreads the collections as it should.
+    """Judge whether a sharded cluster spreads the collections as it should.
 
     Args:
         keys: The shard key of each collection that may be sharded; None if it is not.
     """
     check, says = "replica set", "a sharded cluster, behind mongos"
     if wrong := [name for name, key in keys.items() if key not in (None, SHARD_KEY)]:
-        says = f"{says}; another shard key than {', '.join(SHARD_KEY)}: {_some(wrong)}"
+        key = ", ".join(SHARD_KEY)
+        says = f"{says}; another shard key than {key}: {_sorted(wrong)}"
         remedy = "Reshard them: each call for one user is sent to every shard."
         return Finding(check, Status.WARNING, says, remedy)
     if whole := [name for name, key in keys.items() if key is None]:
-        return Finding(check, Status.OK, f"{says}; on one shard: {_some(whole)}")
-    return Finding(check, Status.OK, f"{says}; sharded: {_some(keys)}")
+        return Finding(check, Status.OK, f"{says}; on one shard: {_sorted(whole)}")
+    return Finding(check, Status.OK, f"{says}; sharded: {_sorted(keys)}")
 
 
-def _some(names: Iterable[str]) -> str:
+def _sorted(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
 def judge_transaction(seconds: float | None) -> Finding:
-    """Whether a transaction was committed, and how long that took."""
+    """Judge how long a transaction took; None if transactions are switched off."""
     if seconds is None:
         says = "switched off for this service: a crash can leave an append half stored"
         return Finding("transactions", Status.WARNING, says, "Use a replica set.")
@@ -149,7 +146,7 @@ def judge_transaction(seconds: float | None) -> Finding:
 def judge_privileges(
     users: Sequence[str], held: Sequence[Document], database: str, prefix: str
 ) -> Finding:
-    """Which features a user may use."""
+    """Judge which features a user may use."""
     check = "privileges"
     if not users:
         says = "access control is off: any client can do anything"
@@ -170,7 +167,7 @@ def judge_privileges(
 
 
 def judge_version(recorded: int | None) -> Finding:
-    """Whether this release can work with the data; ``SchemaVersionError`` if not."""
+    """Judge the schema version; ``SchemaVersionError`` if this release is too old."""
     check = "schema version"
     if recorded is None:
         return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
@@ -179,7 +176,7 @@ def judge_version(recorded: int | None) -> Finding:
 
 
 def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
-    """Whether queries are as fast as they can be, and events stored once."""
+    """Judge whether the indexes exist that make queries fast and events unique."""
     if not missing:
         return Finding("indexes", Status.OK, "all exist")
     if not is_set_up:
@@ -190,15 +187,15 @@ def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
 
 
 def judge_oplog(window: float | None, fullness: float) -> Finding:
-    """Whether consumers can stop for a while and miss nothing.
+    """Judge whether consumers can stop for a while and miss nothing.
 
-    When it is full, 1.0, it drops its oldest entries.
+    A full oplog, 1.0, drops its oldest entries.
     """
     check = "oplog window"
     if window is None:
         says = "there is no oplog, so changes cannot be watched"
         return Finding(check, Status.FAILED, says, _AS_REPLICA_SET)
-    reach = _span(window)
+    reach = _window_text(window)
     if fullness < _FULL:
         says = f"{reach}, since it was created; {fullness:.0%} of it is used"
         return Finding(check, Status.OK, says)
@@ -210,7 +207,7 @@ def judge_oplog(window: float | None, fullness: float) -> Finding:
 
 
 def judge_clock(ahead: float, uncertainty: float) -> Finding:
-    """Whether this machine and MongoDB agree about the time."""
+    """Judge whether this machine and MongoDB agree about the time."""
     if abs(ahead) <= _SKEW + uncertainty:
         bound = abs(ahead) + uncertainty
         says = f"agrees with MongoDB's to within {bound:.3f} s"
@@ -222,11 +219,11 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
 
 
 def judge_orphans(examined: Examined) -> Finding:
-    """Whether there are events without a session."""
+    """Judge whether there are events without a session."""
     extent = examined.extent("event")
     if not examined.wrong:
         return Finding("events", Status.OK, f"each has its session, {extent}")
-    says = f"some without a session, {extent}: {_named(examined)}"
+    says = f"some without a session, {extent}: {_wrong_text(examined)}"
     remedy = (
         "If an import is running, wait for it; if one was interrupted, repeat it. If"
         " not, another tool removed the sessions: remove their events as well."
@@ -235,7 +232,7 @@ def judge_orphans(examined: Examined) -> Finding:
 
 
 def judge_revisions(examined: Examined) -> Finding:
-    """Whether sessions have the events that their revisions count."""
+    """Judge whether sessions have the events that their revisions count."""
     extent = examined.extent("session")
     if not examined.wrong:
         says = f"each has the events its revision counts, {extent}"
@@ -245,24 +242,24 @@ def judge_revisions(examined: Examined) -> Finding:
         "Another tool has changed the events. Restore them from a backup, or delete"
         " these sessions."
     )
-    return Finding("sessions", Status.FAILED, f"{says} {_named(examined)}", remedy)
+    return Finding("sessions", Status.FAILED, f"{says} {_wrong_text(examined)}", remedy)
 
 
-def _named(examined: Examined) -> str:
+def _wrong_text(examined: Examined) -> str:
     names = ["/".join(map(str, each.values())) for each in examined.wrong[:SHOWN]]
     more = len(examined.wrong) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
-def _span(seconds: float) -> str:
+def _window_text(seconds: float) -> str:
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return counted(round(seconds), "second")
 
 
-_MOST: Final = 1000
-"""How many wrong documents are fetched at most."""
+_MAX_WRONG: Final = 1000
+"""Wrong documents that are fetched at most."""
 
 
 async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
@@ -421,7 +418,7 @@ async def _sessions(connection: Connection) -> Finding:
     latest = [
         {"$match": {"$expr": is_its}},
         {"$sort": {"_id": -1}},
-        {"$limit": LATEST},
+        {"$limit": connection.limits.examined_events},
         {"$match": {"$expr": is_logged}},
         {"$group": {"_id": 1, "count": {"$sum": 1}, **bounds}},
     ]
@@ -432,7 +429,12 @@ async def _sessions(connection: Connection) -> Finding:
         "as": "log",
     }
     nothing = {"count": 0, "first": {"$add": ["$revision", 1]}, "last": "$revision"}
-    count = {"$min": [{"$subtract": ["$revision", begins]}, LATEST]}
+    count = {
+        "$min": [
+            {"$subtract": ["$revision", begins]},
+            connection.limits.examined_events,
+        ]
+    }
     first = {"$add": [{"$subtract": ["$revision", count]}, 1]}
     expected = {"count": count, "first": first, "last": "$revision"}
     is_wrong = {
@@ -452,12 +454,12 @@ async def _sessions(connection: Connection) -> Finding:
 async def _examined(
     connection: Connection, collection: Any, fields: Document, stages: list[Document]
 ) -> Examined:
-    """The documents that pass some stages, of all or of a sample, in one snapshot."""
+    """Find documents that pass some stages, among all or a sample, in one snapshot."""
     total = await collection.estimated_document_count()
-    is_sample = total > EXAMINED
+    is_sample = total > connection.limits.examined_documents
     # The sample comes first: after another stage MongoDB would read all documents.
     drawn: list[Document] = [{"$sample": {"size": SAMPLE}}] if is_sample else []
-    named: list[Document] = [{"$limit": _MOST}, {"$project": {"_id": 1}}]
+    named: list[Document] = [{"$limit": _MAX_WRONG}, {"$project": {"_id": 1}}]
     pipeline = [*drawn, {"$project": fields}, *stages, *named]
     if server.is_standalone(await server.greeted(connection.client)):
         # It has no snapshots.

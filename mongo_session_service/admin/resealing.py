@@ -52,10 +52,10 @@ _PAGE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Resealed:
-    """How many documents :func:`reseal` rewrote, or would rewrite."""
+    """Numbers of documents that :func:`reseal` rewrote, or would rewrite."""
 
     sessions: int = 0
-    """Those whose state, or initial state, was old."""
+    """Sessions whose state, or initial state, was old."""
     initial_states: int = 0
     """Large ones, which have documents of their own."""
     events: int = 0

@@ -11,7 +11,7 @@ import click
 
 from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.cli.value_types import ImportedFunction
+from mongo_session_service.cli.value_types import FUNCTION
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.wording import counted
 
@@ -144,7 +144,7 @@ async def _require_consumer(
     """Require that there is a consumer with this name.
 
     Raises:
-        ClickException: there is none.
+        ClickException: no consumer has this name.
     """
     names = [each.name for each in await service.consumers()]
     if name not in names:
@@ -195,7 +195,7 @@ def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
 @click.argument("name")
 @click.option(
     "--handler",
-    type=ImportedFunction(),
+    type=FUNCTION,
     required=True,
     metavar="MODULE:FUNCTION",
     help="Called once with each change, as by run(); sought in this directory as well.",

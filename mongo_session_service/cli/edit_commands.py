@@ -10,7 +10,7 @@ import click
 from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.inspect_commands import expiry_text, summary_fields
 from mongo_session_service.cli.terminal import printable
-from mongo_session_service.cli.value_types import Duration, FutureTimestamp
+from mongo_session_service.cli.value_types import DURATION, FUTURE_TIME
 from mongo_session_service.model.wording import counted
 
 
@@ -26,13 +26,13 @@ from mongo_session_service.model.wording import counted
 )
 @click.option(
     "--ttl",
-    type=Duration(),
+    type=DURATION,
     metavar="DURATION",
     help="How long it lives from now on, and again after each event: 7200s, 12h, 7d.",
 )
 @click.option(
     "--expire-time",
-    type=FutureTimestamp(),
+    type=FUTURE_TIME,
     metavar="TIME",
     help="When it expires, whatever happens: ISO 8601, in UTC if it names no zone.",
 )

@@ -12,13 +12,13 @@ import click
 
 from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.cli.value_types import JsonAssignment
+from mongo_session_service.cli.value_types import CONDITION
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from mongo_session_service.admin.contents import StoredEvent
+    from mongo_session_service.admin.contents import LoggedEvent
     from mongo_session_service.model.results import SessionSummary
     from mongo_session_service.service import MongoSessionService
 
@@ -39,7 +39,7 @@ _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
 @options.labels
 @click.option(
     "--where",
-    type=JsonAssignment("KEY=JSON", "paid=true"),
+    type=CONDITION,
     multiple=True,
     metavar="KEY=JSON",
     help="Only those whose own state has this value; repeatable.",
@@ -241,7 +241,7 @@ def _show_json(fields: dict[str, Any]) -> None:
     click.echo(terminal.json_line(json_text(fields)))
 
 
-def _event_fields(stored: StoredEvent) -> dict[str, Any]:
+def _event_fields(stored: LoggedEvent) -> dict[str, Any]:
     fields: dict[str, Any] = {"revision": stored.revision, "event": stored.event}
     if stored.event is None:
         about = {"id": stored.id, "timestamp": stored.timestamp}
@@ -265,7 +265,7 @@ class _SessionPage:
         if left_out and events:
             click.echo(f"\n({counted(left_out, 'earlier event')})")
 
-    def show_event(self, stored: StoredEvent) -> None:
+    def show_event(self, stored: LoggedEvent) -> None:
         """Print what an event says and does; a blank line parts invocations."""
         from mongo_session_service.codec.public_view import public_view
 
@@ -341,7 +341,7 @@ def expiry_text(summary: SessionSummary) -> str:
     return text
 
 
-def _event_heading(stored: StoredEvent, author: str) -> Text:
+def _event_heading(stored: LoggedEvent, author: str) -> Text:
     from rich.text import Text
 
     when = f"{transcript.moment(stored.timestamp)}  "

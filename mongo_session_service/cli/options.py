@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from mongo_session_service.cli import terminal
 from mongo_session_service.cli.terminal import keep_option, kept_option, printable
-from mongo_session_service.cli.value_types import Assignment, Timestamp
+from mongo_session_service.cli.value_types import LABEL, TIME
 
 if TYPE_CHECKING:
     from mongo_session_service.model.records import SessionKey
@@ -149,7 +149,7 @@ place_options: Final = several(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where sessions are kept, as the command line or the environment says."""
+    """Address of stored sessions, as the command line or the environment names it."""
 
     uri: str = field(repr=False)
     database: str | None
@@ -296,7 +296,7 @@ selection_options: Final = several(
     click.option("--user", "users", multiple=True, help="Only this user; repeatable."),
     click.option(
         "--since",
-        type=Timestamp(),
+        type=TIME,
         metavar="TIME",
         help="Only sessions updated since this ISO 8601 time.",
     ),
@@ -313,7 +313,7 @@ def selection(options: dict[str, Any]) -> Selection:
 
 
 class Watched(NamedTuple):
-    """What the options --app, --user and --session choose to watch."""
+    """Choice of what is watched, by the options --app, --user and --session."""
 
     app_name: str | None
     user_id: str | None
@@ -330,7 +330,7 @@ class Watched(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is watched, in words."""
+        """Description of what is watched."""
         kind = ("everything", "app", "user", "session")[len(self.chosen)]
         return printable(" ".join([kind, "/".join(self.chosen)])).rstrip()
 
@@ -373,7 +373,7 @@ title: Final = click.option("--title", help="The session's title.")
 labels: Final = click.option(
     "--label",
     "labels",
-    type=Assignment("NAME=VALUE", "stage=test"),
+    type=LABEL,
     multiple=True,
     metavar="NAME=VALUE",
     help="A label of the session; repeatable.",

@@ -13,7 +13,7 @@ import click
 
 from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.terminal import printable
-from mongo_session_service.cli.value_types import Duration, PastTimestamp
+from mongo_session_service.cli.value_types import DURATION, PAST_TIME
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _LEFTOVERS: Final = (
 @click.argument("app_name", metavar="APP")
 @click.option(
     "--older-than",
-    type=Duration(),
+    type=DURATION,
     metavar="DURATION",
     required=True,
     help="Remove events that are older: 7200s, 12h, 90d.",
@@ -112,13 +112,13 @@ async def _trim_sessions(
 @click.option("--app", help="Only this app.")
 @click.option(
     "--idle-for",
-    type=Duration(),
+    type=DURATION,
     metavar="DURATION",
     help="Remove sessions without an event for this long: 7200s, 12h, 90d.",
 )
 @click.option(
     "--created-before",
-    type=PastTimestamp(),
+    type=PAST_TIME,
     metavar="TIME",
     help="Remove sessions created before this ISO 8601 time.",
 )

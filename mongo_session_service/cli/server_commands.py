@@ -15,7 +15,7 @@ from click.shell_completion import get_completion_class
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.terminal import kept_option
-from mongo_session_service.cli.value_types import Assignment
+from mongo_session_service.cli.value_types import ZONE
 from mongo_session_service.schema.indexes import OPTIONAL
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ async def setup(
     async with place.service() as service:
         from mongo_session_service.admin import contents
 
-        before = await contents.layout(service)
+        before = await contents.read_schema(service)
         await service.setup(index=index)
-        after = await contents.layout(service)
+        after = await contents.read_schema(service)
         where = place.describe(service)
     created = sorted(after.collections - before.collections)
     made = before.missing_indexes - after.missing_indexes
@@ -222,7 +222,7 @@ def grants(
 @click.option(
     "--zone",
     "zones",
-    type=Assignment("APP=ZONE", "support=europe"),
+    type=ZONE,
     multiple=True,
     metavar="APP=ZONE",
     help="Keep an app on the shards of a zone; repeatable.",

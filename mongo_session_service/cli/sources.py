@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mongo_session_service.cli.options import password, several, with_password
-from mongo_session_service.cli.value_types import ImportedFunction
+from mongo_session_service.cli.value_types import FUNCTION
 
 if TYPE_CHECKING:
     from mongo_session_service.transfer import Selection, Source
@@ -41,7 +41,7 @@ _zone = click.option(
     " 1.x ran, or UTC for ADK 2; by default that of this machine.",
 )
 
-_factory = click.argument("factory", metavar="MODULE:FUNCTION", type=ImportedFunction())
+_factory = click.argument("factory", metavar="MODULE:FUNCTION", type=FUNCTION)
 
 KINDS: Final = (
     Kind(

@@ -66,7 +66,7 @@ class EmbeddedServerError(RuntimeError):
 
 
 def ports_of(data_dir: Path, members: int, first: int | None) -> list[int]:
-    """The ports of a replica set's members, as its data records them.
+    """Return the ports of a replica set's members, as its data records them.
 
     Without data, they are `first` and the following, or any free ports.
 
@@ -93,7 +93,7 @@ def ports_of(data_dir: Path, members: int, first: int | None) -> list[int]:
 
 
 def standard_port(data_dir: Path | None, members: int) -> int | None:
-    """MongoDB's own port, if a new replica set can have it and those after it."""
+    """Return MongoDB's own port, if a new replica set can have it and the next ones."""
     if data_dir is not None and (data_dir / _REMEMBERED).exists():
         return None
     wanted = range(STANDARD_PORT, STANDARD_PORT + members)
@@ -119,7 +119,7 @@ def _check(ports: list[int], remedy: str) -> None:
 
 
 def _refusal(port: int) -> str | None:
-    """Why mongod cannot listen there; None if it can."""
+    """Say why mongod cannot listen on a port; None if it can."""
     with socket.socket() as probe:
         # As mongod does, so that recently closed connections do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -204,7 +204,7 @@ class Mongod:
             )
 
     def ended(self, timeout: float | None = 0.0) -> bool:
-        """Whether mongod has ended, after up to `timeout` seconds of waiting for it."""
+        """Wait up to `timeout` seconds for mongod to end; tell whether it has."""
         if self._answers.closed:
             return True
         # Not select.select, which fails in a process with over 1,024 open files.
@@ -220,7 +220,7 @@ class Mongod:
             self._orders.write(bytes(signals))
 
     def connect(self) -> MongoClient[Any]:
-        """A client of this member alone, whatever its state."""
+        """Open a client of this member alone, whatever its state."""
         return MongoClient(
             HOST, self._port, directConnection=True, serverSelectionTimeoutMS=2000
         )
@@ -267,9 +267,9 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def find_mongod() -> str:
-    """The mongod to run: ``$MONGOD``, else the wheel's, else the one on the ``PATH``.
+    """Find mongod: ``$MONGOD``, else the wheel's, else the one on the ``PATH``.
 
-    Raises `EmbeddedServerError` if there is none.
+    Raises `EmbeddedServerError` if no mongod is found.
     """
     if named := os.environ.get("MONGOD"):
         return named
@@ -290,7 +290,7 @@ def find_mongod() -> str:
 
 
 def _quoted(source: str, text: bytes) -> str:
-    """The last lines, or if any report a failure, the last of those.
+    """Quote the last lines, or if any report a failure, the last of those.
 
     After the line with the reason, mongod logs dozens of lines about its shutdown.
     """

@@ -18,13 +18,13 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
 
 Authorize: TypeAlias = Callable[[Request, SessionKey], Any]
-"""Whether a request may read a session: a function that returns or awaits a bool."""
+"""Decides whether a request may read a session; returns or awaits a bool."""
 
 AuthorizeUser: TypeAlias = Callable[[Request, str, str], Any]
-"""Whether a request may read all sessions of a user, by the app and the user."""
+"""Decides whether a request may read all sessions of a user, by app and user."""
 
 AuthorizeWrite: TypeAlias = Callable[[Request, SessionKey, str], Any]
-"""Whether a request may ``"fork"``, ``"update"`` or ``"delete"`` a session."""
+"""Decides whether a request may ``"fork"``, ``"update"`` or ``"delete"`` a session."""
 
 EVERYTHING: Final = Scope()
 
@@ -41,7 +41,7 @@ class Access:
         """Refuse what cannot be asked.
 
         Raises:
-            ConfigurationError: there is no ``authorize``, or one is no function.
+            ConfigurationError: ``authorize`` is missing, or one is not a function.
         """
         if not callable(self.authorize):
             message = (
@@ -63,7 +63,7 @@ class Access:
 
     @property
     def has_lists(self) -> bool:
-        """Whether more than one session can be asked for at once."""
+        """True if more than one session can be asked for at once."""
         return self.authorize_user is not None
 
     @property
@@ -72,11 +72,11 @@ class Access:
         return ["GET"] if self.authorize_write is None else ["GET", "POST"]
 
     async def may_read(self, request: Request, key: SessionKey) -> bool:
-        """Whether the request may read a session."""
+        """Ask whether the request may read a session."""
         return await _answer(self.authorize, request, key)
 
     async def may_write(self, request: Request, key: SessionKey, action: str) -> bool:
-        """Whether the request may read a session and do an action to it."""
+        """Ask whether the request may read a session and do an action to it."""
         return await self.may_read(request, key) and await _answer(
             self.authorize_write, request, key, action
         )
@@ -84,7 +84,7 @@ class Access:
     async def permitted(
         self, request: Request, key: SessionKey, actions: Iterable[str]
     ) -> list[str]:
-        """What a request that may read a session may do to it."""
+        """List what a request that may read a session may do to it."""
         permitted = []
         for each in actions:
             with suppress(HTTPException):  # another way to say no
@@ -93,7 +93,7 @@ class Access:
         return permitted
 
     def scope_of(self, request: Request) -> Scope:
-        """The user whose sessions a request without a session asks for.
+        """Return the user whose sessions a request without a session asks for.
 
         Raises:
             InvalidInputError: the app or the user is missing or invalid.
@@ -102,12 +102,12 @@ class Access:
         return Scope(*map(check_id, Scope._fields, named))
 
     async def may_read_all(self, request: Request, scope: Scope) -> bool:
-        """Whether the request may read all sessions of a scope."""
+        """Ask whether the request may read all sessions of a scope."""
         is_user = scope.app_name is not None and scope.user_id is not None
         return is_user and await _answer(self.authorize_user, request, *scope[:2])
 
     async def lists(self, _: Request, __: SessionKey | None) -> bool:
-        """Whether a session of a scope that may be read is among what is shown.
+        """Tell whether a session is shown in a list of a scope that may be read.
 
         None stands for the state that sessions share.
         """
@@ -126,11 +126,11 @@ class LocalAccess(Access):
         return True
 
     async def may_read(self, request: Request, key: SessionKey) -> bool:
-        """Whether it is within the tool's own, and ``authorize`` permits it."""
+        """Ask ``authorize`` for a session within the tool's scope."""
         return self.within.covers(key) and await super().may_read(request, key)
 
     def scope_of(self, request: Request) -> Scope:
-        """What a request asks for: a user, an app, or all.
+        """Return the scope that a request asks for: a user, an app, or everything.
 
         Raises:
             InvalidInputError: the app or the user is invalid.
@@ -142,12 +142,12 @@ class LocalAccess(Access):
         )
 
     async def may_read_all(self, _: Request, scope: Scope) -> bool:
-        """Whether it is within the tool's own."""
+        """Tell whether a scope is within the tool's."""
         pairs = zip(self.within, scope, strict=True)
         return all(own is None or own == asked for own, asked in pairs)
 
     async def lists(self, request: Request, key: SessionKey | None) -> bool:
-        """Whether ``authorize`` permits it, which cannot be asked of shared state."""
+        """Ask ``authorize`` for a session; shared state is never shown."""
         return key is not None and await self.may_read(request, key)
 
 

@@ -30,12 +30,12 @@ UNKNOWN: Final = "There is no such session."
 
 
 def refusal(status: int, detail: str, **headers: str) -> JSONResponse:
-    """An error response."""
+    """Make an error response."""
     return JSONResponse({"detail": detail}, status, {**NO_STORE, **headers})
 
 
 def refusal_of(error: Exception) -> JSONResponse:
-    """The answer to a request that failed."""
+    """Make the response to a request that failed."""
     match error:
         case InvalidInputError():
             return refusal(400, str(error))

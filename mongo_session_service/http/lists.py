@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from google.adk.platform import time
 from starlette.requests import Request
@@ -20,12 +20,12 @@ from mongo_session_service.schema.setup import has_index
 from mongo_session_service.service import MongoSessionService, backend_of
 from mongo_session_service.sessions import directory
 
-_MOST: Final = 200
+_MAX_PAGE: Final = 200
 """Sessions, or events, on a page."""
 
 _SEARCHED: Final = {"title", "label", "session_id"}
 
-_COUNTED: Final = 100
+_MAX_COUNT: Final = 100
 """Sessions of an app that are counted, at most."""
 
 
@@ -37,7 +37,7 @@ async def sessions(
     *,
     order_by: Any,
 ) -> dict[str, Any]:
-    """A page of an app's or a user's sessions, the latest first.
+    """Load a page of an app's or a user's sessions, the latest first.
 
     Raises:
         InvalidInputError: a parameter is invalid.
@@ -54,7 +54,7 @@ async def sessions(
             labels=parameters.labels_of(request) or None,
             order_by=order_by,
             with_state=False,
-            limit=parameters.limit_of(request, _MOST),
+            limit=parameters.limit_of(request, _MAX_PAGE),
             page_token=query.get("page_token"),
         )
         found, token = page.sessions, page.next_page_token
@@ -63,7 +63,7 @@ async def sessions(
 
 
 async def order_of(service: MongoSessionService, request: Request, scope: Scope) -> str:
-    """The order of a list of a tool: of activity, where an index has it.
+    """Choose the order of a tool's list: by activity, where an index has it.
 
     A search takes the index of what it looks for.
     """
@@ -79,7 +79,7 @@ async def order_of(service: MongoSessionService, request: Request, scope: Scope)
 async def apps(
     service: MongoSessionService, access: Access, request: Request
 ) -> list[dict[str, Any]]:
-    """The apps of which something is listed, with the latest session of each.
+    """List the apps that have permitted sessions, with the latest session of each.
 
     Only sessions that ``authorize`` permits are counted, which no index knows.
     """
@@ -88,7 +88,7 @@ async def apps(
     shown = []
     for name in filter(partial(lookup_id, "app_name"), names):
         page = await service.find_sessions(
-            app_name=name, with_state=False, limit=_COUNTED
+            app_name=name, with_state=False, limit=_MAX_COUNT
         )
         found = [
             each for each in page.sessions if await access.lists(request, _key(each))
@@ -99,47 +99,37 @@ async def apps(
     return shown
 
 
-class EventsAsked(NamedTuple):
-    """The page of a session's events that a request asks for."""
+async def events(
+    service: MongoSessionService, key: SessionKey, request: Request
+) -> str:
+    """Load a page of a session's events, as JSON.
 
-    after_revision: int
-    before_revision: int | None
-    newest_first: bool
-    limit: int
-
-    @classmethod
-    def of(cls, request: Request) -> EventsAsked:
-        """The page that a request asks for.
-
-        Raises:
-            InvalidInputError: a parameter is invalid.
-        """
-        return cls(
-            parameters.revision_of(request, "after_revision") or 0,
-            parameters.revision_of(request, "before_revision"),
-            parameters.flag_of(request, "newest_first"),
-            parameters.limit_of(request, _MOST),
+    Raises:
+        InvalidInputError: a parameter is invalid.
+        SessionNotFoundError: the session is not stored.
+    """
+    limit = parameters.limit_of(request, _MAX_PAGE)
+    found = [
+        each
+        async for each in service.iter_events(
+            **key.id,
+            after_revision=parameters.revision_of(request, "after_revision") or 0,
+            before_revision=parameters.revision_of(request, "before_revision"),
+            newest_first=parameters.flag_of(request, "newest_first"),
+            limit=limit + 1,
         )
-
-    async def load(self, service: MongoSessionService, key: SessionKey) -> str:
-        """The page as JSON.
-
-        Raises:
-            SessionNotFoundError: the session is not stored.
-        """
-        wanted = self._replace(limit=self.limit + 1)._asdict()
-        found = [each async for each in service.iter_events(**key.id, **wanted)]
-        # One by one: the public view knows events by their names.
-        shown = ",".join(
-            public_view.json_text({"revision": revision, "event": event})
-            for revision, event in found[: self.limit]
-        )
-        has_more = str(len(found) > self.limit).lower()
-        return f'{{"events":[{shown}],"has_more":{has_more}}}'
+    ]
+    # One by one: the public view knows events by their names.
+    shown = ",".join(
+        public_view.json_text({"revision": revision, "event": event})
+        for revision, event in found[:limit]
+    )
+    has_more = str(len(found) > limit).lower()
+    return f'{{"events":[{shown}],"has_more":{has_more}}}'
 
 
 def row(session: SessionSummary) -> dict[str, Any]:
-    """What a list says of a session: its key, and all else but its state."""
+    """Return a session's key and details as lists show them, without its state."""
     rest = session.model_dump(exclude={"state", "id", "app_name", "user_id"})
     return {"key": _key(session)._asdict(), **rest}
 

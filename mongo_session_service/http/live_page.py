@@ -76,7 +76,7 @@ def live_page_route(
 
 @cache
 def _read_page() -> tuple[Template, dict[str, str]]:
-    """The page, and its scripts and style sheets by name."""
+    """Read the page, and its scripts and style sheets by name."""
     texts = {
         each.name: each.read_text(encoding="utf-8")
         for each in (files(__package__) / "static").iterdir()
@@ -85,7 +85,7 @@ def _read_page() -> tuple[Template, dict[str, str]]:
 
 
 def _relative(target: str, path: str) -> str:
-    """A URL that works behind any prefix, to be put into the page."""
+    """Make a URL for the page that works behind any prefix."""
     folder = path.rpartition("/")[0] or "/"
     return html.escape(f"./{posixpath.relpath(target, folder)}")
 
@@ -141,6 +141,6 @@ class TokenCheck:
 
 
 async def server_of(service: MongoSessionService) -> str:
-    """The hosts that the service is connected to."""
+    """Name the hosts that the service is connected to."""
     client = (await backend_of(service).here()).connection.client
     return ", ".join(sorted(f"{host}:{port}" for host, port in client.nodes))

@@ -73,9 +73,9 @@ RETRY: Final = 2
 
 _RETRY_MUCH_LATER: Final = 60
 
-_REFUSED: Final = "You may not read this session."
-_REFUSED_MANY: Final = "You may not read these sessions."
-_REFUSED_WRITE: Final = "You may not write to this session."
+_MAY_NOT_READ: Final = "You may not read this session."
+_MAY_NOT_READ_ALL: Final = "You may not read these sessions."
+_MAY_NOT_WRITE: Final = "You may not write to this session."
 
 _CONTENT: Final = {"event", "state", "state_delta"}
 
@@ -136,9 +136,9 @@ def changes_route(
     and what the action needs. ``"fork"`` takes ``at_revision`` and answers 201 with the
     names of the new session; ``"update"`` takes ``title`` and ``labels``, each null for
     none, leaves what is not given as it is, and answers with the session as in a list;
-    ``"delete"`` answers with the session's names, also if it is not stored. An
-    ``Origin`` of another host is refused, and so is none: then no other site can have a
-    browser write here.
+    ``"delete"`` answers with the session's names, also if it is not stored. A
+    request without an ``Origin``, or with that of another host, is refused: then no
+    other site can have a browser write here.
 
     A stream ends after ``deleted``, and after ``trouble`` with a ``reason``, after
     which a client should reconnect. Errors are JSON with a ``detail``: 400 for invalid
@@ -165,7 +165,7 @@ def changes_route(
             between calls of ``authorize``.
 
     Raises:
-        ConfigurationError: ``authorize`` is missing, one of the functions is none, or
+        ConfigurationError: ``authorize`` is missing, one of them is not a function, or
             ``heartbeat`` is not positive.
     """
     access = Access(authorize, authorize_user, authorize_write)  # type: ignore[arg-type]  # refused if it is None
@@ -187,7 +187,7 @@ def _changes_route(
             if access.has_lists and "session_id" not in request.query_params:
                 return await _stream_all(service, access, request, heartbeat)
             return await _stream(service, access, request, heartbeat)
-        except writes.RefusedError as error:
+        except writes.RefusedRequestError as error:
             return answers.refusal(error.status, str(error))
         except answers.REFUSED as error:
             return answers.refusal_of(error)
@@ -244,7 +244,7 @@ def live_app(
 
 
 def trouble(error: MongoSessionServiceError) -> tuple[int, str]:
-    """Seconds until the client should reconnect to an ended stream, and the reason."""
+    """Return the seconds until a client should reconnect, and why its stream ended."""
     match error:
         case SlowSubscriberError():
             return RETRY, "This client read too slowly."
@@ -257,7 +257,7 @@ def trouble(error: MongoSessionServiceError) -> tuple[int, str]:
 
 
 class _Start(NamedTuple):
-    """Where a stream begins."""
+    """Beginning of a stream."""
 
     after_revision: int | None
     is_reconnect: bool
@@ -267,36 +267,25 @@ class _Start(NamedTuple):
 
     @classmethod
     def of(cls, request: Request) -> _Start:
-        """The start that a request asks for.
+        """Read the beginning that a request asks for.
 
         Raises:
             InvalidInputError: its parameters are invalid.
         """
         history = request.query_params.get("history")
-        after = request.query_params.get("after_revision")
         if history not in {None, "all"}:
             raise InvalidInputError("history must be 'all', or left out.")
-        if after is not None and history is not None:
-            raise InvalidInputError("Give history or after_revision, not both.")
-        if (at := request.query_params.get("at_revision")) is not None:
-            return cls._at(at, is_alone=after is None and history is None)
+        after = parameters.revision_of(request, "after_revision")
+        at = parameters.revision_of(request, "at_revision")
+        if [history, after, at].count(None) < 2:  # noqa: PLR2004  one may be given
+            names = "history, after_revision and at_revision"
+            raise InvalidInputError(f"Give only one of {names}.")
         last = parameters.number(request.headers.get("last-event-id", ""))
-        if last is not None:
-            return cls(last, is_reconnect=True, with_history=history is not None)
-        if after is not None and (last := parameters.number(after)) is None:
-            raise InvalidInputError("after_revision must be a number of appends.")
-        return cls(last, is_reconnect=False, with_history=history is not None)
-
-    @classmethod
-    def _at(cls, text: str, *, is_alone: bool) -> _Start:
-        at = parameters.number(text)
-        if at is None or not is_alone:
-            message = (
-                "at_revision must be a number of appends, without history and"
-                " after_revision."
-            )
-            raise InvalidInputError(message)
-        return cls(None, is_reconnect=False, with_history=False, at_revision=at)
+        is_reconnect = last is not None
+        start = last if is_reconnect else after
+        return cls(
+            start, is_reconnect, with_history=history is not None, at_revision=at
+        )
 
 
 def _key(request: Request) -> SessionKey:
@@ -307,7 +296,7 @@ def _key(request: Request) -> SessionKey:
 async def _list(
     service: MongoSessionService, access: Access, request: Request
 ) -> Response:
-    """A page of sessions, or of a session's events."""
+    """Answer with a page of sessions, or of a session's events."""
     match request.query_params["list"]:
         case "sessions":
             return await _list_sessions(service, access, request)
@@ -321,10 +310,10 @@ async def _list_sessions(
     service: MongoSessionService, access: Access, request: Request
 ) -> Response:
     if not access.has_lists:
-        return answers.refusal(403, _REFUSED_MANY)
+        return answers.refusal(403, _MAY_NOT_READ_ALL)
     scope = access.scope_of(request)
     if not await access.may_read_all(request, scope):
-        return answers.refusal(403, _REFUSED_MANY)
+        return answers.refusal(403, _MAY_NOT_READ_ALL)
     async with asyncio.timeout(OPENING_PATIENCE):
         order = request.query_params.get("order_by", "create_time")
         found = await lists.sessions(service, access, request, scope, order_by=order)
@@ -335,25 +324,24 @@ async def _list_events(
     service: MongoSessionService, access: Access, request: Request
 ) -> Response:
     key = _key(request)
-    asked = lists.EventsAsked.of(request)
     if not await access.may_read(request, key):
-        return answers.refusal(403, _REFUSED)
+        return answers.refusal(403, _MAY_NOT_READ)
     async with asyncio.timeout(OPENING_PATIENCE):
-        text = await asked.load(service, key)
+        text = await lists.events(service, key, request)
     return Response(text, 200, answers.NO_STORE, "application/json")
 
 
 async def _list_of_page(
     service: MongoSessionService, access: LocalAccess, request: Request
 ) -> Response:
-    """What the page of a tool lists: the apps, or a page of the sessions of one.
+    """List the apps, or a page of the sessions of one, for the page of a tool.
 
     Of a single app it has both.
     """
     listed: dict[str, Any] = {}
     scope = access.scope_of(request)
     if not await access.may_read_all(request, scope):
-        return answers.refusal(403, _REFUSED_MANY)
+        return answers.refusal(403, _MAY_NOT_READ_ALL)
     async with asyncio.timeout(OPENING_PATIENCE):
         if scope.app_name is None:
             listed["apps"] = await lists.apps(service, access, request)
@@ -371,7 +359,7 @@ async def _list_of_page(
 
 
 def _json(fields: Mapping[str, object], status: int = 200) -> Response:
-    """The public view of what is found."""
+    """Answer with the public view of some fields."""
     text = public_view.json_text(fields)
     return Response(text, status, answers.NO_STORE, "application/json")
 
@@ -379,17 +367,17 @@ def _json(fields: Mapping[str, object], status: int = 200) -> Response:
 async def _stream(
     service: MongoSessionService, access: Access, request: Request, heartbeat: float
 ) -> Response:
-    """The changes of a session, or its state at one revision."""
+    """Stream a session's changes, or answer with its state at one revision."""
     key = _key(request)
     start = _Start.of(request)
     if not await access.may_read(request, key):
-        return answers.refusal(403, _REFUSED)
+        return answers.refusal(403, _MAY_NOT_READ)
     if start.at_revision is not None:
         return await _state_at(service, key, start.at_revision)
     permitted = await access.permitted(request, key, writes.ACTIONS)
     subscription, snapshot = await _open(service, key, start)
     may_read = partial(access.may_read, request, key)
-    permission = _Permission(may_read, heartbeat, _REFUSED)
+    permission = _Permission(may_read, heartbeat, _MAY_NOT_READ)
     stream = _Stream(subscription, _frame, permission, snapshot)
     stream.headers["Allow"] = ", ".join(access.methods)
     stream.headers["Permitted-Actions"] = ", ".join(permitted)
@@ -402,13 +390,13 @@ async def _stream(
 async def _stream_all(
     service: MongoSessionService, access: Access, request: Request, heartbeat: float
 ) -> Response:
-    """What happens from now on to the sessions of a user, or of more."""
+    """Stream what happens from now on to the sessions of a user, or of more."""
     scope = access.scope_of(request)
     content = request.query_params.get("content")
     if content not in {None, "none"}:
         raise InvalidInputError("content must be 'none', or left out.")
     if not await access.may_read_all(request, scope):
-        return answers.refusal(403, _REFUSED_MANY)
+        return answers.refusal(403, _MAY_NOT_READ_ALL)
 
     async def frame(change: Change) -> str | None:
         if not await access.lists(request, change.session_key):
@@ -418,7 +406,7 @@ async def _stream_all(
     async with asyncio.timeout(OPENING_PATIENCE):
         subscription = await service.watch(*scope).__aenter__()
     may_read = partial(access.may_read_all, request, scope)
-    permission = _Permission(may_read, heartbeat, _REFUSED_MANY)
+    permission = _Permission(may_read, heartbeat, _MAY_NOT_READ_ALL)
     stream = _Stream(subscription, frame, permission)
     stream.headers["Allow"] = ", ".join(access.methods)
     return stream
@@ -430,10 +418,10 @@ class _Permission(NamedTuple):
     ask: Callable[[], Awaitable[bool]]
     heartbeat: float
     refused: str
-    """What a client receives that has it no more."""
+    """Reason that a client is told when it has lost the permission."""
 
     async def holds(self) -> bool:
-        """Whether the client may still read."""
+        """Ask whether the client may still read."""
         # Waited for rather than cancelled, which a plain function's thread cannot be.
         asked = asyncio.ensure_future(self.ask())
         asked.add_done_callback(lambda it: it.cancelled() or it.exception())
@@ -450,7 +438,7 @@ class _Permission(NamedTuple):
 async def _open(
     service: MongoSessionService, key: SessionKey, start: _Start, log_begins: int = 0
 ) -> tuple[Subscription, Change | None]:
-    """An open subscription, and the snapshot to send before it."""
+    """Open a subscription, and load the snapshot to send before it."""
     with_history = start.with_history and start.after_revision is None
     try:
         async with asyncio.timeout(OPENING_PATIENCE), AsyncExitStack() as opening:
@@ -480,7 +468,7 @@ async def _snapshot(service: MongoSessionService, key: SessionKey) -> Change:
 async def _state_at(
     service: MongoSessionService, key: SessionKey, revision: int
 ) -> Response:
-    """The state after an event, as the snapshot that it was then."""
+    """Answer with the state after an event, as a snapshot."""
     async with asyncio.timeout(OPENING_PATIENCE):
         session = await service.get_session_at(**key.id, revision=revision)
     if session is None:
@@ -500,7 +488,7 @@ async def _write(
 ) -> Response:
     write = await writes.Write.of(request)
     if not await access.may_write(request, write.key, write.action):
-        return answers.refusal(403, _REFUSED_WRITE)
+        return answers.refusal(403, _MAY_NOT_WRITE)
     status, found = await write.perform(service)
     return _json(found, status)
 
@@ -580,19 +568,19 @@ class _Stream(EventSourceResponse):
 
 
 async def _frame(change: Change) -> str:
-    """A change of the one session that a stream is about."""
+    """Format a change of the one session that a stream is about."""
     id_ = "" if change.revision is None else f"id: {change.revision}\n"
     return f"event: {change.kind}\n{id_}data: {change.json_text}\n\n"
 
 
 def _frame_of_many(change: Change, *, with_content: bool) -> str:
-    """A change of one session among several, whose revision is no place in it."""
+    """Format a change of one session among several; its revision is not an ``id``."""
     text = change.json_text if with_content else _outline(change)
     return f"event: {change.kind}\ndata: {text}\n\n"
 
 
 def _outline(change: Change) -> str:
-    """A change without event and state, as JSON."""
+    """Write a change without event and state, as JSON."""
     names = type(change).model_fields.keys() - _CONTENT
     fields = {name: getattr(change, name) for name in names}
     return public_view.json_text({k: it for k, it in fields.items() if it is not None})

@@ -25,7 +25,7 @@ ACTIONS: Final = tuple(_ARGUMENTS)
 _MAX_BYTES: Final = 65_536
 
 
-class RefusedError(Exception):
+class RefusedRequestError(Exception):
     """A request that is refused before anybody is asked, with its status."""
 
     def __init__(self, status: int, detail: str) -> None:
@@ -42,19 +42,21 @@ class Write(NamedTuple):
 
     @classmethod
     async def of(cls, request: Request) -> Write:
-        """The change that a request asks for.
+        """Read the change that a request asks for.
 
         Raises:
-            RefusedError: it may come from another site, or is no JSON.
-            InvalidInputError: it asks for what is not to be had.
+            RefusedRequestError: it may come from another site, or is not JSON.
+            InvalidInputError: the action or one of its arguments is unknown.
         """
         # A browser sets Origin itself, and asks before it sends JSON to another site.
         origin = urlsplit(request.headers.get("origin", "")).netloc
         if not origin or origin != request.headers.get("host"):
-            raise RefusedError(403, "Writing needs an Origin header of this server.")
+            raise RefusedRequestError(
+                403, "Writing needs an Origin header of this server."
+            )
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind.lower() != "application/json":
-            raise RefusedError(415, "Send JSON, as application/json.")
+            raise RefusedRequestError(415, "Send JSON, as application/json.")
         fields = await _fields(request)
         action = fields.pop("action", None)
         if not isinstance(action, str) or action not in _ARGUMENTS:
@@ -67,7 +69,7 @@ class Write(NamedTuple):
         return cls(key, action, fields)
 
     async def perform(self, service: MongoSessionService) -> tuple[int, dict[str, Any]]:
-        """Make the change; returns the status, and the session as it is then."""
+        """Make the change; return the status, and the session as it is then."""
         match self.action:
             case "fork":
                 forked = await service.fork_session(**self.key.id, **self.arguments)
@@ -85,7 +87,7 @@ async def _fields(request: Request) -> dict[str, Any]:
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MAX_BYTES:
-            raise RefusedError(413, f"Send {_MAX_BYTES:,} bytes at most.")
+            raise RefusedRequestError(413, f"Send {_MAX_BYTES:,} bytes at most.")
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):

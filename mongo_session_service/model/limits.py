@@ -34,7 +34,13 @@ class Limits:
     """Events that a fork copies in one step, which takes about 0.1 s."""
     look_seconds: float = 5.0
     """Seconds between looks whether a database's setup was undone."""
-
+    unindexed_documents: int = 10_000
+    """Documents of a collection above which no call waits for the build of an index;
+    that of so many takes about a tenth of a second."""
+    examined_documents: int = 10_000
+    """Sessions, or events, up to which the doctor examines all; of more, a sample."""
+    examined_events: int = 100
+    """Latest events of each session that the doctor compares with its revision."""
     reseal_bytes: int = 4_000_000
     """Bytes after which ``reseal`` ends a page, with the document that reaches them."""
     inbox_changes: int = 1024

@@ -18,10 +18,10 @@ class Index:
     unique: bool = False
     sparse: bool = False
     only_with: str | None = None
-    """The field that a document needs to be in the index; None if it is in any case."""
+    """Field that a document must have to be in the index; None if all are in it."""
 
     def is_like(self, described: dict[str, Any]) -> bool:
-        """Whether a collection has it, by the driver's description of its indexes."""
+        """Tell whether the driver's description of a collection's indexes has it."""
         there = described.get(self.name)
         return there is not None and (
             [tuple(each) for each in there["key"]] == self.directed

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pymongo import IndexModel
@@ -27,8 +26,6 @@ from mongo_session_service.schema.version import (
 
 logger = logging.getLogger(__name__)
 
-LARGE: Final = 10_000
-"""Documents; an index of fewer is built in about a tenth of a second."""
 _WORKS_WITHOUT: Final = {
     UNAUTHORIZED: "the user lacks the privilege",
     11000: "the data holds an event twice",
@@ -48,16 +45,16 @@ the order of the oplog all that came before. What a failover takes back later is
 as any other loss is."""
 
 
-class Layout(NamedTuple):
-    """What a database lacks after it was set up."""
+class SetupResult(NamedTuple):
+    """The indexes that a database lacks after it was set up."""
 
     missing: frozenset[str]
-    """The names of the indexes that do not exist."""
+    """Their names."""
     is_to_be_built: bool
-    """Whether an index was left out since a call would have waited for its build."""
+    """True if one was left out, since a call would have waited for its build."""
 
 
-async def set_up(connection: Connection, *, builds: bool = True) -> Layout:
+async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
     """Check the server, and create what is missing; safe to repeat and to race.
 
     Where nothing is missing, one round trip follows the server's greeting. Without
@@ -76,20 +73,26 @@ async def set_up(connection: Connection, *, builds: bool = True) -> Layout:
         hello = await server.greeted(connection.client)
         await server.check_product(connection, hello)
         server.check_server(hello, transactions=connection.has_transactions)
-    is_recorded, found = await asyncio.gather(
-        check_version(connection), _find(attempts)
+    is_recorded, collections, indexes = await asyncio.gather(
+        check_version(connection),
+        _missing_collections(attempts),
+        _missing_indexes(attempts),
     )
-    left = await _create_missing(attempts, found, builds=builds)
+    skipped = await _create_missing(attempts, collections, indexes, builds=builds)
     if not is_recorded:
-        with attempts.at("the schema version"):
+        with attempts.trying("the schema version"):
             await record_version(connection)
     attempts.warn()
-    failed = [each for each in INDEXES if _named(connection, each) in attempts.failed]
-    return Layout(frozenset(each.name for each in (*failed, *left)), bool(left))
+    failed = [
+        each for each in INDEXES if _index_name(connection, each) in attempts.failed
+    ]
+    return SetupResult(
+        frozenset(each.name for each in (*failed, *skipped)), bool(skipped)
+    )
 
 
 async def is_undone(connection: Connection, missing: frozenset[str]) -> bool:
-    """Whether more indexes are missing than when it was set up, or the data is newer.
+    """Tell whether indexes have gone since setup, or the data is newer.
 
     Whatever is dropped, renamed or restored takes its indexes along.
     """
@@ -107,17 +110,12 @@ async def is_undone(connection: Connection, missing: frozenset[str]) -> bool:
 
 
 async def missing_indexes(connection: Connection) -> list[Index]:
-    """The indexes that do not exist, or differ from their definition."""
-    of = await asyncio.gather(*(_described(connection, each) for each in _INDEXED))
-    found = dict(zip(_INDEXED, of, strict=True))
-    return [index for index in INDEXES if not index.is_like(found[index.collection])]
-
-
-async def _described(connection: Connection, collection: str) -> dict[str, Any]:
-    described: dict[str, Any] = await getattr(
-        connection, collection
-    ).index_information()
-    return described
+    """List the indexes that do not exist, or differ from their definition."""
+    found = await asyncio.gather(
+        *(getattr(connection, name).index_information() for name in _INDEXED)
+    )
+    described = dict(zip(_INDEXED, found, strict=True))
+    return [each for each in INDEXES if not each.is_like(described[each.collection])]
 
 
 async def create_index(connection: Connection, index: Index) -> None:
@@ -131,29 +129,21 @@ async def create_index(connection: Connection, index: Index) -> None:
 
 
 async def has_index(connection: Connection, index: Index) -> bool:
-    """Whether an index exists as it is defined."""
+    """Tell whether an index exists as it is defined."""
     return index.is_like(
         await getattr(connection, index.collection).index_information()
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a database lacks."""
-
-    collections: frozenset[str]
-    indexes: list[Index]
-
-
 class _Attempts:
-    """What could not be created, and why."""
+    """Attempts to create something, and why those that failed did."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.failed: dict[str, str] = {}
 
     @contextmanager
-    def at(self, *things: str) -> Iterator[None]:
+    def trying(self, *things: str) -> Iterator[None]:
         """Try to create something that the service works without."""
         try:
             yield
@@ -163,7 +153,7 @@ class _Attempts:
             self.failed |= dict.fromkeys(things, _WORKS_WITHOUT[error.code])
 
     def warn(self) -> None:
-        """Log it all at once."""
+        """Log all failures at once."""
         if not self.failed:
             return
         logger.warning(
@@ -175,36 +165,29 @@ class _Attempts:
         )
 
 
-async def _find(attempts: _Attempts) -> _Found:
-    collections, indexes = await asyncio.gather(
-        _missing_collections(attempts), _missing_indexes(attempts)
-    )
-    return _Found(collections, indexes)
-
-
-async def _missing_collections(attempts: _Attempts) -> frozenset[str]:
+async def _missing_collections(attempts: _Attempts) -> set[str]:
     database, prefix = attempts.connection.database, attempts.connection.prefix
-    with attempts.at("collections"):
+    with attempts.trying("collections"):
         there = {*await database.list_collection_names()}
-        return frozenset(each for each in _NEEDED if f"{prefix}{each}" not in there)
-    return frozenset()
+        return {each for each in _NEEDED if f"{prefix}{each}" not in there}
+    return set()
 
 
 async def _missing_indexes(attempts: _Attempts) -> list[Index]:
     # Creating an index that exists would need the privilege as well.
-    with attempts.at(*(_named(attempts.connection, each) for each in INDEXES)):
+    with attempts.trying(*(_index_name(attempts.connection, each) for each in INDEXES)):
         return await missing_indexes(attempts.connection)
     return []
 
 
 async def _create_missing(
-    attempts: _Attempts, found: _Found, *, builds: bool
+    attempts: _Attempts, collections: set[str], indexes: list[Index], *, builds: bool
 ) -> list[Index]:
-    """Create what was not found; the indexes that were left out."""
-    new = set(found.collections)
-    left: list[Index] = []
+    """Create collections and indexes, and return the indexes that were left out."""
+    new = set(collections)
+    skipped: list[Index] = []
     for name in _INDEXED:
-        lacking = [each for each in found.indexes if each.collection == name]
+        lacking = [each for each in indexes if each.collection == name]
         keeps_waiting = (
             lacking
             and not builds
@@ -212,22 +195,22 @@ async def _create_missing(
             and await _is_large(attempts.connection, name)
         )
         if keeps_waiting:
-            left += lacking
-        elif lacking and await _have_created(attempts, name, lacking):
+            skipped += lacking
+        elif lacking and await _create_indexes(attempts, name, lacking):
             new.discard(name)
     for name in sorted(new):
-        with attempts.at(f"collection {attempts.connection.prefix + name!r}"):
+        with attempts.trying(f"collection {attempts.connection.prefix + name!r}"):
             await _create_collection(attempts.connection, name)
-    return left
+    return skipped
 
 
 async def _is_large(connection: Connection, name: str) -> bool:
     count: int = await getattr(connection, name).estimated_document_count()
-    return count > LARGE
+    return count > connection.limits.unindexed_documents
 
 
-async def _have_created(attempts: _Attempts, name: str, lacking: list[Index]) -> bool:
-    """Create indexes, with their collection if it does not exist; whether all exist."""
+async def _create_indexes(attempts: _Attempts, name: str, lacking: list[Index]) -> bool:
+    """Create indexes, and their collection; tell whether all exist then."""
     collection = _unconfirmed(attempts.connection, name)
     models = [IndexModel(each.directed, **each.options) for each in lacking]
     try:
@@ -238,7 +221,7 @@ async def _have_created(attempts: _Attempts, name: str, lacking: list[Index]) ->
     else:
         return True
     for index in lacking:  # One that fails does not keep the others from it.
-        with attempts.at(_named(attempts.connection, index)):
+        with attempts.trying(_index_name(attempts.connection, index)):
             await collection.create_index(index.directed, **index.options)
     return False
 
@@ -264,5 +247,5 @@ def _unconfirmed(connection: Connection, name: str) -> Any:
     return collection.with_options(write_concern=_PRIMARY_ONLY)
 
 
-def _named(connection: Connection, index: Index) -> str:
+def _index_name(connection: Connection, index: Index) -> str:
     return f"index {index.name!r} of {getattr(connection, index.collection).name!r}"

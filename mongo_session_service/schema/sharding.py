@@ -19,7 +19,7 @@ _APP, _USER = SHARD_KEY
 
 
 def supporting(collection: str) -> Index:
-    """The index that MongoDB needs to shard a collection: it begins with the key.
+    """Return the index that begins with the key, which MongoDB needs to shard.
 
     It is one that :mod:`~mongo_session_service.schema.setup` creates, if there is any.
     """
@@ -39,7 +39,7 @@ def supporting(collection: str) -> Index:
 
 
 def script(database: str, prefix: str, zones: Iterable[tuple[str, str]] = ()) -> str:
-    """A script for mongosh that shards the collections; it can be run again.
+    """Write a script for mongosh that shards the collections and can be run again.
 
     Args:
         database: The service's database.
@@ -55,7 +55,7 @@ def script(database: str, prefix: str, zones: Iterable[tuple[str, str]] = ()) ->
     return f"""\
 // Run it through a mongos, as an administrator: mongosh URI --file shard.js
 if (db.hello().msg !== "isdbgrid") {{
-  throw new Error("This is no mongos: only a sharded cluster has shards.");
+  throw new Error("This is not a mongos: only a sharded cluster has shards.");
 }}
 const name = {json.dumps(database)};
 const key = {json.dumps(SHARD_KEY)};

@@ -21,6 +21,7 @@ from support.secured_mongod import Secured
 from mongo_session_service import MongoSessionService, StorageUnavailableError
 from mongo_session_service.admin import Finding, Status, doctor
 from mongo_session_service.admin.privileges import FEATURES, needs
+from mongo_session_service.model.limits import Limits
 
 SECURED = pytest.mark.xdist_group("secured")
 
@@ -117,32 +118,33 @@ async def test_what_others_have_damaged_is_found(
     ]
 
 
+@pytest.mark.usefixtures("filled")
 async def test_only_the_latest_of_a_long_log_are_counted(
-    filled: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
+    mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """A gap in the latest events is found, an older one is not looked for."""
-    monkeypatch.setattr(doctor, "LATEST", 2)
+    limits = Limits(examined_events=2)
+    service = MongoSessionService(mongodb_uri, database=database, _limits=limits)
     admin[database].events.delete_one({"_id.session_id": "a", "_id.revision": 1})
-    assert bad(await examined(filled)) == {}
+    assert bad(await examined(service)) == {}
 
     admin[database].events.delete_one({"_id.session_id": "b", "_id.revision": 2})
-    assert bad(await examined(filled)) == {"sessions": Status.FAILED}
+    assert bad(await examined(service)) == {"sessions": Status.FAILED}
+    await service.close()
 
 
+@pytest.mark.usefixtures("filled")
 async def test_of_a_large_database_a_sample_is_examined(
-    filled: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
+    mongodb_uri: str, database: str, admin: MongoClient
 ) -> None:
     """Beyond a number of documents some are drawn, which is said."""
-    monkeypatch.setattr(doctor, "EXAMINED", 4)
+    limits = Limits(examined_documents=4)
     admin[database].sessions.delete_many({})
 
-    findings = await examined(filled)
+    async with MongoSessionService(
+        mongodb_uri, database=database, _limits=limits
+    ) as service:
+        findings = await examined(service)
 
     assert bad(findings) == {"events": Status.FAILED}
     assert "a sample of 400 of 15 events" in findings["events"].says

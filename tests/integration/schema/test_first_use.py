@@ -14,7 +14,7 @@ from support.failpoints import held_index_builds
 from support.subscriptions import PATIENCE, SESSION
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.schema import setup
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE
 
 LOOK = {"hello": 1, "find": 1, "listCollections": 1, "listIndexes": 2}
@@ -51,15 +51,14 @@ async def test_a_long_index_build_keeps_no_call_waiting(
     mongodb_uri: str,
     database: str,
     admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Calls are answered during the build; ``setup()`` ends when the index exists."""
     async with MongoSessionService(mongodb_uri, database=database) as service:
         await service.create_session(**SESSION)
     admin[database].sessions.drop_index("by_title")
-    monkeypatch.setattr(setup, "LARGE", 0)
 
-    service = MongoSessionService(mongodb_uri, database=database)
+    limits = Limits(unindexed_documents=0)
+    service = MongoSessionService(mongodb_uri, database=database, _limits=limits)
     with held_index_builds(admin) as until_held:
         async with asyncio.timeout(PATIENCE):
             assert await service.get_session(**SESSION)
@@ -74,16 +73,15 @@ async def test_events_are_stored_once_during_the_build_of_their_index(
     mongodb_uri: str,
     database: str,
     admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Until the unique index exists, each append looks whether its event is stored."""
     async with MongoSessionService(mongodb_uri, database=database) as service:
         session = await service.create_session(**SESSION)
         stored = await service.append_event(session, Event(author="x"))
     admin[database].events.drop_index(EVENT_ONCE.name)
-    monkeypatch.setattr(setup, "LARGE", 0)
 
-    service = MongoSessionService(mongodb_uri, database=database)
+    limits = Limits(unindexed_documents=0)
+    service = MongoSessionService(mongodb_uri, database=database, _limits=limits)
     with held_index_builds(admin):
         found = await service.get_session(**SESSION)
         await service.append_event(found, stored.model_copy(deep=True))
