@@ -43,14 +43,14 @@ class World:
 
     async def printed(self, *arguments: str) -> str:
         """All that a command prints, on both streams."""
-        done = await asyncio.to_thread(call, *self.place, *arguments)
+        done = await asyncio.to_thread(call, *arguments, *self.place)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
     async def watched(self, *options: str) -> str:
         """What ``watch`` prints of the session until it is deleted."""
         of = ("--app", "app", "--user", "user", "--session", "s")
-        arguments = (*self.place, "watch", *of, "--after-revision", "0", *options)
+        arguments = ("watch", *of, "--after-revision", "0", *options, *self.place)
         process = await asyncio.to_thread(start, *arguments)
         try:
             assert process.stderr is not None
