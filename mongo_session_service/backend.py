@@ -1,4 +1,4 @@
-"""What one event loop uses of a service: its connection, store and writer.
+"""Backend: the connection, store and writer that one event loop uses of a service.
 
 An async client belongs to the loop it is first used in, and ADK's ``Runner.run()``
 starts a new loop in a new thread for every call. So a service built from a URI opens
@@ -43,7 +43,7 @@ from mongo_session_service.sessions.writer import Writer
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What one event loop uses of a service."""
+    """Connection, store and writer of one event loop."""
 
     connection: Connection
     store: SessionStore
@@ -54,8 +54,8 @@ class Backend:
     """Closes the client; None if that is borrowed."""
 
 
-class Call:
-    """What one call of a service uses: the loop's backend, set up on first use.
+class BackendCall:
+    """A call of a service: holds the running loop's backend, set up on first use.
 
     On leaving, the driver's errors become this package's, and a cancellation that the
     driver has swallowed is raised. Every call goes through it. So it is a
@@ -87,7 +87,7 @@ class Call:
 
 
 Opener = Callable[[], AbstractAsyncContextManager[Backend]]
-"""What gives the running loop's backend to a feed or a consumer."""
+"""Gives the running loop's backend to a feed or a consumer."""
 
 
 class Backends:
@@ -137,12 +137,12 @@ class Backends:
         self.__dict__.update(state)
         self._reset()
 
-    def call(self, *, sets_up: bool = True) -> Call:
-        """What a call uses, as a context; without ``sets_up`` nothing is created."""
-        return Call(self, sets_up=sets_up)
+    def call(self, *, sets_up: bool = True) -> BackendCall:
+        """Begin a call, as a context; without ``sets_up`` nothing is created."""
+        return BackendCall(self, sets_up=sets_up)
 
     async def here(self, *, sets_up: bool = False) -> Backend:
-        """The running loop's backend, opened on its first use.
+        """Return the running loop's backend, opened on its first use.
 
         Raises:
             ConfigurationError: the client is borrowed and belongs to another loop.
@@ -153,7 +153,7 @@ class Backends:
         loop = running_loop()
         entry = self._entries.get(loop)
         if entry is None:
-            entry = self._open(loop)
+            entry = self._open_backend(loop)
             if entry.keeper is not None:
                 await anext(entry.keeper)
         if sets_up and not self._is_set_up:
@@ -199,7 +199,7 @@ class Backends:
                 self._is_set_up = False
         self._look_at = time.monotonic() + connection.limits.look_seconds
 
-    def _open(self, loop: asyncio.AbstractEventLoop) -> Backend:
+    def _open_backend(self, loop: asyncio.AbstractEventLoop) -> Backend:
         with self._lock:
             if self._uri is not None:
                 forget_closed_loops(self._entries)
@@ -304,7 +304,7 @@ _keepers: dict[asyncio.AbstractEventLoop, list[AsyncGenerator[None, None]]] = {}
 def keep_until_loop_ends(
     close: Callable[[], Awaitable[None]], loop: asyncio.AbstractEventLoop
 ) -> AsyncGenerator[None, None]:
-    """A generator that, once started, calls ``close`` when it or its loop ends.
+    """Return a generator that, once started, calls ``close`` when it or its loop ends.
 
     What is started is finished by ``loop.shutdown_asyncgens()``, which ``asyncio.run``
     calls when all tasks are done: the one moment a library has for it.

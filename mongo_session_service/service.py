@@ -27,7 +27,7 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from mongo_session_service._public import public
-from mongo_session_service.backend import Backend, Backends, Call
+from mongo_session_service.backend import Backend, BackendCall, Backends
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
@@ -1335,7 +1335,7 @@ class MongoSessionService(BaseSessionService):
         reading = {name: age for name, age in ages.items() if age is not None}
         return replace(self._feed.stats(), checkpoint_ages=reading)
 
-    def _backend(self) -> Call:
+    def _backend(self) -> BackendCall:
         return self._backends.call()
 
 

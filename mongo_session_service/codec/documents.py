@@ -500,7 +500,9 @@ def decode_new_session(
     state = scopes.merge(shared) | hooks.loaded_state(scopes.merge(own), owner)
     if hooks.is_missing:
         state = metadata.titled(state, new.details.title)
-    return StoredSession(new.key, new.expected.next(), new.create_time, state, [])
+    return StoredSession(
+        new.key, new.expected.after_append(), new.create_time, state, []
+    )
 
 
 def is_same_event(append: Append, document: dict[str, Any], hooks: Hooks) -> bool:

@@ -17,7 +17,7 @@ from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id, lookup_id
 
 Document = dict[str, Any]
-"""What MongoDB stores, as the driver reads and writes it."""
+"""Document as the driver reads and writes it."""
 
 
 class SessionKey(NamedTuple):
@@ -43,7 +43,7 @@ SHARD_KEY: Final = SessionKey._fields[:2]
 
 
 class Marker(NamedTuple):
-    """What a ``Session`` was read at: the expected revision of its next append.
+    """Version of a session: the expected revision of its next append, and more.
 
     ``create_time`` tells a session from a later one of the same id.
     """
@@ -51,10 +51,10 @@ class Marker(NamedTuple):
     revision: int
     create_time: float
     ttl: float | None = None
-    """What an append renews without having to read it first."""
+    """Time to live, which an append renews without having to read it first."""
 
-    def next(self) -> Marker:
-        """What the session is at after one append."""
+    def after_append(self) -> Marker:
+        """Return the marker of the session after one append."""
         return Marker(self.revision + 1, self.create_time, self.ttl)
 
     def describe_change(self, stored: Marker) -> str:
@@ -65,7 +65,7 @@ class Marker(NamedTuple):
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Marker:
-        """What a stored session is at."""
+        """Return the marker of a stored session."""
         return cls(document["revision"], document["create_time"], document.get("ttl"))
 
 
@@ -91,7 +91,7 @@ class NewSession:
     delta: ScopedState
     """Its initial state, which is a delta to that of its app and user."""
     size: int
-    """Of the state, in bytes."""
+    """Bytes of the state."""
     details: Details = NO_DETAILS
     log_begins: int = 0
     """The revision that the state is of: the source's log was trimmed."""
@@ -103,7 +103,7 @@ class NewSession:
 
 
 class Hold(NamedTuple):
-    """A turn that is held: which one it is of a session, and of which session.
+    """Held turn of a session: its epoch, and the session's creation time.
 
     One that was deleted and created again counts its turns from the beginning.
     """
@@ -133,7 +133,7 @@ class Append(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of the sub-document, in bytes."""
+        """Return the bytes of the sub-document."""
         return len(self.encoded)
 
 
@@ -153,12 +153,12 @@ class SessionHead:
     marker: Marker
     update_time: float
     latest_ids: list[str]
-    """Of the last two events, the last first."""
+    """Ids of the last two events, the last first."""
 
     def expected_by(
         self, last_update_time: float, last_event: Event | None, event_id: str
     ) -> Marker:
-        """The expected revision of a session without a marker, as one built from JSON.
+        """Find what a session without a marker expects, as one built from JSON.
 
         A session with events is current if its last event is the last one stored; one
         without, if storage is no newer. Otherwise its append is stale, unless the same

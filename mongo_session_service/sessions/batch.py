@@ -43,12 +43,12 @@ from mongo_session_service.sessions.store import (
 )
 
 
-class RefusedError(Exception):
-    """Something about a batch of appends is not as expected; nothing was written."""
+class BatchRefusedError(Exception):
+    """A batch met what it did not expect; nothing was written."""
 
 
 class OtherTtlError(Exception):
-    """All but its time to live is as expected of a session; nothing was written."""
+    """A session has another time to live than expected; nothing was written."""
 
     def __init__(self, expected: Marker) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class OtherTtlError(Exception):
 
 
 def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
-    """Whether a write is atomic by itself, and needs no transaction."""
+    """Tell whether a write changes one document alone, and needs no transaction."""
     if not isinstance(write, NewSession):
         return False
     return not (write.delta.app or write.delta.user or documents.is_apart(write))
 
 
 class BatchStore:
-    """Batches as a connection's database stores them."""
+    """Stores batches in a connection's database."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -81,9 +81,9 @@ class BatchStore:
                 round trip, but waits for as long as another transaction holds it.
 
         Raises:
-            RefusedError: a session is not as expected, or something is stored already.
-                Nothing was written; of several writes others may succeed alone, of a
-                single one :meth:`explain_refusal` tells more.
+            BatchRefusedError: a session is not as expected, or something is stored
+                already. Nothing was written; of several writes others may succeed
+                alone, of a single one :meth:`explain_refusal` tells more.
             LockedError: another transaction still holds a document.
         """
         at = self._connection
@@ -99,7 +99,7 @@ class BatchStore:
                 await run_transaction(at, write, limit=limit, attempts=attempts)
         except PyMongoError as error:
             if is_duplicate_key(error):
-                raise RefusedError from None
+                raise BatchRefusedError from None
             raise
         telemetry.count_commit(self._connection.database.name, len(planned))
 
@@ -131,7 +131,7 @@ class BatchStore:
         await self._update(self._connection.events, apart, txn, upsert=True)
         updates = session_updates(planned)
         if await self._update(self._connection.sessions, updates, txn) != len(updates):
-            raise RefusedError
+            raise BatchRefusedError
         events = (
             documents.event_document(
                 write, expected.revision + 1, encoded=txn is not None
@@ -172,7 +172,7 @@ class BatchStore:
         *,
         upsert: bool = False,
     ) -> int:
-        """Update documents; how many there were, or were made."""
+        """Update documents; return how many there were, or were made."""
         if txn is None:
             found = 0
             for update in updates:
@@ -182,7 +182,7 @@ class BatchStore:
         if not updates:
             return 0
         statements = [
-            {"q": wanted, "u": fastest(change), "upsert": upsert}
+            {"q": wanted, "u": fastest_update(change), "upsert": upsert}
             for wanted, change in updates
         ]
         command = {"update": collection.name, "updates": statements}
@@ -193,7 +193,7 @@ class BatchStore:
             if isinstance(write, Append) and await find_event_document(
                 self._connection, write.key, write.event["id"]
             ):
-                raise RefusedError
+                raise BatchRefusedError
 
     async def explain_refusal(
         self,
@@ -202,7 +202,7 @@ class BatchStore:
         limit: float | None = None,
         may_retry: bool = False,
     ) -> int:
-        """The revision at which a refused write was stored before.
+        """Return the revision at which a refused write was stored before.
 
         Args:
             planned: The write.
@@ -251,14 +251,14 @@ class BatchStore:
 
 
 class Update(NamedTuple):
-    """One change of one document."""
+    """Change of one document."""
 
     filter: Document
     change: Document
 
 
 def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
-    """What stores initial states apart: before the log, where revision 1 is next.
+    """Build the updates that store large initial states apart, at revision 0 of a log.
 
     A document is of one session only, and not of a later one of the same id.
     """
@@ -278,7 +278,7 @@ def _initial(session: NewSession) -> Document:
 
 
 def session_updates(planned: Iterable[PlannedWrite]) -> list[Update]:
-    """What appends change in their sessions: one update for each session.
+    """Build the updates of appends to their sessions: one for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
     tells a session that has moved on, has expired, or has got another time to live. An
@@ -322,12 +322,12 @@ def session_updates(planned: Iterable[PlannedWrite]) -> list[Update]:
 
 
 def app_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
-    """What writes change in app state: one update for each app, later deltas last."""
+    """Build the updates of app state: one for each app, later deltas last."""
     return _scope_updates((write.key.app_name, write.delta.app) for write in writes)
 
 
 def user_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
-    """What writes change in user state: one update for each user, later deltas last."""
+    """Build the updates of user state: one for each user, later deltas last."""
     return _scope_updates(
         (user_state_id(write.key.app_name, write.key.user_id), write.delta.user)
         for write in writes
@@ -349,8 +349,8 @@ _MANY: Final = 500
 """Paths of an update beyond which MongoDB is faster to merge two documents."""
 
 
-def fastest(change: Document) -> Document | list[Document]:
-    """A change of a state document, in the form that MongoDB is fastest at.
+def fastest_update(change: Document) -> Document | list[Document]:
+    """Return a change of a state document in the form that MongoDB is fastest at.
 
     It looks for each path of a ``$set`` among all the fields there are. To set 100,000
     keys would take it 43 seconds, and a pipeline that merges them takes 0.1.

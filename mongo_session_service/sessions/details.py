@@ -31,7 +31,9 @@ async def update_details(
     fields: Mapping[str, Any],
     now: float,
 ) -> Document:
-    """Set fields of a session, remove those that are None; its document, stateless.
+    """Set fields of a session, and remove those that are None.
+
+    Returns its document, without state.
 
     It is finished even if the caller is cancelled.
 
@@ -59,7 +61,7 @@ async def update_details(
 
 
 def fields_update(fields: Mapping[str, Any]) -> Document:
-    """What sets some fields of a document, and removes those that are None."""
+    """Build a change that sets fields, and removes those that are None."""
     kept = {name: value for name, value in fields.items() if value is not None}
     removed = {name: "" for name, value in fields.items() if value is None}
     changes = {"$set": kept, "$unset": removed}

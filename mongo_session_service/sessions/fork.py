@@ -98,20 +98,20 @@ async def copy_session(
         await fork.reserve()
         await fork.copy_log()
         await fork.renew()
-        await uninterrupted(fork.settle(*await fork.session()))
+        await uninterrupted(fork.store_session(*await fork.build_session()))
     except (AlreadyExistsError, errors.ConnectionFailure):
         # There is no reservation to give up, or the server may still be copying, and
         # the reservation must expire.
         raise
     except BaseException:
-        await uninterrupted(fork.give_up())
+        await uninterrupted(fork.remove_copy())
         raise
 
 
 async def _before(
     connection: Connection, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
-    """The last revision before an invocation's first event."""
+    """Find the last revision before an invocation's first event."""
     log = lookups.Log(source, log_begins(session), session["revision"])
     first = await lookups.first_revision(connection, log, invocation_id)
     if first is None:
@@ -133,7 +133,7 @@ class Fork:
 
     @property
     def reservation(self) -> Document:
-        """The filter for the target's reservation, as long as it is held."""
+        """Return the filter for the target's reservation, as long as it is held."""
         return self.reservations.held(self.target)
 
     async def reserve(self) -> None:
@@ -190,8 +190,8 @@ class Fork:
         ]
         await driver.fetch_all(events.aggregate(stages, maxTimeMS=_STEP_MS))
 
-    async def session(self) -> tuple[Document, list[Update]]:
-        """The new session's document, and updates that store a large initial state."""
+    async def build_session(self) -> tuple[Document, list[Update]]:
+        """Build the new session's document, and updates for a large initial state."""
         head = self.beginning.session
         known, state = history.recorded(*self.beginning), head["state"]
         if self.revision < head["revision"]:
@@ -209,7 +209,7 @@ class Fork:
         return document, initial_updates([new])
 
     def _details(self, state: Document) -> Details:
-        """The source's details; its title is the display name in a past state."""
+        """Return the source's details, titled by the display name of a past state."""
         head, hooks = self.beginning.session, self.connection.hooks
         named = state.get(ADK_METADATA)
         if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
@@ -217,7 +217,7 @@ class Fork:
         past = decode_fields({ADK_METADATA: named})
         return replace(Details.of(head), title=display_name(past))
 
-    async def settle(self, document: Document, apart: list[Update]) -> None:
+    async def store_session(self, document: Document, apart: list[Update]) -> None:
         """Replace the reservation with the session, if the source still exists."""
         at, held = self.connection, self.reservation
         source = {
@@ -246,7 +246,7 @@ class Fork:
 
         await run_transaction(at, work)
 
-    async def give_up(self) -> None:
+    async def remove_copy(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""
         at, bury = self.connection, deletion.MAKE_TOMBSTONE
         with suppress(errors.PyMongoError):

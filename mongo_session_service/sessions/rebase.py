@@ -260,7 +260,7 @@ class Rebaser:
                     marker=missed.marker._replace(revision=revision),
                     events=missed.events[:index],
                 )
-                return Rebased(before.marker.next(), before, missed)
+                return Rebased(before.marker.after_append(), before, missed)
         return Rebased(None)
 
 

@@ -45,7 +45,7 @@ CALL_LASTS: Final = 86_400.0
 """Seconds in which a function call may get its response: a day."""
 
 LONG_CALL_LASTS: Final = 30 * CALL_LASTS
-"""The same for a long-running call, which may get several: 30 days."""
+"""Seconds in which a long-running call may get its responses: 30 days."""
 
 ATTEMPTS: Final = 100
 """How often another writer may append while a trim reads the log."""
@@ -55,7 +55,7 @@ _BUSY: Final = "Nothing was trimmed: others kept appending to the session. Try a
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """Which events to remove, as far as they may be removed; one field is set."""
+    """Events to remove, as far as they may be removed; one field is set."""
 
     keep_last: int | None = None
     """All but so many of the latest."""
@@ -65,7 +65,7 @@ class Criterion:
     """Up to the first that is not older than this time, in seconds since 1970."""
 
     def revision(self, session: Document, older: int) -> int:
-        """The last revision that it removes.
+        """Return the last revision that it removes.
 
         Raises:
             InvalidInputError: the session has not reached the revision.
@@ -83,7 +83,7 @@ class Criterion:
 
 @dataclass(slots=True)
 class Ties:
-    """What ties the events of a log together, read as far as ``until``.
+    """Ties between the events of a log, read as far as ``until``.
 
     No cut may come between a function call and its responses, nor between an event and
     a rewind that has undone it: ADK passes over a rewind to an invocation that it does
@@ -115,7 +115,9 @@ class Ties:
     def __post_init__(self) -> None:
         self.until = self.older = self.begins
 
-    async def read(self, connection: Connection, key: SessionKey, until: int) -> None:
+    async def read_log(
+        self, connection: Connection, key: SessionKey, until: int
+    ) -> None:
         """Read the log up to a revision, a page in memory at a time."""
         log = lookups.Log(key, self.until, until)
         async for revision, event in lookups.decoded(connection, log):
@@ -145,7 +147,7 @@ class Ties:
             self.rewinds.append((revision, target))
 
     def cut(self, wanted: int, now: float) -> int:
-        """The last revision up to which the log may be removed; at most the one wanted.
+        """Find the last revision, at most the wanted one, up to which the log may go.
 
         Args:
             wanted: The revision.
@@ -172,7 +174,7 @@ def _last(span: tuple[int, float]) -> float:
 async def trim(
     connection: Connection, store: SessionStore, key: SessionKey, criterion: Criterion
 ) -> int:
-    """Remove the events that a criterion chooses and that may go; how many those were.
+    """Remove the events that a criterion chooses and that may go; return their number.
 
     Raises:
         SessionNotFoundError: the session is not stored.
@@ -192,7 +194,7 @@ async def trim(
             return await _resume(connection, key, session)
         if ties is None or (ties.created, ties.begins) != (created, begins):
             ties = Ties(created, begins, criterion.before_time or -math.inf)
-        await ties.read(connection, key, session["revision"])
+        await ties.read_log(connection, key, session["revision"])
         if ties.until != session["revision"]:
             continue  # it was deleted or trimmed meanwhile
         wanted = criterion.revision(session, ties.older)
@@ -212,7 +214,7 @@ async def trim(
 async def _at_most(
     connection: Connection, key: SessionKey, session: Document, criterion: Criterion
 ) -> int:
-    """The last revision that a criterion may remove; needs one event at most."""
+    """Find the last revision that a criterion may remove; reads one event at most."""
     older = session["revision"]
     if criterion.before_time is not None:
         begins = log_begins(session)
@@ -226,7 +228,7 @@ async def _at_most(
 
 
 async def _resume(connection: Connection, key: SessionKey, session: Document) -> int:
-    """Remove what an interrupted trim of a session has left; how many events."""
+    """Remove what an interrupted trim of a session has left; return how many events."""
     if TRIMMING not in session:
         return 0
     begins = log_begins(session)
@@ -261,7 +263,7 @@ async def _set_cut(
 async def _remove(
     connection: Connection, key: SessionKey, created: float, cut: int
 ) -> int:
-    """Remove the events up to a revision at which the log was cut; how many."""
+    """Remove the events up to a revision at which the log was cut; return how many."""
     removed, is_over = 0, False
     session = {"_id": key.id, "create_time": created, LOG_BEGINS: {"$gte": cut}}
 

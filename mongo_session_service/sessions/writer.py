@@ -36,9 +36,9 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Append, Marker, NewSession, PlannedWrite
 from mongo_session_service.sessions.batch import (
+    BatchRefusedError,
     BatchStore,
     OtherTtlError,
-    RefusedError,
     is_one_document,
 )
 from mongo_session_service.sessions.deletion import ATTEMPTS as REMOVALS
@@ -105,7 +105,7 @@ class _Chain:
         """What the last of them has left the session at."""
 
 
-class _Call:
+class _QueuedWrite:
     """A caller's write in the queue or in a batch."""
 
     __slots__ = (
@@ -139,7 +139,7 @@ class _Call:
         """How often its session may have another time to live than expected."""
         self.together = 1
 
-    def settle(self, outcome: Marker | BaseException | None) -> None:
+    def answer_caller(self, outcome: Marker | BaseException | None) -> None:
         """End the caller's wait."""
         self.outcome, self.is_done = outcome, True
         if not self.answer.done():
@@ -180,7 +180,7 @@ class _Room:
         self._count += 1
         self._size += size
 
-    def give_away(self, call: _Call) -> None:
+    def give_away(self, call: _QueuedWrite) -> None:
         """Let another call have the room of one that waits for a lock."""
         if self._given < self._writes and self._given_size < self._bytes:
             call.gave_room = True
@@ -188,7 +188,7 @@ class _Room:
             self._given_size += call.write.size
             self._open_doors()
 
-    def leave(self, call: _Call) -> None:
+    def leave(self, call: _QueuedWrite) -> None:
         """Let another call have the room of one that has ended."""
         self._count -= 1
         self._size -= call.write.size
@@ -230,7 +230,7 @@ class Writer:
         self._most = MAX_WRITES if together else 1
         self._most_batches = MAX_BATCHES if together else 1
         self.patience = connection.patience
-        self._queue: deque[_Call] = deque()
+        self._queue: deque[_QueuedWrite] = deque()
         self._chains: dict[int, _Chain] = {}
         self._busy: set[DocumentId] = set()
         """Documents of the batches in flight."""
@@ -287,7 +287,7 @@ class Writer:
                 self._chains[id(session)] = chain
         chain.count += 1
         began = monotonic() if started is None else started
-        call = _Call(write, expected, chain, began + self.patience)
+        call = _QueuedWrite(write, expected, chain, began + self.patience)
         self._queue.append(call)
         self._room.occupy(write.size)
         if self._alarm is None or call.deadline < self._alarm_at:
@@ -329,7 +329,7 @@ class Writer:
         while waiting := [*self._tasks, *(each.answer for each in self._queue)]:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _outcome_of(self, call: _Call) -> None:
+    async def _outcome_of(self, call: _QueuedWrite) -> None:
         while not call.is_done:
             try:
                 await call.answer
@@ -354,9 +354,9 @@ class Writer:
         # create_task(), by which it would begin at once where tasks are eager.
         self._starting = asyncio.Task(self._write_next(), context=Context())
         self._tasks.add(self._starting)
-        self._starting.add_done_callback(self._ended)
+        self._starting.add_done_callback(self._note_end)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if self._starting is task:  # it was cancelled before it began
             self._starting = None
@@ -387,7 +387,7 @@ class Writer:
         except BaseException:
             for call in batch:  # the loop is being shut down
                 if not call.is_done:
-                    call.settle(asyncio.CancelledError())
+                    call.answer_caller(asyncio.CancelledError())
             raise
         finally:
             self._busy -= documents
@@ -400,7 +400,7 @@ class Writer:
             self._is_blocked = False
             self._start_soon()
 
-    def _next_batch(self) -> list[_Call]:
+    def _next_batch(self) -> list[_QueuedWrite]:
         """Take the next batch; a second one only if it is no smaller than the first.
 
         A few writes would pay for a transaction of their own what they gain by not
@@ -416,7 +416,7 @@ class Writer:
         self._is_blocked = not batch and bool(flying)
         return batch
 
-    def _due_batch(self) -> tuple[DocumentId | None, list[_Call]]:
+    def _due_batch(self) -> tuple[DocumentId | None, list[_QueuedWrite]]:
         """Take what waits for one locked document, if it is time to try it."""
         if self._locks and self._retrying < MAX_RETRIED:
             now = monotonic()
@@ -428,7 +428,9 @@ class Writer:
                         del self._locks[document]
         return None, []
 
-    def _gather(self, most: int, locked: DocumentId | None = None) -> list[_Call]:
+    def _gather(
+        self, most: int, locked: DocumentId | None = None
+    ) -> list[_QueuedWrite]:
         """Take the calls off the queue that can go together, in order.
 
         None of them changes a document that is busy or locked, nor one that the first
@@ -440,8 +442,8 @@ class Writer:
             most: How many to take.
             locked: The one document that may be locked, which all of them change.
         """
-        batch: list[_Call] = []
-        left: list[_Call] = []
+        batch: list[_QueuedWrite] = []
+        left: list[_QueuedWrite] = []
         chains: dict[DocumentId, _Chain | None] = {}
         queue, busy, size, has_reserved = self._queue, self._busy, 0, False
         closed = set(self._locks)
@@ -468,13 +470,13 @@ class Writer:
         return batch
 
     async def _write_by_halves(
-        self, batch: list[_Call], retried: DocumentId | None, *, is_lone: bool
-    ) -> list[_Call]:
+        self, batch: list[_QueuedWrite], retried: DocumentId | None, *, is_lone: bool
+    ) -> list[_QueuedWrite]:
         """Write a batch; if it is refused, find out whose fault it is by halves.
 
         Returns the calls whose writes are to be tried again, in order.
         """
-        again: list[_Call] = []
+        again: list[_QueuedWrite] = []
         parts = [batch]
         while parts:
             # A session's later writes follow its earlier ones.
@@ -512,23 +514,23 @@ class Writer:
 
     def _settle_stored(
         self,
-        part: list[_Call],
+        part: list[_QueuedWrite],
         planned: list[PlannedWrite],
         retried: DocumentId | None,
     ) -> None:
         self._release(part, retried)
         for call, (_, expected, _) in zip(part, planned, strict=True):
             call.together = len(part)
-            call.chain.marker = marker = expected.next()
-            call.settle(marker)
+            call.chain.marker = marker = expected.after_append()
+            call.answer_caller(marker)
 
     async def _settle_failed(
         self,
-        part: list[_Call],
+        part: list[_QueuedWrite],
         planned: list[PlannedWrite],
         error: Exception,
         retried: DocumentId | None,
-    ) -> list[_Call]:
+    ) -> list[_QueuedWrite]:
         """End the calls that failed; return those that are to be tried again."""
         if isinstance(error, LockedError):
             self._hold_locked(part, self._length(error.collection), retried)
@@ -536,13 +538,15 @@ class Writer:
         if isinstance(error, StorageUnavailableError):
             return self._give_up(part, error)
         ((call,), (write,)) = part, planned
-        if isinstance(error, RefusedError):
+        if isinstance(error, BatchRefusedError):
             return await self._settle_refused(call, write)
         is_large = isinstance(error, DocumentTooLargeError)
-        call.settle(outgrown(call.write) if is_large else error)
+        call.answer_caller(outgrown(call.write) if is_large else error)
         return []
 
-    async def _settle_refused(self, call: _Call, planned: PlannedWrite) -> list[_Call]:
+    async def _settle_refused(
+        self, call: _QueuedWrite, planned: PlannedWrite
+    ) -> list[_QueuedWrite]:
         """End a call that expected what is not so, or let it try again."""
         try:
             async with self._connection.call():
@@ -558,20 +562,20 @@ class Writer:
         except StorageUnavailableError as failure:
             return self._give_up([call], failure)
         except Exception as reason:  # noqa: BLE001  as above
-            call.settle(reason)
+            call.answer_caller(reason)
             return []
-        marker = planned.expected.next()
+        marker = planned.expected.after_append()
         if revision == marker.revision:
             self._settle_stored([call], [planned], None)
         else:  # the session knows the event from before, or is stale in any case
-            call.settle(None)
+            call.answer_caller(None)
         return []
 
     # --- Time limits ---
 
     def _give_up(
-        self, part: list[_Call], error: StorageUnavailableError
-    ) -> list[_Call]:
+        self, part: list[_QueuedWrite], error: StorageUnavailableError
+    ) -> list[_QueuedWrite]:
         """End calls, or only those whose time limit ended their transaction.
 
         The others, which it returns, are tried again, even if the outcome is unknown:
@@ -589,21 +593,21 @@ class Writer:
             if is_late and not is_unknown:
                 error = StorageUnavailableError(TOO_LATE.format(self.patience))
             # One each: an error collects the traceback of every caller raising it.
-            call.settle(copy.copy(error))
+            call.answer_caller(copy.copy(error))
         return again
 
-    def _in_time(self, calls: Iterable[_Call]) -> list[_Call]:
+    def _in_time(self, calls: Iterable[_QueuedWrite]) -> list[_QueuedWrite]:
         """Return the calls whose writes may still be tried; the others end."""
         now, kept = monotonic(), []
         for call in calls:
             if call.is_cancelled:
-                call.settle(asyncio.CancelledError())
+                call.answer_caller(asyncio.CancelledError())
             elif call.deadline > now:
                 kept.append(call)
             else:
                 is_locked = not self._locks.keys().isdisjoint(call.documents)
                 text = _LOCKED if is_locked or call.gave_room else TOO_LATE
-                call.settle(StorageUnavailableError(text.format(self.patience)))
+                call.answer_caller(StorageUnavailableError(text.format(self.patience)))
         return kept
 
     def _wake_by(self, moment: float) -> None:
@@ -634,7 +638,7 @@ class Writer:
         return {at.app_states.name: 1, at.user_states.name: 2}.get(collection, 3)
 
     def _hold_locked(
-        self, calls: list[_Call], length: int, retried: DocumentId | None
+        self, calls: list[_QueuedWrite], length: int, retried: DocumentId | None
     ) -> None:
         """Let batches leave alone what may be locked: each document is tried by itself.
 
@@ -660,7 +664,7 @@ class Writer:
             self._locks[document] = _Lock(pause, due)
             self._wake_by(due)
 
-    def _release(self, calls: list[_Call], retried: DocumentId | None) -> None:
+    def _release(self, calls: list[_QueuedWrite], retried: DocumentId | None) -> None:
         """Note that nobody has locked what was stored; the next may be free as well."""
         if not self._locks:
             return
@@ -673,7 +677,7 @@ class Writer:
             self._locks[document] = lock._replace(due=monotonic())
 
 
-def _plan(calls: Iterable[_Call]) -> list[PlannedWrite]:
+def _plan(calls: Iterable[_QueuedWrite]) -> list[PlannedWrite]:
     """Say which marker each write of a batch expects, given the ones before it."""
     planned: list[PlannedWrite] = []
     latest: dict[object, Marker] = {}
@@ -684,5 +688,5 @@ def _plan(calls: Iterable[_Call]) -> list[PlannedWrite]:
         if before is not None and before.revision > expected.revision:
             expected = before
         planned.append(PlannedWrite(call.write, expected, call.now))
-        latest[key] = expected.next()
+        latest[key] = expected.after_append()
     return planned

@@ -145,8 +145,8 @@ async def test_a_fork_broken_off_is_none(
         raise StorageUnavailableError
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying.Fork, "settle", die)
-        patch.setattr(copying.Fork, "give_up", lambda *_: asyncio.sleep(0))
+        patch.setattr(copying.Fork, "store_session", die)
+        patch.setattr(copying.Fork, "remove_copy", lambda *_: asyncio.sleep(0))
         with pytest.raises(StorageUnavailableError):
             await fork(stepping)
 

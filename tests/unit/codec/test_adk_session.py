@@ -63,7 +63,7 @@ def test_sessions_share_nothing() -> None:
     one, other = to_session(found), to_session(found._replace(state={"k": [1]}))
 
     one.events.clear()
-    mark(one, MARKER.next())
+    mark(one, MARKER.after_append())
     one.state["new"] = 1
 
     assert marker_of(other) == MARKER

@@ -26,7 +26,7 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions.batch import (
-    RefusedError,
+    BatchRefusedError,
     app_updates,
     session_updates,
     user_updates,
@@ -334,7 +334,7 @@ async def test_an_append_that_is_tried_again_is_not_overtaken() -> None:
 
     async def meet(ids: list[str]) -> None:
         if len(ids) > 2:
-            raise RefusedError
+            raise BatchRefusedError
         if "late" in ids:
             await asyncio.sleep(2 * SOON)
             raise StorageUnavailableError("too late")
