@@ -127,14 +127,17 @@ async def race(arguments: argparse.Namespace, servers: Servers) -> Run:
     """Start all contestants, measure the workloads, and clean up."""
     async with AsyncExitStack() as stack:
         run = Run({}, arguments.rounds, arguments.seconds, arguments.quick)
-        for name in arguments.contestants:
-            checkout = arguments.against if name == BEFORE else HERE
-            worker = run.workers[name] = await Worker.start(checkout.absolute())
-            stack.push_async_callback(worker.end)
+        checkouts = dict.fromkeys(arguments.contestants, HERE)
+        if BEFORE in checkouts:
+            checkouts[BEFORE] = arguments.against.resolve()
+        for name, checkout in checkouts.items():
+            run.workers[name] = await Worker.start(checkout)
+            stack.push_async_callback(run.workers[name].end)
+        for name, worker in run.workers.items():
             opened = await worker.ask("open", contestant=name, **asdict(servers))
             package = Path(opened["package"])
-            if not package.is_relative_to(checkout.resolve()):
-                raise StepError(f"{name} imports {package}, not that of {checkout}")
+            if not package.is_relative_to(checkouts[name]):
+                raise StepError(f"{name} imports {package}, not {checkouts[name]}")
         for number, workload in enumerate(arguments.workloads, 1):
             show_progress(f"{number}/{len(arguments.workloads)} {workload.name}")
             await run.measure(workload)
