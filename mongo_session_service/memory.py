@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.memory.base_memory_service import BaseMemoryService
 from google.adk.memory.in_memory_memory_service import InMemoryMemoryService
-from google.adk.platform import time as platform_time
 from google.adk.sessions.session import Session
 
 from mongo_session_service.changes.change import Change
@@ -22,8 +22,8 @@ from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
-from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions.event_log import Page, Span, load_session_page
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.store import SessionStore
 
 __all__ = ["remember"]
@@ -69,7 +69,7 @@ def remember(memory_service: BaseMemoryService) -> Callable[[Change], Awaitable[
         memory_service: Any memory service of ADK's interface.
 
     Raises:
-        InvalidInputError: ``memory_service`` is none.
+        InvalidInputError: ``memory_service`` is not a ``BaseMemoryService``.
     """
     if not isinstance(memory_service, BaseMemoryService):
         raise InvalidInputError(
@@ -173,36 +173,28 @@ class _Log:
     async def _back_from(self, revision: int, event: Event) -> AsyncIterator[Event]:
         """The events from one back to the first, of one point in time.
 
-        None if the session is not stored any more, or is a later one of the same id.
+        Nothing if the session is not stored any more, or is a later one of the same id.
         """
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
         at = await self._connection.retry(snapshots.now, self._connection)
-        span = Span(0, revision + 1, newest_first=True, left=None, most=_PAGE)
-        while True:
-            page = await load_session_page(self._connection, self.key, span, at=at)
-            if not page.created(platform_time.get_time()):
-                return
-            if span.before == revision + 1 and not _begins_with(page, event):
-                return
-            for each in page.events:
-                yield self._decoded(each)
-            if page.is_last:
-                return
-            span = span.beyond(_revision(page.events[-1]))
+        wanted = LogRange(before=revision + 1, newest_first=True, page_events=_PAGE)
+        is_first = True
+        with suppress(SessionNotFoundError):
+            async for page in read_log(self._connection, self.key, wanted, at=at):
+                if is_first and not (page and page[0]["event"].get("id") == event.id):
+                    return
+                is_first = False
+                for each in page:
+                    yield self._decoded(each)
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """All events by revision, if the session is stored."""
-        span = Span(0, None, newest_first=False, left=None, most=_PAGE)
-        while True:
-            page = await load_session_page(self._connection, self.key, span)
-            if not page.created(platform_time.get_time()):
-                return
-            for each in page.events:
-                yield _revision(each), self._decoded(each)
-            if page.is_last:
-                return
-            span = span.beyond(_revision(page.events[-1]))
+        wanted = LogRange(page_events=_PAGE)
+        with suppress(SessionNotFoundError):
+            async for page in read_log(self._connection, self.key, wanted):
+                for each in page:
+                    yield each["_id"]["revision"], self._decoded(each)
 
     async def session(self, event: Event) -> Session | None:
         """The session with all its events; None if it is not stored any more.
@@ -223,15 +215,6 @@ class _Log:
 
     def _decoded(self, document: Any) -> Event:
         return documents.decode_event(document, self._connection.hooks)
-
-
-def _revision(event: Document) -> int:
-    revision: int = event["_id"]["revision"]
-    return revision
-
-
-def _begins_with(page: Page, event: Event) -> bool:
-    return bool(page.events) and page.events[0]["event"].get("id") == event.id
 
 
 def _is_message(event: Event) -> bool:

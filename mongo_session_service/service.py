@@ -78,9 +78,9 @@ from mongo_session_service.sessions import (
     deletion,
     event_log,
     history,
-    lookups,
     pruning,
     queries,
+    rewinds,
     search,
     trim,
 )
@@ -306,7 +306,7 @@ class MongoSessionService(BaseSessionService):
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
         async with self._backend() as backend:
-            reading = backend.store.reading_shared_state(key)
+            reading = backend.store.read_shared_state(key)
             await backend.writer.create(new)
             backend.sweep.expect(details.expire_time)
             with once_written():
@@ -462,9 +462,7 @@ class MongoSessionService(BaseSessionService):
         turn = self._turns.held_turn(key)
         stored = event
         if event.actions.rewind_before_invocation_id:
-            stored = await history.rewinding(
-                backend.connection, backend.store, key, event
-            )
+            stored = await history.rewinding(backend.connection, key, event)
         expected = marker_of(session)
         if expected is None:
             head = await backend.store.load_head(key)
@@ -759,7 +757,7 @@ class MongoSessionService(BaseSessionService):
         if key is None or id_ is None:
             return None
         async with self._backend() as backend:
-            return await lookups.find_event(backend.connection, backend.store, key, id_)
+            return await backend.store.load_event(key, id_)
 
     def iter_events(
         self,
@@ -809,51 +807,42 @@ class MongoSessionService(BaseSessionService):
         validation.check_flag("rewound", rewound)
         if invocation_id is not None:
             invocation_id = validation.check_string("invocation_id", invocation_id)
-        span = event_log.Span(
-            after_revision or 0,
-            before_revision,
-            newest_first,
-            limit,
-            is_sifted=invocation_id is not None or not rewound,
+        wanted = event_log.LogRange(
+            after_revision or 0, before_revision, newest_first, limit
         )
-        return self._events(key, span, invocation_id, rewound=rewound)
+        return self._events(key, wanted, invocation_id, rewound=rewound)
 
     async def _events(
         self,
         key: SessionKey,
-        span: event_log.Span,
+        wanted: event_log.LogRange,
         invocation_id: str | None,
         *,
         rewound: bool,
     ) -> AsyncGenerator[tuple[int, Event], None]:
-        choice, created = lookups.Choice(invocation_id), None
-        if not rewound and span.left != 0:
+        pages: AsyncGenerator[list[Document]] | None = None
+        left = wanted.limit
+        while left != 0:
             with Operation("iter_events", self.database_name, key.app_name):
                 async with self._backend() as backend:
-                    undone = await lookups.Undone.load(backend.connection, key)
-            if undone is None:
-                raise session_not_found_error(key.session_id)
-            created, span = undone.created, undone.bounded(span)
-            choice = choice._replace(undone=undone)
-        while span.left != 0:
-            with Operation("iter_events", self.database_name, key.app_name):
-                async with self._backend() as backend:
-                    now, at = time.get_time(), backend.connection
-                    page = await event_log.load_session_page(
-                        at, key, span, choice.where(at)
-                    )
-            found = page.created(now).get(key.session_id)
-            if found is None or created not in {None, found}:
-                raise session_not_found_error(key.session_id)
-            created = found
-            for each in choice.events(page, self._hooks):
-                yield each
-                span = span.less(1)
-                if span.left == 0:
-                    return
-            if page.is_last:
+                    if pages is None:
+                        pages = await rewinds.select_events(
+                            backend.connection,
+                            key,
+                            wanted,
+                            invocation_id,
+                            rewound=rewound,
+                        )
+                    page = await anext(pages, None)
+            if page is None:
                 return
-            span = choice.rest(span, page)
+            for each in page:
+                event = documents.decode_event(each, self._hooks)
+                if invocation_id in {None, event.invocation_id}:
+                    yield each["_id"]["revision"], event
+                    left = None if left is None else left - 1
+                    if left == 0:
+                        return
 
     def iter_user_events(
         self, *, app_name: str, user_id: str
@@ -879,36 +868,21 @@ class MongoSessionService(BaseSessionService):
     async def _user_events(
         self, app_name: str, user_id: str
     ) -> AsyncGenerator[UserEvent, None]:
-        last: Document | None = None
-        created: float | None = None
+        pages: AsyncGenerator[list[Document]] | None = None
         while True:
             with Operation("iter_user_events", self.database_name, app_name):
                 async with self._backend() as backend:
-                    now, after = time.get_time(), last and last["_id"]
-                    page = await event_log.load_user_page(
-                        backend.connection, app_name, user_id, after
-                    )
-            times, begun = (
-                page.created(now),
-                event_log.session_id(last) if last else None,
-            )
-            begins = page.begins()
-            for each in page.events:
-                id_ = event_log.session_id(each)
-                found = times.get(id_)
-                is_same = found is not None and (id_ != begun or found == created)
-                # A large initial state is kept beside the events.
-                is_logged = each["_id"]["revision"] > begins.get(id_, 0)
-                if is_same and is_logged and "event" in each:
-                    event = documents.decode_event(each, self._hooks)
-                    yield UserEvent(id_, each["_id"]["revision"], event)
-            if page.is_last:
+                    if pages is None:
+                        pages = event_log.read_user_log(
+                            backend.connection, app_name, user_id
+                        )
+                    page = await anext(pages, None)
+            if page is None:
                 return
-            before, last = last, page.events[-1]
-            if before is None or event_log.session_id(last) != event_log.session_id(
-                before
-            ):
-                created = times.get(event_log.session_id(last))
+            for each in page:
+                event = documents.decode_event(each, self._hooks)
+                id_ = each["_id"]
+                yield UserEvent(id_["session_id"], id_["revision"], event)
 
     @traced
     async def get_session_at(
@@ -933,9 +907,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
         async with self._backend() as backend:
-            found = await history.revisit(
-                backend.connection, backend.store, key, revision
-            )
+            found = await history.revisit(backend.connection, key, revision)
         return to_session(found.session) if found else None
 
     @traced
@@ -985,7 +957,7 @@ class MongoSessionService(BaseSessionService):
                 raise InvalidInputError(f"Give at_revision or {name}, not both.")
         target = session_key(app_name, user_id, _given_or_new(new_session_id))
         async with self._backend() as backend:
-            await copy_session(backend.connection, backend.store, key, target, until)
+            await copy_session(backend.connection, key, target, until)
             with once_written():
                 stored = await backend.store.load_session(target)
         if stored is None:
@@ -1049,7 +1021,7 @@ class MongoSessionService(BaseSessionService):
             before_time = time.get_time() - age
         criterion = trim.Criterion(keep_last, before_revision, before_time)
         async with self._backend() as backend:
-            return await trim.trim(backend.connection, backend.store, key, criterion)
+            return await trim.trim(backend.connection, key, criterion)
 
     @traced
     async def prune(

@@ -28,12 +28,17 @@ from mongo_session_service.service import MongoSessionService, backend_of
 from mongo_session_service.sessions import (
     deletion,
     directory,
-    event_log,
     queries,
     search,
 )
 from mongo_session_service.sessions.directory import AppCount
+from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.fork import copy_session
+from mongo_session_service.sessions.snapshot_read import (
+    Query,
+    load_documents,
+    shared_state_queries,
+)
 
 _DETAILS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
@@ -101,10 +106,10 @@ async def session(service: MongoSessionService, key: SessionKey) -> SessionSumma
     Raises:
         SessionNotFoundError: it is not stored, or has expired.
     """
-    own = queries.Wanted("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
+    own = Query("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
     async with backend_of(service).call(sets_up=False) as backend:
-        shared = queries.shared_state(key.app_name, key.user_id)
-        found = await backend.store.read(own, *shared)
+        shared = shared_state_queries(key.app_name, key.user_id)
+        found = await load_documents(backend.connection, own, *shared)
         now, hooks = platform_time.get_time(), backend.connection.hooks
     stored = next((each for each in found if each["_id"] == key.id), {})
     for decoded in documents.decode_sessions(found, now, hooks):
@@ -133,19 +138,12 @@ async def log(
         SessionNotFoundError: it was deleted meanwhile, even if it was recreated.
     """
     key = SessionKey(of.app_name, of.user_id, of.id)
-    span = event_log.Span(after, of.revision + 1, newest_first=False, left=None)
+    wanted = LogRange(after, of.revision + 1)
     async with backend_of(service).call(sets_up=False) as backend:
         at = backend.connection
-        while True:
-            page = await event_log.load_session_page(at, key, span)
-            created = page.created(platform_time.get_time()).get(of.id)
-            if created != of.create_time:
-                raise session_not_found_error(key.session_id)
-            for each in page.events:
+        async for page in read_log(at, key, wanted, created=of.create_time):
+            for each in page:
                 yield _stored_event(each, at)
-            if page.is_last:
-                return
-            span = span.beyond(page.events[-1]["_id"]["revision"])
 
 
 def _stored_event(stored: Document, at: Connection) -> LoggedEvent:
@@ -170,7 +168,7 @@ async def fork(
 ) -> None:
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
     async with backend_of(service).call() as backend:
-        await copy_session(backend.connection, backend.store, source, target, revision)
+        await copy_session(backend.connection, source, target, revision)
 
 
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)

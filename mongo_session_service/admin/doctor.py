@@ -466,7 +466,7 @@ async def _examined(
         wrong = await connection.aggregate(collection, pipeline)
     else:
         found = await snapshots.read(connection, collection, pipeline)
-        wrong = [*found.documents()]
+        wrong = [*found.decoded()]
     return Examined(total, is_sample, [each["_id"] for each in wrong])
 
 

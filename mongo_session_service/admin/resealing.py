@@ -190,7 +190,7 @@ def _raw(at: Connection, name: str) -> Any:
 
 
 def _decoded(raw: RawBSONDocument) -> Document:
-    (document,) = replies.decoded([raw.raw])
+    (document,) = replies.decode_documents([raw.raw])
     return document
 
 

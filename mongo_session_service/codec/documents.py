@@ -12,15 +12,16 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import bson
 from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
-from mongo_session_service.codec import bson_values, event_blocks, events, limits
+from mongo_session_service.codec import bson_values, events, limits
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
@@ -59,6 +60,10 @@ LISTED: Final = (
     *("ttl", "expire_time"),
 )
 """What a list needs of a session's document, and hardly more."""
+
+HEAD: Final = ("revision", "create_time", "ttl", "expire_time", LOG_BEGINS)
+"""The fields of a session that tell which one it is, whether it is shown, and where its
+log begins."""
 
 _BESIDE_STATE: Final = 4096
 """Bytes up to which that is in the session's own document, which is read with it."""
@@ -329,21 +334,6 @@ def decode_event(stored: Document, hooks: Hooks) -> Event:
     return built_event(event_fields(stored, hooks), stored["_id"])
 
 
-class EventBlock(NamedTuple):
-    """Events, and the block from which they can be built again, if they can."""
-
-    events: list[Event]
-    block: bytes | None
-
-
-def decode_block(stored: Iterable[Document], hooks: Hooks) -> EventBlock:
-    """The events that documents of the events collection hold."""
-    fields = [(event_fields(each, hooks), each["_id"]) for each in stored]
-    # Before they are built, for a caller may change what an event is built of.
-    block = event_blocks.dump([each for each, _ in fields])
-    return EventBlock([built_event(*each) for each in fields], block)
-
-
 def event_fields(stored: Document, hooks: Hooks) -> dict[str, Any]:
     """An event's fields as they were before they were stored."""
     id_ = stored["_id"]
@@ -377,24 +367,30 @@ def _unreadable(id_: Document) -> StorageError:
     return StorageError(f"{where} is not one that this release of ADK can read.")
 
 
-def decode_log(
-    documents: Iterable[Document], hooks: Hooks, others: list[Document]
-) -> Iterator[Event]:
-    """The events among mixed documents; what is none is added to ``others``.
+def is_logged(document: Document) -> bool:
+    """Whether a document is of a session's log, as its ``_id`` tells."""
+    id_ = document["_id"]
+    return isinstance(id_, dict) and "revision" in id_
 
-    Documents are told apart by their ``_id``. Each is released as soon as it is
-    decoded, so that its memory is used again at once. Events from before the log of a
-    session that precedes them are left out.
-    """
-    begins = 0
-    for document in documents:
-        id_ = document["_id"]
-        if isinstance(id_, dict) and "revision" in id_:
-            if not begins or id_["revision"] > begins:
-                yield decode_event(document, hooks)
-        else:
-            begins = begins or log_begins(document)
-            others.append(document)
+
+def split_log(
+    documents: Iterable[Document],
+) -> tuple[list[Document], Iterator[Document]]:
+    """The documents before the first of a session's log, and the log itself."""
+    rest = iter(documents)
+    heads: list[Document] = []
+    for document in rest:
+        if is_logged(document):
+            return heads, chain([document], rest)
+        heads.append(document)
+    return heads, rest
+
+
+def decode_log(log: Iterable[Document], begins: int, hooks: Hooks) -> Iterator[Event]:
+    """The events of a log that begins after a revision."""
+    for document in log:
+        if not begins or document["_id"]["revision"] > begins:
+            yield decode_event(document, hooks)
 
 
 def decode_sessions(

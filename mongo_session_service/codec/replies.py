@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import bson
 from bson import codec_options
@@ -18,7 +18,7 @@ from bson.raw_bson import RawBSONDocument
 from mongo_session_service.model.records import Document
 
 Encoded = bytes | memoryview
-"""A document that :func:`decoded` decodes."""
+"""A document that :func:`decode_documents` decodes."""
 
 
 class _PlainInt(codec_options.TypeDecoder):
@@ -51,19 +51,12 @@ _TOGETHER: Final = 65_536
 """Bytes decoded at once: each call of the decoder costs as much as four documents."""
 
 
-class Batch(NamedTuple):
-    """What one reply holds of a cursor."""
+def split_reply(reply: RawBSONDocument, name: str) -> tuple[list[bytes], Document]:
+    """The documents of a reply, from its ``firstBatch`` or ``nextBatch``; its cursor.
 
-    documents: list[bytes]
-    cursor: Document
-    """Its other fields, such as its ``id``."""
-
-
-def batch(reply: RawBSONDocument, name: str) -> Batch:
-    """The documents of a reply, found in its ``firstBatch`` or its ``nextBatch``.
-
-    The driver would make an object for each, in four times the time.
+    The cursor is decoded, without the documents.
     """
+    # The driver would make an object for each document, in four times the time.
     raw, marker = bytes(reply["cursor"].raw), b"\x04%b\0" % name.encode()
     begin = raw.index(marker)
     at = begin + len(marker)
@@ -77,31 +70,18 @@ def batch(reply: RawBSONDocument, name: str) -> Batch:
         (size,) = _SIZE.unpack_from(raw, at)
         documents.append(raw[at : at + size])
         at += size
-    return Batch(documents, cursor)
+    return documents, cursor
 
 
-class Found(NamedTuple):
-    """Documents that were found."""
-
-    encoded: list[Encoded]
-    """Each of them, or the reply that holds all; empty if that is not known."""
-    few: list[Document] | None = None
-    """The documents, if they are decoded already, for they are few."""
-
-    def documents(self) -> Iterable[Document]:
-        """The documents, decoded as they are asked for."""
-        return decoded(self.encoded) if self.few is None else self.few
-
-
-def small_cursor(reply: RawBSONDocument) -> Document | None:
-    """The cursor in a small reply, decoded; None if the reply is not small."""
+def decode_small_reply(reply: RawBSONDocument) -> Document | None:
+    """The cursor of a small reply with its documents, decoded; None of a large one."""
     if len(reply.raw) > _SMALL:
         return None
     found: Document = bson.decode(reply.raw, CODEC_OPTIONS)["cursor"]
     return found
 
 
-def decoded(documents: Iterable[Encoded]) -> Iterator[Document]:
+def decode_documents(documents: Iterable[Encoded]) -> Iterator[Document]:
     """Encoded documents, each decoded shortly before it is asked for."""
     together: list[Encoded] = []
     size = 0

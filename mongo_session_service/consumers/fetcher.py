@@ -27,6 +27,10 @@ from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import read_page
+from mongo_session_service.sessions.snapshot_read import (
+    load_documents,
+    shared_state_queries,
+)
 
 _PAGE: Final = 500
 """Events of a replay read at once; 256 take 4 % more CPU time per event."""
@@ -191,10 +195,9 @@ class Fetcher:
     async def _trimmed(self, document: Document) -> Trimmed | None:
         """What a replay says of a log that was trimmed, and the state it shares."""
         at, id_ = self._connection, document["_id"]
-        wanted = queries.shared_state(id_["app_name"], id_["user_id"])
-        stages = queries.union(at, *wanted)
-        shared = await at.retry(snapshots.snapshot, at, at.app_states, stages)
-        return decoder.trimmed(document, shared.documents, at.hooks)
+        wanted = shared_state_queries(id_["app_name"], id_["user_id"])
+        shared = await at.retry(load_documents, at, *wanted)
+        return decoder.trimmed(document, shared, at.hooks)
 
     async def _load_page(self) -> bool:
         """Read more of the log, at the time of the replay's current segment."""

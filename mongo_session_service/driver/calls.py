@@ -7,7 +7,7 @@ connection, and a transaction until its time limit. Beside that:
 
 - What passes through :func:`retry` is repeated for :data:`RETRY_LIMIT` seconds, while
   the failures are transient (:func:`is_passing`), after pauses that grow.
-- What a session is read with is repeated once, by a cursor: see ``snapshots.read``.
+- A snapshot read is repeated three times, soon: see ``snapshots.read``.
 - Anything else fails at once. Its outcome may be unknown, and the caller decides.
 """
 

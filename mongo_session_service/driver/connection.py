@@ -35,9 +35,6 @@ _LOCAL: Final = ReadConcern("local")
 FAREWELL: Final = 2.0
 """Seconds for the server to end what was given up."""
 
-BATCH: Final = 5_000
-"""Documents per reply, of 16 MB at most: the driver handles these in 10 ms."""
-
 
 class Connection:
     """A client as one event loop uses it, and the collections behind it."""
@@ -178,7 +175,7 @@ class Connection:
         """All results of an aggregation, not before this service's latest write."""
         async with self.reading() as session:
             self.latest.bring_to(session)
-            options = {"session": session, "batchSize": BATCH}
+            options = {"session": session, "batchSize": self.limits.reply_documents}
             return await self.driver.fetch_all(
                 collection.aggregate(pipeline, **options)
             )

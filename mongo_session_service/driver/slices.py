@@ -1,49 +1,87 @@
-"""Sliced work: what takes long takes turns with the other tasks of its event loop."""
+"""Sliced work: long work lets the other tasks of its event loop run now and then.
+
+In a slice, Python's cyclic garbage collector is held: decoding makes thousands of
+objects that all stay alive, among which it would look for garbage again and again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final, TypeVar
-
-from mongo_session_service.driver import collector
 
 Result = TypeVar("Result")
 
 _SLICE: Final = 0.0015
-"""Seconds of CPU after which other tasks run. The garbage collector, which is paused in
-each slice, then looks at what it has made; every eleventh time at what these all have
-made, which takes 10 ms."""
+"""Seconds of CPU after which other tasks run."""
+# Between slices the collector runs a young collection, and about every eleventh time
+# one of the middle generation, which looks at all that these slices have made: 10 ms.
 
-_TURNS: Final = 3
-"""Turns of the loop between slices: a task whose timer is due runs in the third."""
+_ITERATIONS: Final = 3
+"""Iterations of the event loop between slices: a due timer runs in the third."""
+
+_holders: Final[list[None]] = []
+"""One for each thread in which the collector is held now."""
+
+
+def without_collector(work: Callable[[], Result]) -> Result:
+    """Call a function while no garbage is collected, in any thread, unless none was.
+
+    It is to be short: the collection that is due afterwards looks at all that was made
+    meanwhile.
+    """
+    if not gc.isenabled():
+        return work()
+    _holders.append(None)
+    try:
+        gc.disable()
+        return work()
+    finally:
+        # Another thread may still hold it: that one's slice is then collected as usual.
+        gc.enable()
+        _holders.pop()
+
+
+def _release_collector_in_child() -> None:
+    # The threads that held it do not exist in a forked process.
+    if _holders:
+        gc.enable()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_collector_in_child)
 
 
 async def in_slices(results: Iterable[Result]) -> list[Result]:
     """All results of an iterator that computes them; a list is computed already."""
     if isinstance(results, list):
         return results
-    made: list[Result] = []
-    rest = iter(results)
-    while True:
-        if collector.paused(lambda: _fill(made, rest)):
-            return made
-        for _ in range(_TURNS):
+    next_slice = partial(_compute_slice, iter(results))
+    made, is_last = without_collector(next_slice)
+    while not is_last:
+        for _ in range(_ITERATIONS):
             await asyncio.sleep(0)
+        more, is_last = without_collector(next_slice)
+        made += more
+    return made
 
 
-def _fill(made: list[Result], rest: Iterator[Result]) -> bool:
-    """Compute results for the time of a slice; whether these were the last."""
+def _compute_slice(rest: Iterator[Result]) -> tuple[list[Result], bool]:
+    """Results that take the time of a slice, and whether these are the last."""
+    made: list[Result] = []
     end, earliest = time.thread_time() + _SLICE, time.perf_counter() + _SLICE
     for each in rest:
         made.append(each)
         # Asked for first, since it takes a tenth of the time.
         if (now := time.perf_counter()) > earliest:
             if (left := end - time.thread_time()) < 0:
-                return False
+                return made, False
             earliest = now + left  # a thread has no more CPU than there is time
-    return True
+    return made, True
 
 
 class Pace:

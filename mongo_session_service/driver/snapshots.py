@@ -1,27 +1,24 @@
-"""Point-in-time reads: snapshots, the deployment's clock, opening change streams."""
+"""Snapshot reads: several collections as of one time, and the deployment's clock."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from bson.timestamp import Timestamp
 from pymongo import errors
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
-from mongo_session_service.codec.replies import Encoded, Found
-from mongo_session_service.driver import collector
+from mongo_session_service.codec.replies import Encoded
+from mongo_session_service.driver.calls import is_passing
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Secondaries
-from mongo_session_service.driver.connection import (
-    BATCH,
-    Connection,
-    kill_client_session,
-)
-from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.connection import Connection, kill_client_session
+from mongo_session_service.driver.slices import without_collector
 from mongo_session_service.errors import ConfigurationError
 
 _RETRY: Final = 0.02  # seconds
@@ -29,27 +26,28 @@ _OPLOG_LIMIT: Final = 2.0  # seconds
 _MAJORITY: Final = ReadConcern("majority")
 _SNAPSHOT: Final = ReadConcern("snapshot")
 _SNAPSHOT_UNAVAILABLE: Final = 246
-_CREATION_PAUSES: Final = (0.01, 0.05, 0.2)
-"""Seconds to wait for a snapshot that includes a collection just created."""
+NO_TIME: Final = Timestamp(0, 0)
+_PAUSES: Final = (0.01, 0.05, 0.2)
+"""Seconds between the attempts of a read that fails."""
 
-Result = TypeVar("Result")
 
+class Documents(NamedTuple):
+    """Documents as of one point in time."""
 
-class Snapshot(NamedTuple):
-    """Documents of one point in time."""
-
-    documents: list[dict[str, Any]]
+    encoded: list[Encoded]
+    """Each of them, or the reply that holds all; empty without transactions."""
     at: Timestamp
-    is_whole: bool
-    """Whether these are all, or those of the first reply."""
+    """The point in time; :data:`NO_TIME` without transactions."""
+    is_whole: bool = True
+    """Whether these are all, and not those of the first reply alone."""
+    few: list[dict[str, Any]] | None = None
+    """The documents, if they were decoded already, since they are few."""
 
-
-class _Reply(NamedTuple):
-    """The same, as it was found."""
-
-    found: Found
-    at: Timestamp
-    is_whole: bool
+    def decoded(self) -> Iterable[dict[str, Any]]:
+        """The documents, each decoded shortly before it is asked for."""
+        if self.few is not None:
+            return self.few
+        return replies.decode_documents(self.encoded)
 
 
 def check(connection: Connection) -> None:
@@ -103,126 +101,114 @@ async def read(
     pipeline: list[dict[str, Any]],
     *,
     anywhere: bool = False,
-    encoded: bool = False,
-) -> Found:
-    """All results of an aggregation, from one point in time of every collection.
-
-    The point is not before the latest write of this service. The primary is read, or
-    the member that the client prefers if ``anywhere`` is set. A few are decoded unless
-    they are wanted ``encoded``.
-    """
-    if anywhere and (preferred := connection.secondaries) is not None:
-        try:
-            return await _once_created(
-                lambda: _read_secondary(connection, preferred, collection, pipeline)
-            )
-        except errors.ExecutionTimeout:
-            if preferred.is_strict:
-                raise
-    try:
-        async with connection.reading() as session:
-            # A tenth faster than a cursor, if the results are few. The driver does not
-            # retry it: whatever fails here is read through a cursor below.
-            reply = await _aggregate(
-                connection, session, collection, pipeline, whole=True, encoded=encoded
-            )
-    except errors.ServerSelectionTimeoutError:
-        raise
-    except errors.PyMongoError:
-        pass
-    else:
-        if _has_latest_write(connection, reply.at):
-            return reply.found
-    options: dict[str, Any] = {"read_concern": _SNAPSHOT, "codec_options": replies.RAW}
-    collection = collection.with_options(**options)
-    results = await _once_created(lambda: connection.aggregate(collection, pipeline))
-    return Found(_encoded(results))
-
-
-async def snapshot(
-    connection: Connection,
-    collection: Any,
-    pipeline: list[dict[str, Any]],
-    *,
+    at: Timestamp | None = None,
     not_before: Timestamp | None = None,
     whole: bool = True,
-) -> Snapshot:
-    """Results of an aggregation, not before this service's latest write.
-
-    Nor before another time, if one is given. Right after an election a new primary may
-    not know yet that this write is committed; the read is repeated until it does.
-    """
-    while True:
-        found = await snapshot_at(connection, collection, pipeline, whole=whole)
-        is_old = not_before is not None and found.at < not_before
-        if not is_old and _has_latest_write(connection, found.at):
-            return found
-        await asyncio.sleep(_RETRY)
-
-
-async def snapshot_at(
-    connection: Connection,
-    collection: Any,
-    pipeline: list[dict[str, Any]],
-    *,
-    at: Timestamp | None = None,
-    whole: bool = True,
-) -> Snapshot:
-    """Results of an aggregation, ``at`` a time that is not long past, if one is given.
-
-    These are those of the first reply unless ``whole`` is set.
-    """
-    async with connection.reading() as session:
-        reply = await _aggregate(
-            connection, session, collection, pipeline, at=at, whole=whole
-        )
-        if connection.secondaries is not None:
-            # What the caller has seen here must not be missing from a later read.
-            connection.secondaries.heard_of(reply.at, session)
-    documents = await in_slices(reply.found.documents())
-    return Snapshot(documents, reply.at, reply.is_whole)
-
-
-async def _aggregate(
-    connection: Connection,
-    session: Any,
-    collection: Any,
-    pipeline: list[dict[str, Any]],
-    *,
-    at: Timestamp | None = None,
-    whole: bool,
     encoded: bool = False,
-) -> _Reply:
-    """Read by commands: cursors can neither ask for a point in time nor report it."""
+) -> Documents:
+    """Results of an aggregation, from one point in time of every collection.
+
+    Args:
+        connection: Where to read.
+        collection: The collection that the pipeline begins with.
+        pipeline: The aggregation.
+        anywhere: Whether to read the member that the client prefers, if that catches
+            up in time, in place of the primary.
+        at: The point in time, not long past. By default it is one that is not before
+            the latest write of this service.
+        not_before: Nor before this time.
+        whole: Whether all results are wanted, and not those of the first reply alone.
+        encoded: Whether to leave few documents encoded, too.
+    """
+    preferred = connection.secondaries if anywhere else None
+    pauses = iter(_PAUSES)
+    while True:
+        try:
+            if preferred is not None:
+                return await _read_secondary(
+                    connection, preferred, collection, pipeline
+                )
+            found = await _read_primary(
+                connection, collection, pipeline, at=at, whole=whole, encoded=encoded
+            )
+        except errors.PyMongoError as error:
+            if preferred is not None and isinstance(error, errors.ExecutionTimeout):
+                if preferred.is_strict:
+                    raise
+                preferred = None
+                continue
+            pause = next(pauses, None)
+            if pause is None or not _may_pass(error):
+                raise
+            await asyncio.sleep(pause)
+        else:
+            if at is not None or _is_current(connection, found.at, not_before):
+                return found
+            # Right after an election a new primary may not know yet that the latest
+            # write is committed.
+            await asyncio.sleep(_RETRY)
+
+
+def _may_pass(error: errors.PyMongoError) -> bool:
+    if isinstance(error, errors.ServerSelectionTimeoutError):
+        return False  # the driver has waited already
+    # The collection, or an index that is used, may have been created just now.
+    is_too_new = getattr(error, "code", None) == _SNAPSHOT_UNAVAILABLE
+    return is_too_new or is_passing(error)
+
+
+def _is_current(
+    connection: Connection, at: Timestamp, not_before: Timestamp | None
+) -> bool:
+    primary = connection.driver.known_primary(connection.client)
+    is_late_enough = not_before is None or at >= not_before
+    return is_late_enough and connection.latest.is_included(at, primary)
+
+
+async def _read_primary(
+    connection: Connection,
+    collection: Any,
+    pipeline: list[dict[str, Any]],
+    *,
+    at: Timestamp | None,
+    whole: bool,
+    encoded: bool,
+) -> Documents:
+    # By commands: cursors can neither ask for a point in time nor report it.
+    size = connection.limits.reply_documents
     concern = _SNAPSHOT.document | ({} if at is None else {"atClusterTime": at})
     command = {
         "aggregate": collection.name,
         "pipeline": pipeline,
-        "cursor": {"batchSize": BATCH},
+        "cursor": {"batchSize": size},
         "readConcern": concern,
     }
-    reply = await connection.reply(command, session)
-    small = None if encoded else collector.paused(lambda: replies.small_cursor(reply))
-    if small is not None and not small["id"]:
-        few = Found([reply.raw], small["firstBatch"])
-        return _Reply(few, small["atClusterTime"], is_whole=True)
-    documents, cursor = replies.batch(reply, "firstBatch")
-    read_at = cursor["atClusterTime"]
-    found: list[Encoded] = [*documents]
-    while whole and cursor["id"]:
-        # No more than in the first reply: what one holds is split without a pause.
-        more = {"getMore": cursor["id"], "collection": collection.name}
-        reply = await connection.reply(more | {"batchSize": BATCH}, session)
-        documents, cursor = replies.batch(reply, "nextBatch")
-        found += documents
-    if left := cursor["id"]:
-        rest = {"killCursors": collection.name, "cursors": [left]}
-        await connection.reply(rest, session)
-    return _Reply(Found(found), read_at, is_whole=not left)
-
-
-def _encoded(documents: list[Any]) -> list[Encoded]:
-    return [each.raw for each in documents]
+    async with connection.reading() as session:
+        reply = await connection.reply(command, session)
+        small = None
+        if not encoded:
+            small = without_collector(partial(replies.decode_small_reply, reply))
+        if small is not None and not small["id"]:
+            few = small["firstBatch"]
+            found = Documents([reply.raw], small["atClusterTime"], few=few)
+        else:
+            documents, cursor = replies.split_reply(reply, "firstBatch")
+            encodings: list[Encoded] = [*documents]
+            read_at = cursor["atClusterTime"]
+            while whole and cursor["id"]:
+                # No more than in the first reply: one is split without a pause.
+                more = {"getMore": cursor["id"], "collection": collection.name}
+                reply = await connection.reply(more | {"batchSize": size}, session)
+                documents, cursor = replies.split_reply(reply, "nextBatch")
+                encodings += documents
+            if left := cursor["id"]:
+                rest = {"killCursors": collection.name, "cursors": [left]}
+                await connection.reply(rest, session)
+            found = Documents(encodings, read_at, is_whole=not left)
+        if connection.secondaries is not None:
+            # What the caller has seen here must not be missing from a later read.
+            connection.secondaries.heard_of(found.at, session)
+        return found
 
 
 async def _read_secondary(
@@ -230,11 +216,11 @@ async def _read_secondary(
     secondaries: Secondaries,
     collection: Any,
     pipeline: list[dict[str, Any]],
-) -> Found:
-    """All results, from a member that the client prefers and that catches up in time.
+) -> Documents:
+    """Read a member that the client prefers.
 
     Raises:
-        ExecutionTimeout: there is none.
+        ExecutionTimeout: it has not caught up in time.
     """
     collection = collection.with_options(
         codec_options=replies.RAW,
@@ -246,37 +232,17 @@ async def _read_secondary(
         aggregate = collection.aggregate(
             pipeline,
             session=session,
-            batchSize=BATCH,
+            batchSize=connection.limits.reply_documents,
             maxTimeMS=secondaries.limit_ms,
         )
         try:
-            results = await connection.driver.fetch_all(aggregate)
+            results: list[Any] = await connection.driver.fetch_all(aggregate)
         except asyncio.CancelledError:
             # Where several members may be read, this may reach another one.
             await uninterrupted(kill_client_session(session, secondaries.preference))
             raise
         secondaries.heard_of(session.operation_time, session)
-        return Found(_encoded(results))
-
-
-def _has_latest_write(connection: Connection, at: Timestamp) -> bool:
-    primary = connection.driver.known_primary(connection.client)
-    return connection.latest.is_included(at, primary)
-
-
-async def _once_created(read: Callable[[], Awaitable[Result]]) -> Result:
-    """Read, and retry while the snapshot is older than a collection that it reads.
-
-    The collection, or an index that is used, may have been created just now.
-    """
-    for pause in _CREATION_PAUSES:
-        try:
-            return await read()
-        except errors.OperationFailure as error:
-            if error.code != _SNAPSHOT_UNAVAILABLE:
-                raise
-        await asyncio.sleep(pause)
-    return await read()
+        return Documents([each.raw for each in results], session.operation_time)
 
 
 async def oplog_window(connection: Connection) -> float | None:

@@ -19,6 +19,7 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import (
     InvalidInputError,
     SlowSubscriberError,
@@ -33,6 +34,11 @@ from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import event_log, queries
+from mongo_session_service.sessions.snapshot_read import (
+    Query,
+    read_snapshot,
+    shared_state_queries,
+)
 
 if TYPE_CHECKING:
     from mongo_session_service.feed.feed import Feed
@@ -65,33 +71,32 @@ async def load_view(
     What follows a revision from before the session's log begins with a snapshot.
     """
     stored = {"_id": key.id, **queries.visible(platform_time.get_time())}
-    wanted = queries.Wanted("sessions", stored)
-    shared_state = queries.shared_state(key.app_name, key.user_id)
-    stages = queries.union(connection, wanted, *shared_state)
-    found = await snapshots.snapshot(
-        connection, connection.sessions, stages, not_before=not_before
+    shared = shared_state_queries(key.app_name, key.user_id)
+    found = await read_snapshot(
+        connection, Query("sessions", stored), *shared, not_before=not_before
     )
-    session = next((it for it in found.documents if it["_id"] == key.id), None)
+    heads = await in_slices(found.decoded())
+    session = next((it for it in heads if it["_id"] == key.id), None)
     if session is None:
         return None
     documents.checked_key(session)
     hooks, update_time = connection.hooks, session["update_time"]
     begins = documents.log_begins(session)
     if after_revision is None:
-        shared = documents.decode_shared_state(key, found.documents, hooks)
+        shared_state = documents.decode_shared_state(key, heads, hooks)
         own = documents.decode_session_state(session, key, hooks)
         snapshot = Change(
             kind="snapshot",
             **key.id,
             revision=session["revision"],
-            state=scopes.merge(ScopedState(shared.app, shared.user, own)),
+            state=scopes.merge(ScopedState(shared_state.app, shared_state.user, own)),
             time=update_time,
         )
         missed, is_complete = [snapshot], True
     else:
         missed = []
         if after_revision < begins:
-            missed = [await _snapshot_at_cut(connection, key, found)]
+            missed = [await _snapshot_at_cut(connection, key, heads, found.at)]
             after_revision = begins
         following = queries.events_after(key, after_revision)
         page = await event_log.read_page(connection, following, at=found.at)
@@ -100,7 +105,7 @@ async def load_view(
         ]
         is_complete = page.is_last
         if is_complete:
-            missed += _shared_state(key, found.documents, hooks, update_time)
+            missed += _shared_state(key, heads, hooks, update_time)
             details = Details.of(session)
             if "title" in session or details.labels:  # an empty title was removed
                 missed.append(Updated(key, details, update_time).change())
@@ -109,13 +114,16 @@ async def load_view(
 
 
 async def _snapshot_at_cut(
-    connection: Connection, key: SessionKey, found: snapshots.Snapshot
+    connection: Connection,
+    key: SessionKey,
+    heads: list[dict[str, Any]],
+    at: Timestamp,
 ) -> Change:
     """The state of a session that was trimmed, as of where its log begins."""
     where = {"_id": key.event_id(0)}
-    page = await event_log.read_page(connection, where, at=found.at)
+    page = await event_log.read_page(connection, where, at=at)
     (beginning,) = page.events
-    return Trimmed(key, beginning, found.documents, connection.hooks).change()
+    return Trimmed(key, beginning, heads, connection.hooks).change()
 
 
 def _shared_state(

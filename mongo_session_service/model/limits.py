@@ -41,6 +41,13 @@ class Limits:
     """Sessions, or events, up to which the doctor examines all; of more, a sample."""
     examined_events: int = 100
     """Latest events of each session that the doctor compares with its revision."""
+    page_events: int = 256
+    """Events of a log that are read at once, if they fit into a reply of 16 MB."""
+    block_events: int = 16
+    """Events kept together in the read cache, built in a fifth of a millisecond."""
+    reply_documents: int = 5_000
+    """Documents per reply, of 16 MB at most: the driver handles these in 10 ms."""
+
     reseal_bytes: int = 4_000_000
     """Bytes after which ``reseal`` ends a page, with the document that reaches them."""
     inbox_changes: int = 1024

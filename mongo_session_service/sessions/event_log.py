@@ -1,26 +1,31 @@
-"""The event log's pager: pages by key, each of one point in time, without a cursor.
+"""Event log: a session's events, and a user's, read in pages of one point in time each.
 
-A page of a session's log, or of a user's, also says which sessions its events belong
-to, so that a reader notices a session that was deleted or recreated between two pages.
+No cursor is left open between two pages, so a reader may be slow, or stop early. With
+each page the session is read, so that a reader notices one that was deleted or
+recreated in between.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from bson.timestamp import Timestamp
+from google.adk.platform import time as platform_time
 
-from mongo_session_service.codec.documents import LOG_BEGINS, is_visible, log_begins
-from mongo_session_service.driver import snapshots
+from mongo_session_service.codec.documents import HEAD, is_visible, log_begins
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.queries import Wanted
-
-PAGE: Final = 256
-"""Events read at once, if they fit into a reply of 16 MB."""
+from mongo_session_service.sessions.snapshot_read import (
+    Query,
+    load_documents,
+    read_snapshot,
+)
 
 
 class Page(NamedTuple):
@@ -28,20 +33,11 @@ class Page(NamedTuple):
 
     events: list[Document]
     sessions: list[Document]
-    """What was read together with them, if asked for."""
-    at: Timestamp | None
-    """The point in time that all of it is from; None without transactions."""
+    """The session that was read together with them, if asked for."""
+    at: Timestamp
+    """The point in time that all of it is from."""
     is_last: bool
     """Whether no events follow these."""
-
-    def created(self, now: float) -> dict[str, float]:
-        """The creation times of the sessions that are visible, by session ID."""
-        shown = [each for each in self.sessions if is_visible(each, now)]
-        return {session_id(each): each["create_time"] for each in shown}
-
-    def begins(self) -> dict[str, int]:
-        """The revisions after which the sessions' logs begin, by session ID."""
-        return {session_id(each): log_begins(each) for each in self.sessions}
 
 
 async def read_page(
@@ -51,110 +47,135 @@ async def read_page(
     size: int | None = None,
     order: int = 1,
     at: Timestamp | None = None,
-    session: Wanted | None = None,
+    session: Query | None = None,
+    fields: tuple[str, ...] = (),
 ) -> Page:
     """The first events that match a filter on their ``_id``.
 
     Args:
         connection: Where to read.
         where: The filter; the next page's begins after the last event of this one.
-        size: How many to read at most; ``PAGE`` by default.
+        size: How many to read at most; ``Limits.page_events`` by default.
         order: The direction of ``_id``: 1 or -1.
         at: The point in time to read at; by default a current one, which holds what
             this service has written.
         session: The session to be read with them, as of the same time.
+        fields: The fields of an event to read; all by default.
     """
-    size = PAGE if size is None else size
-    events = Wanted("events", where, order=order, limit=size)
-    wanted = [events] if session is None else [session, events]
-    is_whole = True
-    if connection.has_transactions:
-        stages = queries.union(connection, *wanted)
-        source = getattr(connection, wanted[0].collection), stages
-        reading = (
-            snapshots.snapshot(connection, *source, whole=False)
-            if at is None
-            else snapshots.snapshot_at(connection, *source, at=at, whole=False)
-        )
-        documents, at, is_whole = await reading
-    else:
-        documents = await queries.read_each(connection, *wanted)
-    found = [each for each in documents if "revision" in each["_id"]]
+    size = connection.limits.page_events if size is None else size
+    events = Query("events", where, order=order, limit=size, fields=fields)
+    both = [events] if session is None else [session, events]
+    found = await read_snapshot(connection, *both, at=at, whole=False)
+    documents = await in_slices(found.decoded())
+    logged = [each for each in documents if "revision" in each["_id"]]
     sessions = [each for each in documents if "revision" not in each["_id"]]
-    return Page(found, sessions, at, is_whole and len(found) < size)
+    return Page(logged, sessions, found.at, found.is_whole and len(logged) < size)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The events of a session between two revisions, exclusive."""
+class LogRange:
+    """The events of a session to read, and the order in which to read them."""
 
-    after: int
-    before: int | None
-    newest_first: bool
-    left: int | None
-    """How many are wanted; None for all."""
-    is_sifted: bool = False
-    """Whether the reader passes over some of what it reads."""
-    most: int | None = None
-    """How many to read at once, at most; ``PAGE`` by default."""
+    after: int = 0
+    """The revision before the first of them."""
+    before: int | None = None
+    """The revision behind the last of them; None for no end."""
+    newest_first: bool = False
+    limit: int | None = None
+    """How many events are wanted; None for all."""
+    undone: Sequence[tuple[int, int]] = ()
+    """The first and the last revision of each part that is passed over."""
+    page_events: int | None = None
+    """How many to read at once, at most; ``Limits.page_events`` by default."""
 
-    @property
-    def size(self) -> int:
-        """How many to read at once."""
-        most = PAGE if self.most is None else self.most
-        return most if self.left is None or self.is_sifted else min(most, self.left)
+    def page_size(self, default: int) -> int:
+        """How many events to read at once."""
+        most = self.page_events or default
+        return most if self.limit is None or self.undone else min(most, self.limit)
 
-    @property
-    def order(self) -> int:
-        """The direction of ``_id``: 1 or -1."""
-        return -1 if self.newest_first else 1
+    def without_undone(self, events: list[Document]) -> list[Document]:
+        """The events that are not passed over, up to the limit."""
+        kept = [it for it in events if not self._part(it["_id"]["revision"])]
+        return kept if self.limit is None else kept[: self.limit]
 
-    def beyond(self, revision: int) -> Span:
-        """The rest behind a revision, in its direction."""
+    def beyond(self, revision: int) -> LogRange:
+        """The rest behind a revision, and behind the part that comes next, if any."""
         if self.newest_first:
-            return replace(self, before=revision)
-        return replace(self, after=revision)
+            part = self._part(revision - 1)
+            return replace(self, before=part[0] if part else revision)
+        part = self._part(revision + 1)
+        return replace(self, after=part[1] if part else revision)
 
-    def less(self, count: int) -> Span:
-        """The same once so many of the wanted events were returned."""
-        return self if self.left is None else replace(self, left=self.left - count)
-
-
-def events_of_user(app_name: str, user_id: str, after: Document | None) -> Document:
-    """The filter of a user's events after one of them, in the order of ``_id``."""
-    user = {"app_name": app_name, "user_id": user_id}
-    return {"_id": {"$gt": after or user, "$lt": {**user, "session_id": {}}}}
+    def _part(self, revision: int) -> tuple[int, int] | None:
+        return next((it for it in self.undone if it[0] <= revision <= it[1]), None)
 
 
-HEAD: Final = ("create_time", "revision", "expire_time", "ttl", LOG_BEGINS)
-"""What tells whether a session is shown, which one it is, and where its log begins."""
-
-_KEY: Final = SessionKey._fields
-
-
-async def load_session_page(
+async def read_log(
     connection: Connection,
     key: SessionKey,
-    span: Span,
-    wanted: Document | None = None,
+    wanted: LogRange,
     *,
+    where: Document | None = None,
+    created: float | None = None,
     at: Timestamp | None = None,
-) -> Page:
-    """The first page of a span, or of the events in it that match, and its session.
+    fields: tuple[str, ...] = (),
+) -> AsyncGenerator[list[Document]]:
+    """The events of a session, page by page; a page may be empty.
 
-    Both are as of a point in time; by default a current one.
+    Args:
+        connection: Where to read.
+        key: The session.
+        wanted: Which of its events, and in which order.
+        where: A filter that they have to match as well.
+        created: The session's creation time, if it has to be a certain one.
+        at: The point in time to read at; by default a current one for each page.
+        fields: The fields of an event to read; all by default.
 
     Raises:
+        SessionNotFoundError: the session is not stored, or not any more.
         StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
-    head = Wanted("sessions", {"_id": key.id}, fields=HEAD)
-    after = span.after
+    while wanted.limit != 0:
+        page = await _load_session_page(
+            connection, key, wanted, where=where, at=at, fields=fields
+        )
+        (head,) = page.sessions or ({},)
+        is_shown = is_visible(head, platform_time.get_time())
+        if not is_shown or created not in {None, head["create_time"]}:
+            raise session_not_found_error(key.session_id)
+        created = head["create_time"]
+        events = wanted.without_undone(page.events)
+        yield events
+        if page.is_last:
+            return
+        if wanted.limit is not None:
+            wanted = replace(wanted, limit=wanted.limit - len(events))
+        wanted = wanted.beyond(page.events[-1]["_id"]["revision"])
+
+
+async def _load_session_page(
+    connection: Connection,
+    key: SessionKey,
+    wanted: LogRange,
+    *,
+    where: Document | None,
+    at: Timestamp | None,
+    fields: tuple[str, ...],
+) -> Page:
+    """The first page of a range, and the session as of the same time."""
+    after = wanted.after
+    reading = partial(
+        read_page,
+        connection,
+        size=wanted.page_size(connection.limits.page_events),
+        order=-1 if wanted.newest_first else 1,
+        at=at,
+        session=Query("sessions", {"_id": key.id}, fields=HEAD),
+        fields=fields,
+    )
     while True:
-        log = queries.events_after(key, after, span.before)
-        where = {**log, **(wanted or {})}
-        order, size = span.order, span.size
-        reading = partial(read_page, connection, where, size=size, order=order)
-        page: Page = await connection.retry(reading, at=at, session=head)
+        log = queries.events_after(key, after, wanted.before)
+        page = await connection.retry(reading, where={**log, **(where or {})})
         begins = max(map(log_begins, page.sessions), default=0)
         revisions = (each["_id"]["revision"] for each in page.events)
         if begins <= after or min(revisions, default=begins + 1) > begins:
@@ -162,32 +183,70 @@ async def load_session_page(
         after = begins  # the page has events that a trim is about to remove
 
 
-async def load_user_page(
-    connection: Connection, app_name: str, user_id: str, after: Document | None
-) -> Page:
-    """The first page of a user's events after one, and their sessions.
+async def read_session_head(connection: Connection, key: SessionKey) -> Document:
+    """A session's creation time, its revision, and where its log begins.
+
+    Raises:
+        SessionNotFoundError: the session is not stored.
+        StorageUnavailableError: MongoDB has been unreachable for a minute.
+    """
+    query = Query("sessions", {"_id": key.id}, fields=HEAD)
+    found = await connection.retry(load_documents, connection, query)
+    if not found or not is_visible(found[0], platform_time.get_time()):
+        raise session_not_found_error(key.session_id)
+    return found[0]
+
+
+async def read_user_log(
+    connection: Connection, app_name: str, user_id: str
+) -> AsyncGenerator[list[Document]]:
+    """The events of a user's sessions, page by page, by session id and revision.
+
+    The events of a session that is deleted meanwhile end there; of one that was
+    recreated, none come.
 
     Raises:
         StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
-    where = events_of_user(app_name, user_id, after)
-    return await connection.retry(_read_user_page, connection, where)
+    last: Document | None = None
+    session_id, created, is_last = "", None, False
+    while not is_last:
+        where = queries.events_of_user(app_name, user_id, last)
+        page = await connection.retry(_load_user_page, connection, where)
+        now, is_last = platform_time.get_time(), page.is_last
+        heads = {
+            each["_id"]["session_id"]: each
+            for each in page.sessions
+            if is_visible(each, now)
+        }
+        begun = heads.get(session_id)
+        if begun and begun["create_time"] != created:
+            del heads[session_id]  # the rest is of another session with this id
+        yield [each for each in page.events if _is_logged(each, heads)]
+        if page.events:
+            last = page.events[-1]["_id"]
+            if last["session_id"] != session_id:
+                session_id = last["session_id"]
+                created = heads.get(session_id, {}).get("create_time")
 
 
-async def _read_user_page(at: Connection, where: Document) -> Page:
-    page = await read_page(at, where)
-    if not page.events:
+def _is_logged(event: Document, heads: dict[str, Document]) -> bool:
+    """Whether it is an event of a session that is shown."""
+    id_ = event["_id"]
+    head = heads.get(id_["session_id"])
+    # A large initial state is kept beside the events.
+    return head is not None and id_["revision"] > log_begins(head) and "event" in event
+
+
+async def _load_user_page(connection: Connection, where: Document) -> Page:
+    page = await read_page(connection, where)
+    keys = {
+        SessionKey(*(each["_id"][name] for name in SessionKey._fields))
+        for each in page.events
+    }
+    if not keys:
         return page
-    keys = {SessionKey(*(each["_id"][name] for name in _KEY)) for each in page.events}
     ids = [key.id for key in sorted(keys)]
-    heads = Wanted("sessions", {"_id": {"$in": ids}}, fields=HEAD)
-    if page.at is None:
-        return page._replace(sessions=await queries.read_each(at, heads))
-    read = await snapshots.snapshot_at(at, at.sessions, heads.stages(at), at=page.at)
-    return page._replace(sessions=read.documents)
-
-
-def session_id(event: Document) -> str:
-    """The ID of a stored event's session."""
-    id_: str = event["_id"]["session_id"]
-    return id_
+    heads = Query("sessions", {"_id": {"$in": ids}}, fields=HEAD)
+    found = await read_snapshot(connection, heads, at=page.at)
+    return page._replace(sessions=await in_slices(found.decoded()))

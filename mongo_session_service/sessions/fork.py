@@ -38,12 +38,11 @@ from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import (
     deletion,
     history,
-    lookups,
     queries,
+    rewinds,
 )
 from mongo_session_service.sessions.batch import Update, initial_updates
 from mongo_session_service.sessions.reservations import FORK, Reservations
-from mongo_session_service.sessions.store import SessionStore
 
 LIFETIME: Final = 60.0
 """Seconds that a step may take before the fork counts as interrupted."""
@@ -63,7 +62,6 @@ _TRIMMED: Final = (
 
 async def copy_session(
     connection: Connection,
-    store: SessionStore,
     source: SessionKey,
     target: SessionKey,
     until: int | str | None,
@@ -72,7 +70,6 @@ async def copy_session(
 
     Args:
         connection: The database.
-        store: Its sessions.
         source: The session to copy.
         target: The new session.
         until: The last revision to copy, or the id of the invocation whose events, and
@@ -86,7 +83,7 @@ async def copy_session(
         StorageUnavailableError: the copy took too long, or the source was trimmed
             meanwhile; the copy was removed.
     """
-    beginning = await history.Beginning.load(store, source)
+    beginning = await history.Beginning.load(connection, source)
     if beginning is None:
         raise session_not_found_error(source.session_id)
     if isinstance(until, str):
@@ -112,8 +109,8 @@ async def _before(
     connection: Connection, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
     """Find the last revision before an invocation's first event."""
-    log = lookups.Log(source, log_begins(session), session["revision"])
-    first = await lookups.first_revision(connection, log, invocation_id)
+    log = rewinds.LogAt(source, log_begins(session), session["revision"])
+    first = await rewinds.first_revision(connection, log, invocation_id)
     if first is None:
         which = quoted(invocation_id)
         raise InvalidInputError(f"The session has no event of invocation {which}.")

@@ -27,8 +27,12 @@ from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.queries import Wanted
-from mongo_session_service.sessions.store import SessionStore
+from mongo_session_service.sessions.event_log import LogRange, read_log
+from mongo_session_service.sessions.snapshot_read import (
+    Query,
+    load_documents,
+    shared_state_queries,
+)
 
 
 def delta_of(event: Document) -> Document:
@@ -120,10 +124,10 @@ def restored(
     return result
 
 
-_PART: Final = 2000
+_DELTAS_TOGETHER: Final = 2000
 """Events whose deltas are read at once."""
 
-_DELTA: Final = {"event.actions.state_delta": 1}
+_DELTA: Final = ("event.actions.state_delta",)
 
 
 class Revisited(NamedTuple):
@@ -140,11 +144,12 @@ class Beginning(NamedTuple):
     apart: Document | None
 
     @classmethod
-    async def load(cls, store: SessionStore, key: SessionKey) -> Beginning | None:
+    async def load(cls, connection: Connection, key: SessionKey) -> Beginning | None:
         """Read it, majority-committed; None if the session is not stored."""
-        found = await store.read(
-            Wanted("sessions", {"_id": key.id}),
-            Wanted("events", {"_id": key.event_id(0)}),
+        found = await load_documents(
+            connection,
+            Query("sessions", {"_id": key.id}),
+            Query("events", {"_id": key.event_id(0)}),
         )
         return cls.among(found, key)
 
@@ -160,7 +165,7 @@ class Beginning(NamedTuple):
 
 
 async def revisit(
-    connection: Connection, store: SessionStore, key: SessionKey, revision: int | None
+    connection: Connection, key: SessionKey, revision: int | None
 ) -> Revisited | None:
     """A session with its log up to a revision, or all of it; None if it is not stored.
 
@@ -169,11 +174,12 @@ async def revisit(
         TrimmedError: its log begins later.
     """
     until = 2**63 - 1 if revision is None else revision
-    found = await store.read(
-        Wanted("sessions", {"_id": key.id}),
-        Wanted("events", {"_id": key.event_id(0)}),
-        Wanted("events", queries.events_until(key, until), order=-1),
-        *queries.shared_state(key.app_name, key.user_id),
+    found = await load_documents(
+        connection,
+        Query("sessions", {"_id": key.id}),
+        Query("events", {"_id": key.event_id(0)}),
+        Query("events", queries.events_until(key, until), order=-1),
+        *shared_state_queries(key.app_name, key.user_id),
     )
     beginning = Beginning.among(found, key)
     if beginning is None:
@@ -208,24 +214,23 @@ async def revisit(
 async def states_at(
     connection: Connection, key: SessionKey, beginning: Beginning, revision: int
 ) -> tuple[Document, Document]:
-    """The fields of a session's initial state, and of that after a revision."""
-    initial = state = recorded(*beginning)
-    after = documents.log_begins(beginning.session)
-    while after < revision:  # a part in memory at a time
-        until = min(after + _PART, revision)
-        state = fold(state, await deltas(connection, key, until, after=after))
-        after = until
+    """The fields of a session's initial state, and of that after a revision.
+
+    Raises:
+        SessionNotFoundError: the session was deleted meanwhile.
+    """
+    session = beginning.session
+    initial = recorded(*beginning)
+    state = {**initial}
+    wanted = LogRange(
+        documents.log_begins(session), revision + 1, page_events=_DELTAS_TOGETHER
+    )
+    pages = read_log(
+        connection, key, wanted, created=session["create_time"], fields=_DELTA
+    )
+    async for page in pages:
+        state = fold(state, map(delta_of, page))
     return initial, state
-
-
-async def deltas(
-    connection: Connection, key: SessionKey, revision: int, *, after: int = 0
-) -> list[Document]:
-    """The deltas of a session's events up to a revision."""
-    where = queries.routed(connection, queries.events_until(key, revision, after))
-    async with connection.reading() as session:
-        found = connection.events.find(where, _DELTA, session=session).sort("_id", 1)
-        return [delta_of(each) for each in await found.to_list(None)]
 
 
 def checked(session: Document, revision: int | None) -> int:
@@ -245,9 +250,7 @@ def checked(session: Document, revision: int | None) -> int:
     return head if revision is None else revision
 
 
-async def rewinding(
-    connection: Connection, store: SessionStore, key: SessionKey, event: Event
-) -> Event:
+async def rewinding(connection: Connection, key: SessionKey, event: Event) -> Event:
     """A rewind as it is to be stored: it brings the initial state back as well.
 
     Raises:
@@ -255,7 +258,7 @@ async def rewinding(
             would pass over the rewind.
     """
     invocation_id = event.actions.rewind_before_invocation_id
-    found = await revisit(connection, store, key, None)
+    found = await revisit(connection, key, None)
     if not invocation_id or found is None:
         return event
     log = found.session.events

@@ -8,11 +8,8 @@ an empty document, which sorts after every string and number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
-
-from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec.documents import LOG_BEGINS
 from mongo_session_service.model.records import (
@@ -35,10 +32,6 @@ TURN_RENEWED: Final = "turn.renewed_at"
 
 UPDATED: Final = "updated"
 """What it has that says: the session has these details from now on."""
-
-
-INVOCATION: Final = "event.invocation_id"
-"""Where an event has its invocation's id, unless a hook has sealed it."""
 
 
 def visible(now: float) -> Document:
@@ -105,6 +98,12 @@ def events_until(key: SessionKey, revision: int, after: int = 0) -> Document:
     return {"_id": {"$gt": key.event_id(after), "$lte": key.event_id(revision)}}
 
 
+def events_of_user(app_name: str, user_id: str, after: Document | None) -> Document:
+    """The events of a user's sessions after one of them."""
+    user = user_state_id(app_name, user_id)
+    return {"_id": {"$gt": after or user, "$lt": {**user, "session_id": {}}}}
+
+
 def of_app(app_name: str | None, after: Document | None) -> Document:
     """What is stored of an app, or of all, in the order of ``_id`` after one."""
     if app_name is None:
@@ -168,91 +167,3 @@ def _common_fields(ids: Document) -> Document:
             break
         common[f"_id.{name}"] = values[0]
     return common
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Documents of one collection to be read, together with others."""
-
-    collection: str
-    filter: Document
-    order: int | None = None
-    """The direction of ``_id``: 1 or -1; None for any."""
-    limit: int | None = None
-    since: float | None = None
-    fields: tuple[str, ...] = ()
-    """Which are wanted beside the ``_id``; all by default."""
-
-    def stages(self, at: Any) -> list[Document]:
-        """The pipeline that reads them from a connection."""
-        stages: list[Document] = [{"$match": routed(at, self.filter)}]
-        if self.order is not None:
-            stages.append({"$sort": {"_id": self.order}})
-        if self.limit is not None:
-            stages.append({"$limit": self.limit})
-        if self.since is not None:
-            stages.append({"$match": {"event.timestamp": {"$gte": self.since}}})
-        if self.fields:
-            stages.append({"$project": dict.fromkeys(self.fields, 1)})
-        return stages
-
-
-async def read_each(at: Any, *wanted: Wanted) -> list[Document]:
-    """Documents of several collections by one query each: without transactions."""
-    documents: list[Document] = []
-    for each in wanted:
-        wanted_here = routed(at, each.filter)
-        cursor = getattr(at, each.collection).find(wanted_here, each.fields or None)
-        if each.order is not None:
-            cursor = cursor.sort("_id", each.order)
-        found = await cursor.limit(each.limit or 0).to_list(None)
-        documents += (
-            found
-            if each.since is None
-            else [it for it in found if it["event"]["timestamp"] >= each.since]
-        )
-    return documents
-
-
-def union(at: Any, first: Wanted, *others: Wanted) -> list[Document]:
-    """The pipeline that reads several collections of a connection as of one time.
-
-    It is run on the first one's collection.
-    """
-    stages = first.stages(at)
-    for each in others:
-        name = getattr(at, each.collection).name
-        stages.append({"$unionWith": {"coll": name, "pipeline": each.stages(at)}})
-    return stages
-
-
-def shared_state(app_name: str, user_id: str | None) -> list[Wanted]:
-    """The state that the sessions of an app, or of one of its users, share."""
-    return [
-        Wanted("app_states", {"_id": app_name}),
-        Wanted("user_states", all_user_states(app_name, user_id)),
-    ]
-
-
-def shared_states(keys: Iterable[SessionKey]) -> list[Wanted]:
-    """The state that each of some sessions shares, of all of them at once."""
-    users = {key[:2] for key in keys}
-    apps = sorted({app_name for app_name, _ in users})
-    ids = [user_state_id(*each) for each in sorted(users)]
-    return [
-        Wanted("app_states", {"_id": {"$in": apps}}),
-        Wanted("user_states", {"_id": {"$in": ids}}),
-    ]
-
-
-def events(
-    key: SessionKey, config: GetSessionConfig | None, after_revision: int = 0
-) -> list[Wanted]:
-    """The events a caller's config asks for, which may be none at all."""
-    config = config or GetSessionConfig()
-    limit, since = config.num_recent_events, config.after_timestamp
-    if limit == 0:
-        return []
-    limit = None if limit is None else min(limit, 2**63 - 1)
-    log = events_after(key, after_revision)
-    return [Wanted("events", log, order=-1, limit=limit, since=since)]

@@ -28,6 +28,10 @@ from mongo_session_service.model.validation import check_choice, check_flag, che
 from mongo_session_service.schema.indexes import BY_ACTIVITY
 from mongo_session_service.schema.setup import has_index
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.snapshot_read import (
+    read_snapshot,
+    shared_states_queries,
+)
 
 MAX_DEPTH: Final = 10
 """Levels of lists and dicts that a value of ``where`` may have."""
@@ -395,15 +399,12 @@ async def _load(
     """Sessions and their shared state, from one snapshot."""
     read_at = None
     if at.has_transactions:
-        found, read_at, _ = await snapshots.snapshot(at, at.sessions, stages)
+        read = await snapshots.read(at, at.sessions, stages)
+        read_at, found = read.at, await in_slices(read.decoded())
     else:
         found = await at.aggregate(at.sessions, stages)
     keys = [key for each in found if (key := documents.key_of(each["_id"]))]
     if not with_state or not keys:
         return found, []
-    wanted = queries.shared_states(keys)
-    if read_at is None:
-        return found, await queries.read_each(at, *wanted)
-    both = queries.union(at, *wanted)
-    shared = await snapshots.snapshot_at(at, at.app_states, both, at=read_at)
-    return found, shared.documents
+    shared = await read_snapshot(at, *shared_states_queries(keys), at=read_at)
+    return found, await in_slices(shared.decoded())

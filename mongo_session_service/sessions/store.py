@@ -1,19 +1,32 @@
-"""Session store: reads of sessions, events and scoped state."""
+"""Session store: reads of sessions, each with its events and state as of one time.
+
+A service remembers the events that it has built. A later read brings the last of these
+again, and with it only what follows: the log is never changed, only continued. That the
+last event is the same, and that the log begins where it did, shows that it is this log
+and not another one, of a session that was deleted and imported again, or restored. An
+edit between the two is seen when the log is read anew, which it is every few minutes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from itertools import chain, takewhile
+from time import monotonic
+from typing import Any, Final
 
+from bson.raw_bson import RawBSONDocument
+from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec import bson_values, documents, event_blocks
 from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.codec.replies import Encoded, decode_documents
 from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.slices import in_slices, without_collector
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import (
@@ -24,8 +37,19 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.read_cache import ReadCache
-from mongo_session_service.sessions.reading import SessionReader
+from mongo_session_service.sessions.read_cache import CachedLog, ReadCache
+from mongo_session_service.sessions.snapshot_read import (
+    Query,
+    event_queries,
+    load_documents,
+    read_snapshot,
+    session_queries,
+    shared_state_queries,
+    shared_states_queries,
+)
+
+_HEADS: Final = 3
+"""Documents before the events, at most: a session and the state that it shares."""
 
 
 async def find_event_document(
@@ -58,7 +82,7 @@ class SessionStore:
 
     def __init__(self, connection: Connection, cache: ReadCache | None = None) -> None:
         self._connection = connection
-        self._reader = SessionReader(connection, cache)
+        self._cache = cache if connection.has_transactions else None
         self._next_keys: set[SessionKey] = set()
         self._next_read: asyncio.Task[list[Document]] | None = None
 
@@ -68,8 +92,112 @@ class SessionStore:
         config: GetSessionConfig | None = None,
         after_revision: int = 0,
     ) -> StoredSession | None:
-        """A session with the events asked for, all from one point in time."""
-        return await self._reader.load(key, config, after_revision)
+        """A session with the events asked for; None if it is not stored."""
+        is_whole = not after_revision and config in (None, GetSessionConfig())
+        if self._cache is not None and is_whole:
+            return await self._load_cached(key, self._cache)
+        found = await read_snapshot(
+            self._connection,
+            *session_queries(key),
+            *event_queries(key, config, after_revision),
+            anywhere=True,
+        )
+        heads, log = documents.split_log(found.decoded())
+        # To look at what is encoded pays if it is large.
+        first = () if found.few else found.encoded[: len(heads)]
+        is_plain = bool(first) and all(map(bson_values.is_plain, first))
+        session = self._decode_session(heads, is_plain=is_plain)
+        if session is None:
+            return None
+        events = documents.decode_log(log, session.log_begins, self._connection.hooks)
+        newest_first = await in_slices(events)
+        return session._replace(events=newest_first[::-1])
+
+    async def _load_cached(
+        self, key: SessionKey, cache: ReadCache
+    ) -> StoredSession | None:
+        """A session with all its events; those that are not known yet are built."""
+        began = monotonic()
+        drops, known = cache.drops, cache.get(key)
+        if known is not None:
+            session, log = await self._read_log(key, *_queries_after(key, known))
+            if session is not None and not _continues(session, log, known):
+                cache.drop(*key)
+                drops, known = cache.drops, None
+            log = log[1:-1]  # the beginning and the last event are known
+        if known is None:
+            every = Query("events", queries.events_after(key, 0), order=-1)
+            session, log = await self._read_log(key, every)
+        if session is None:
+            cache.drop(*key)
+            return None
+        first = known.first if known else _revision(log[-1]) if log else 0
+        size = self._connection.limits.block_events
+        in_blocks = len(log) // size * size
+        last = bytes(log[-in_blocks]) if in_blocks else b""
+        fresh = decode_documents(_drain(log))
+        parts = await in_slices(
+            event_blocks.decode_blocks(fresh, self._connection.hooks, size)
+        )
+        events: list[Event] = []
+        if known is not None:
+            events = await in_slices(event_blocks.build_events(known.blocks))
+        events.extend(chain.from_iterable(built for built, _ in parts))
+        blocks = [block for _, block in parts[: in_blocks // size]]
+        if blocks and all(blocks):
+            log_read = CachedLog(
+                create_time=session.marker.create_time,
+                first=first,
+                last=last,
+                revision=_revision(last),
+                blocks=(*(known.blocks if known else ()), *filter(None, blocks)),
+                read_at=known.read_at if known else began,
+            )
+            cache.put(key, log_read, drops)
+        return session._replace(events=events)
+
+    async def _read_log(
+        self, key: SessionKey, *log: Query
+    ) -> tuple[StoredSession | None, list[Encoded]]:
+        """A session without events, and the documents of its log, still encoded."""
+        found = await read_snapshot(
+            self._connection,
+            *session_queries(key),
+            *log,
+            anywhere=True,
+            encoded=True,
+        )
+        first = await in_slices(decode_documents(found.encoded[:_HEADS]))
+        heads = [*takewhile(lambda each: not documents.is_logged(each), first)]
+        events = found.encoded[len(heads) :]
+        is_plain = all(map(bson_values.is_plain, found.encoded[: len(heads)]))
+        session = self._decode_session(heads, is_plain=is_plain)
+        begins = session.log_begins if session else 0
+        while begins and events and _revision(events[-1]) <= begins:
+            events.pop()  # a trim is about to remove it
+        return session, events
+
+    def _decode_session(
+        self, heads: list[Document], *, is_plain: bool
+    ) -> StoredSession | None:
+        now, hooks = platform_time.get_time(), self._connection.hooks
+        decoded = documents.decode_sessions(heads, now, hooks, is_plain=is_plain)
+        session: StoredSession | None = without_collector(partial(next, decoded, None))
+        return session
+
+    async def load_event(self, key: SessionKey, event_id: str) -> Event | None:
+        """The event of a stored session that has this id."""
+        found = await load_documents(
+            self._connection,
+            Query("sessions", {"_id": key.id}, fields=documents.HEAD),
+            Query("events", queries.event_by_id(key, event_id)),
+            anywhere=True,
+        )
+        heads, log = documents.split_log(found)
+        if not heads or not documents.is_visible(heads[0], platform_time.get_time()):
+            return None
+        begins = documents.log_begins(heads[0])
+        return next(documents.decode_log(log, begins, self._connection.hooks), None)
 
     async def list_sessions(
         self, app_name: str, user_id: str | None
@@ -82,46 +210,40 @@ class SessionStore:
         """
         now = platform_time.get_time()
         wanted = {**queries.all_sessions(app_name, user_id), **queries.visible(now)}
-        found = await self._reader.read(
-            queries.Wanted("sessions", wanted, fields=documents.LISTED),
-            *queries.shared_state(app_name, user_id),
+        found = await read_snapshot(
+            self._connection,
+            Query("sessions", wanted, fields=documents.LISTED),
+            *shared_state_queries(app_name, user_id),
             anywhere=True,
         )
         plain = await in_slices(map(bson_values.is_plain, found.encoded))
         return documents.decode_sessions(
-            await in_slices(found.documents()),
+            await in_slices(found.decoded()),
             now,
             self._connection.hooks,
             if_unreadable=documents.leave_out,
             is_plain=bool(plain) and all(plain),
         )
 
-    def reading_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:
-        """A read of what sessions share, this one among them, from one point in time.
+    def read_shared_state(self, key: SessionKey) -> asyncio.Task[list[Document]]:
+        """A read of the state that a session shares with others.
 
-        All who ask in the same turn of the event loop share it, so none may cancel it.
+        All who ask in the same iteration of the event loop share the read, of one point
+        in time, so none of them may cancel it.
         """
         if self._next_read is None:
-            self._next_read = background(self._read_shared())
+            self._next_read = background(self._read_next_shared_states())
         self._next_keys.add(key)
         return self._next_read
 
-    async def _read_shared(self) -> list[Document]:
+    async def _read_next_shared_states(self) -> list[Document]:
         keys, self._next_keys, self._next_read = self._next_keys, set(), None
-        return await self.read(*queries.shared_states(keys))
-
-    async def read(
-        self, *wanted: queries.Wanted, anywhere: bool = False
-    ) -> list[Document]:
-        """Documents of several collections, in one round trip and from one snapshot."""
-        found = await self._reader.read(*wanted, anywhere=anywhere)
-        return await in_slices(found.documents())
+        return await load_documents(self._connection, *shared_states_queries(keys))
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""
-        id_ = queries.user_state_id(app_name, user_id)
-        wanted = queries.Wanted("user_states", {"_id": id_})
-        stored = await self.read(wanted, anywhere=True)
+        query = Query("user_states", {"_id": queries.user_state_id(app_name, user_id)})
+        stored = await load_documents(self._connection, query, anywhere=True)
         owner = Owner.of_shared(app_name, user_id)
         fields = stored[0]["state"] if stored else {}
         return documents.decode_state(fields, owner, self._connection.hooks)
@@ -152,9 +274,11 @@ class SessionStore:
         """
         now, hooks = platform_time.get_time(), self._connection.hooks
         fields = (*documents.LISTED[1:], documents.LOG_BEGINS)
-        found = await self.read(
-            queries.Wanted("sessions", {"_id": key.id}, fields=fields),
-            queries.Wanted("events", queries.events_after(key, 0), order=-1, limit=1),
+        log = queries.events_after(key, 0)
+        found = await load_documents(
+            self._connection,
+            Query("sessions", {"_id": key.id}, fields=fields),
+            Query("events", log, order=-1, limit=1),
         )
         heads = [each for each in found if each["_id"] == key.id]
         if not (heads and documents.is_visible(heads[0], now)):
@@ -163,3 +287,38 @@ class SessionStore:
         last = documents.without_trimmed([it for it in found if it is not head], head)
         events = [documents.decode_event(each, hooks) for each in last]
         return StoredSession(key, Marker.of(head), head["update_time"], {}, events)
+
+
+def _queries_after(key: SessionKey, known: CachedLog) -> list[Query]:
+    """The beginning of a session's log, and its events from the last known one on."""
+    every, since = (
+        queries.events_after(key, after) for after in (0, known.revision - 1)
+    )
+    return [
+        Query("events", every, order=1, limit=1, fields=("_id",)),
+        Query("events", since, order=-1),
+    ]
+
+
+def _continues(session: StoredSession, log: list[Encoded], known: CachedLog) -> bool:
+    """Whether a log that was read after a known one continues it."""
+    return (
+        len(log) > 1
+        and _revision(log[0]) == known.first
+        and log[-1] == known.last
+        and session.log_begins < known.first
+        and session.marker.create_time == known.create_time
+    )
+
+
+def _drain(log: list[Encoded]) -> Iterator[Encoded]:
+    """The documents of a list that is the latest first, taken out of it one by one."""
+    # To release the memory of thousands at once takes long.
+    while log:
+        yield log.pop()
+
+
+def _revision(event: Encoded) -> int:
+    id_: Any = RawBSONDocument(event)["_id"]
+    revision: int = id_["revision"]
+    return revision

@@ -34,9 +34,8 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.sessions import history, lookups, queries
+from mongo_session_service.sessions import history, queries, rewinds
 from mongo_session_service.sessions.history import Beginning
-from mongo_session_service.sessions.store import SessionStore
 
 STEP: Final = 1000
 """Events removed in one transaction."""
@@ -119,8 +118,8 @@ class Ties:
         self, connection: Connection, key: SessionKey, until: int
     ) -> None:
         """Read the log up to a revision, a page in memory at a time."""
-        log = lookups.Log(key, self.until, until)
-        async for revision, event in lookups.decoded(connection, log):
+        log = rewinds.LogAt(key, self.until, until)
+        async for revision, event in rewinds.decode_log(connection, log):
             self.add(revision, event)
 
     def add(self, revision: int, event: Event) -> None:
@@ -156,7 +155,7 @@ class Ties:
         pending = (name for name, until in self.pending.items() if until > now)
         spans: list[tuple[int, float]] = [
             *self.spans,
-            *lookups.undone_by(self.rewinds, self.firsts),
+            *rewinds.undone_parts(self.rewinds, self.firsts),
             *((self.calls[name], math.inf) for name in pending),
         ]
         cut = wanted
@@ -171,9 +170,7 @@ def _last(span: tuple[int, float]) -> float:
     return span[1]
 
 
-async def trim(
-    connection: Connection, store: SessionStore, key: SessionKey, criterion: Criterion
-) -> int:
+async def trim(connection: Connection, key: SessionKey, criterion: Criterion) -> int:
     """Remove the events that a criterion chooses and that may go; return their number.
 
     Raises:
@@ -184,7 +181,7 @@ async def trim(
     """
     ties: Ties | None = None
     for _ in range(ATTEMPTS):
-        beginning = await Beginning.load(store, key)
+        beginning = await Beginning.load(connection, key)
         if beginning is None:
             raise session_not_found_error(key.session_id)
         session = beginning.session

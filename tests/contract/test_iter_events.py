@@ -10,16 +10,13 @@ from google.adk.events import Event, EventActions
 from support.fake_clock import Clock
 
 from mongo_session_service import InvalidInputError, MongoSessionService
-from mongo_session_service.sessions import event_log
 
 ADA = {"app_name": "app", "user_id": "ada"}
 SESSION = {**ADA, "session_id": "s"}
 
 
-@pytest.fixture(autouse=True)
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of three events, so that few make many pages."""
-    monkeypatch.setattr(event_log, "PAGE", 3)
+pytestmark = pytest.mark.limits(page_events=3)
+"""Pages of three events, so that few make many pages."""
 
 
 async def fill(

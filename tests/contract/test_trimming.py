@@ -18,17 +18,20 @@ from mongo_session_service import (
     MongoSessionService,
     TrimmedError,
 )
-from mongo_session_service.sessions import event_log, trim
+from mongo_session_service.sessions import trim
 
 KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
 INITIAL = {"a": 0, "b": "initial", "user:u": 0}
 SHARED = {"user:u": 3, "app:p": 3}
 
 
+pytestmark = pytest.mark.limits(page_events=3)
+"""Pages of three events, so that few make many."""
+
+
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages and steps of three events, so that few make many."""
-    monkeypatch.setattr(event_log, "PAGE", 3)
+    """Steps of three events."""
     monkeypatch.setattr(trim, "STEP", 3)
 
 

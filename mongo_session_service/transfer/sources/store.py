@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Final
 
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time as platform_time
 from typing_extensions import override
 
@@ -24,7 +26,7 @@ from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.version import check_version
 from mongo_session_service.service import MongoSessionService, backend_of
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.event_log import read_page
+from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.history import recorded
 from mongo_session_service.transfer import records
 from mongo_session_service.transfer.sources import stored_form
@@ -101,29 +103,28 @@ class StoreSource(BaseSource):
         If ``is_exact``, with their stored fields, and problems where they are odd.
         """
         key, revision = header.key, header.revision or 0
-        found = last = header.log_begins
-        while last < revision:
-            where = queries.events_until(key, revision, last)
-            page = await read_page(self._at, where)
-            for document in page.events:
-                found += 1
-                place = f"event {found} of {records.named(key)}"
-                try:
-                    event = decode_event(document, self._at.hooks)
-                except StorageError as error:
-                    yield records.Problem(place, str(error))
-                    continue
-                if not is_exact:
-                    yield event
-                    continue
-                if stored_form.is_odd_event(document, key, found):
-                    yield records.Problem(place, records.ODD)
-                fields = loaded_fields(document["event"], key, self._at.hooks)
-                yield records.StoredEvent(event, fields)
-            last = revision if page.is_last else document["_id"]["revision"]
+        found = header.log_begins
+        wanted = LogRange(found, revision + 1)
+        with suppress(SessionNotFoundError):
+            async for page in read_log(self._at, key, wanted):
+                for document in page:
+                    found += 1
+                    place = f"event {found} of {records.named(key)}"
+                    try:
+                        event = decode_event(document, self._at.hooks)
+                    except StorageError as error:
+                        yield records.Problem(place, str(error))
+                        continue
+                    if not is_exact:
+                        yield event
+                        continue
+                    if stored_form.is_odd_event(document, key, found):
+                        yield records.Problem(place, records.ODD)
+                    fields = loaded_fields(document["event"], key, self._at.hooks)
+                    yield records.StoredEvent(event, fields)
         if found < revision:
-            wanted = counted(revision - header.log_begins, "event")
-            events = f"{found - header.log_begins} of {wanted}"
+            most = counted(revision - header.log_begins, "event")
+            events = f"{found - header.log_begins} of {most}"
             reason = f"it has {events}; was it just deleted or trimmed?"
             yield records.Problem(records.named(key), reason)
 

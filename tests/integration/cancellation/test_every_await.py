@@ -24,17 +24,16 @@ from support.resource_checks import (
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.consumers import lease
-from mongo_session_service.driver import connection, snapshots
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions import event_log
 
-SMALL_STEPS = Limits(fork_step=1, removed_events=1, sweep_interval=math.inf)
-"""So that few events take several steps."""
-
-pytestmark = pytest.mark.filterwarnings(
-    # PyMongo leaves a socket to the garbage collector if it is cancelled connecting.
-    r"ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        # PyMongo leaves a socket to the garbage collector if cancelled connecting.
+        r"ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+    ),
+    # So that few events take several steps.
+    pytest.mark.limits(fork_step=1, removed_events=1, sweep_interval=math.inf),
+]
 
 ATTEMPTS = 3
 """Of a cursor to be left, where a server may begin a read that is given up already."""
@@ -52,9 +51,13 @@ at_every_point = pytest.mark.parametrize(
 )
 
 
+SHORT = pytest.mark.limits(page_events=2, reply_documents=2)
+"""As if documents were so large that a reply has no more than two."""
+
+
 @pytest.fixture
 async def world(
-    mongodb_uri: str, database: str, request: pytest.FixtureRequest
+    mongodb_uri: str, database: str, limits: Limits, request: pytest.FixtureRequest
 ) -> AsyncIterator[World]:
     """A service whose client, feed and all else are in the test's own event loop.
 
@@ -65,13 +68,11 @@ async def world(
     async with (
         AsyncMongoClient(uri) as client,
         MongoSessionService(
-            client=client,
-            database=database,
-            _limits=Limits(fork_step=1, removed_events=1),
+            client=client, database=database, _limits=limits
         ) as service,
     ):
         rebasing = MongoSessionService(
-            client=client, database=database, on_conflict="rebase"
+            client=client, database=database, on_conflict="rebase", _limits=limits
         )
         yield World(service, rebasing, client)
         await service.close()
@@ -129,33 +130,22 @@ async def test_a_write_cancelled_at_every_point(
 
 
 @at_every_point
+@SHORT
 async def test_a_read_cancelled_at_every_point(
-    world: World,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
-    *,
-    late: Late,
+    world: World, admin: MongoClient, subtests: pytest.Subtests, *, late: Late
 ) -> None:
     """No cursor is left on the server, however many replies the read would take."""
-    # As if the documents were so large that a reply has no more than two.
-    for module in (connection, snapshots):
-        monkeypatch.setattr(module, "BATCH", 2)
-    monkeypatch.setattr(event_log, "PAGE", 2)
     for case in READS:
         with subtests.test(case.what, how=case.prepare.__name__):
             await cancel_at_every_point(world, admin, case, late=late)
 
 
+@SHORT
 @pytest.mark.parametrize("world", ["nearest"], indirect=True)
 async def test_a_read_of_any_member_cancelled_at_every_point(
-    world: World,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
+    world: World, admin: MongoClient, subtests: pytest.Subtests
 ) -> None:
     """It leaves no cursor where it read, which need not be the primary."""
-    monkeypatch.setattr(snapshots, "BATCH", 2)
     for case in ANYWHERE:
         with subtests.test(case.what):
             await cancel_at_every_point(world, admin, case, late=lambda _: True)

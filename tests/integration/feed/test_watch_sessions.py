@@ -20,7 +20,7 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import InvalidInputError, MongoSessionService
-from mongo_session_service.sessions.event_log import PAGE
+from mongo_session_service.model.limits import DEFAULT
 
 
 async def test_snapshot_then_every_change(service: MongoSessionService) -> None:
@@ -137,7 +137,7 @@ async def test_replay_of_many_pages_while_writers_go_on(
     service: MongoSessionService,
 ) -> None:
     """However far behind, every revision comes once and in order, then live ones."""
-    stored, more = 2 * PAGE + 10, 60
+    stored, more = 2 * DEFAULT.page_events + 10, 60
     session = await service.create_session(**SESSION)
     for start in range(0, stored, 128):
         await asyncio.gather(

@@ -6,7 +6,6 @@ import pytest
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import MongoSessionService, TrimmedError
-from mongo_session_service.sessions import event_log
 
 
 async def fill(service: MongoSessionService) -> None:
@@ -32,11 +31,9 @@ async def test_a_place_before_the_log_is_refused(service: MongoSessionService) -
     ]
 
 
-async def test_a_reader_that_is_behind_the_cut(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits(page_events=2)
+async def test_a_reader_that_is_behind_the_cut(service: MongoSessionService) -> None:
     """It is given the state as of the cut, and then what follows."""
-    monkeypatch.setattr(event_log, "PAGE", 2)
     await fill(service)
 
     async with service.watch(*SESSION.values(), after_revision=0) as changes:

@@ -15,7 +15,7 @@ from support.event_fields import ACTIONS, EVENT
 from support.long_sessions import event, store_long_session
 
 from mongo_session_service import ConfigurationError, MongoSessionService
-from mongo_session_service.codec import event_blocks
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 
 COUNT = 20
@@ -40,10 +40,8 @@ class EventsReceived(monitoring.CommandListener):
         """Of no interest."""
 
 
-@pytest.fixture(autouse=True)
-def _short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of four events, so that few make a long session."""
-    monkeypatch.setattr(event_blocks, "SIZE", 4)
+LIMITS = Limits(block_events=4)
+"""Blocks of four events, so that few make a long session."""
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ async def service(
     client: AsyncMongoClient[Any], database: str, admin: MongoClient[Any]
 ) -> MongoSessionService:
     """One with a session of many events, which it has read."""
-    service = MongoSessionService(client=client, database=database)
+    service = MongoSessionService(client=client, database=database, _limits=LIMITS)
     await store_long_session(service, admin, database, KEY, COUNT)
     await read(service)
     return service
@@ -267,7 +265,7 @@ async def test_state_of_an_app_is_no_event_whatever_its_name(
     """Its document is told from an event's, though the word for that is in its name."""
     ids = {"app_name": "revisions", "user_id": "ada", "session_id": "s"}
     created = await service.create_session(**ids, state={"app:key": 1, "user:key": 2})
-    for number in range(1, 2 * event_blocks.SIZE):
+    for number in range(1, 2 * LIMITS.block_events):
         await service.append_event(created, Event(id=str(number), author="user"))
 
     for _ in range(2):

@@ -12,9 +12,9 @@ from pymongo.monitoring import CommandListener
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.model.limits import DEFAULT
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.event_log import PAGE, Span, events_of_user
 
 KEY = SessionKey("app", "ada", "s")
 
@@ -116,7 +116,7 @@ async def test_reads_grow_with_events_not_with_sessions(
     assert [(each.session_id, each.revision) for each in told] == [
         (key.session_id, revision) for key in keys for revision in (1, 2)
     ]
-    assert listener.count == 2 * (1 + 400 // PAGE)
+    assert listener.count == 2 * (1 + 400 // DEFAULT.page_events)
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
@@ -131,11 +131,10 @@ async def test_a_page_is_a_range_of_the_index(
     for name in ("r", "s", "t"):
         key = KEY._replace(session_id=name)
         await store_long_session(service, admin, database, key, 300)
-    span = Span(100, 200, newest_first, 50)
-    after = KEY.event_id(290)
-    for where, order in (
-        (queries.events_after(KEY, span.after, span.before), span.order),
-        (events_of_user("app", "ada", after), 1),
+    order = -1 if newest_first else 1
+    for where in (
+        queries.events_after(KEY, 100, 200),
+        queries.events_of_user("app", "ada", KEY.event_id(290)),
     ):
         stages = [{"$match": where}, {"$sort": {"_id": order}}, {"$limit": 50}]
         command = {"aggregate": "events", "pipeline": stages, "cursor": {}}

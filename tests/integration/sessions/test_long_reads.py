@@ -7,12 +7,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.monitoring import (
+    CommandFailedEvent,
+    CommandListener,
+    CommandStartedEvent,
+    CommandSucceededEvent,
+)
 from support.long_sessions import store_long_session
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.codec import event_blocks, replies
-from mongo_session_service.driver import slices, snapshots
+from mongo_session_service.driver import slices
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 
 COUNT = 60
@@ -25,7 +31,10 @@ async def service(
     mongodb_uri: str, database: str, admin: MongoClient[Any]
 ) -> AsyncIterator[MongoSessionService]:
     """One with a session of many events, and many sessions."""
-    async with MongoSessionService(mongodb_uri, database=database) as service:
+    limits = Limits(block_events=1)
+    async with MongoSessionService(
+        mongodb_uri, database=database, _limits=limits
+    ) as service:
         await store_long_session(service, admin, database, KEY, COUNT)
         for number in range(COUNT):
             await service.create_session(**OF_APP, session_id=f"s{number}")
@@ -47,7 +56,6 @@ async def test_other_tasks_run_during_a_read(
 ) -> None:
     """Each slice of its decoding is followed by a turn of the others."""
     monkeypatch.setattr(slices, "_SLICE", -1.0)
-    monkeypatch.setattr(event_blocks, "SIZE", 1)
     turns = 0
 
     async def others() -> None:
@@ -64,25 +72,39 @@ async def test_other_tasks_run_during_a_read(
     assert turns > COUNT
 
 
-async def test_no_reply_is_long(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("service")
+async def test_no_reply_is_long(mongodb_uri: str, database: str) -> None:
     """What one holds is split at once, which nothing else can run in."""
-    sizes = []
-    split = replies.batch
+    replies = RepliesReceived()
+    async with AsyncMongoClient[Any](mongodb_uri, event_listeners=[replies]) as client:
+        limits = Limits(reply_documents=7)
+        short = MongoSessionService(client=client, database=database, _limits=limits)
 
-    def noted(*reply: Any) -> replies.Batch:
-        batch = split(*reply)
-        sizes.append(len(batch.documents))
-        return batch
-
-    monkeypatch.setattr(snapshots, "BATCH", 7)
-    monkeypatch.setattr(replies, "batch", noted)
-
-    session = await service.get_session(**KEY.id)
+        await short.setup()
+        replies.sizes.clear()
+        session = await short.get_session(**KEY.id)
 
     assert session is not None
     assert [event.id for event in session.events] == [
         f"e{number}" for number in range(1, COUNT + 1)
     ]
-    assert max(sizes) == 7
+    assert max(replies.sizes) == 7
+
+
+class RepliesReceived(CommandListener):
+    """How many documents each reply had."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def started(self, event: CommandStartedEvent) -> None:
+        """Of no interest."""
+
+    def succeeded(self, event: CommandSucceededEvent) -> None:
+        """Count them."""
+        cursor = event.reply.get("cursor", {})
+        batch = cursor.get("firstBatch") or cursor.get("nextBatch") or ()
+        self.sizes.append(len(batch))
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        """Of no interest."""

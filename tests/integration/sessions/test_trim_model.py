@@ -17,7 +17,7 @@ from support.transfers import compared, exported, imported
 
 from mongo_session_service import MongoSessionService, TrimmedError
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions import event_log, trim
+from mongo_session_service.sessions import trim
 
 USER = {"app_name": "weather", "user_id": "ada"}
 
@@ -53,9 +53,9 @@ class Modelled:
 async def service(
     mongodb_uri: str, database: str
 ) -> AsyncIterator[MongoSessionService]:
-    """A service that forks in steps of five events."""
+    """A service that forks in steps of five events, and reads pages of four."""
     async with MongoSessionService(
-        mongodb_uri, database=database, _limits=Limits(fork_step=5)
+        mongodb_uri, database=database, _limits=Limits(fork_step=5, page_events=4)
     ) as service:
         yield service
 
@@ -163,7 +163,6 @@ async def test_trimmed_sessions_equal_their_model(
     seed: int,
 ) -> None:
     """Whatever is done in any order, and also once all is exported and imported."""
-    monkeypatch.setattr(event_log, "PAGE", 4)
     monkeypatch.setattr(trim, "STEP", 3)
     world = World(service, random.Random(seed))  # noqa: S311  no secret
     await world.create()

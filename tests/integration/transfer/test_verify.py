@@ -13,8 +13,8 @@ from support.sample_data import STARTED, fill
 from support.transfers import IDS, NAMED, compared, moved_copy
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.model.limits import DEFAULT
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions.event_log import PAGE
 from mongo_session_service.transfer import Problem, StoreSource, verify
 
 UPDATED = STARTED + 600.5
@@ -101,7 +101,7 @@ async def test_a_long_session_is_read_by_some_hundred_events(
     service: MongoSessionService, mongodb_uri: str, admin: MongoClient, database: str
 ) -> None:
     """MongoDB's own replies have 16 MB, and so take ten times the memory."""
-    pages = math.ceil(1_200 / PAGE)
+    pages = math.ceil(1_200 / DEFAULT.page_events)
     await store_long_session(service, admin, database, SessionKey(**IDS), 1_200)
     sent = CommandsSent()
     found: list[Problem] = []

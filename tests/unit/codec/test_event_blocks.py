@@ -27,11 +27,13 @@ def stored(event: Event) -> dict[str, Any]:
 def test_every_field_is_built_again() -> None:
     """As often as it is asked for."""
     every = Event(**EVENT, actions=EventActions(**ACTIONS))
-    built, block = documents.decode_block([stored(every), stored(Event())], NO_HOOKS)
+    ((built, block),) = event_blocks.decode_blocks(
+        iter([stored(every), stored(Event())]), NO_HOOKS, 2
+    )
 
     assert block is not None
     for _ in range(2):
-        again = [*event_blocks.load([block])]
+        again = [*event_blocks.build_events([block])]
         assert again == built
         assert [each.model_dump() for each in again] == [
             each.model_dump() for each in built
@@ -56,7 +58,7 @@ def test_what_is_not_json_has_no_block() -> None:
     document = stored(Event(custom_metadata={"at": "now"}))
     document["event"]["custom_metadata"]["at"] = datetime.now(UTC)
 
-    built, block = documents.decode_block([document], NO_HOOKS)
+    ((built, block),) = event_blocks.decode_blocks(iter([document]), NO_HOOKS, 1)
 
     assert len(built) == 1
     assert block is None

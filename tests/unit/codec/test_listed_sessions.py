@@ -44,7 +44,7 @@ def listed(own: list[ScopedState], hooks: Hooks) -> list[Session]:
         found.append({"_id": id_, "state": new.delta.user})
     found.append({"_id": "app", "state": new.delta.app})
     reply = RawBSONDocument(bson.encode({"cursor": {"firstBatch": found}}))
-    few = (replies.small_cursor(reply) or {})["firstBatch"]
+    few = (replies.decode_small_reply(reply) or {})["firstBatch"]
     is_plain = bson_values.is_plain(reply.raw)
     decoded = documents.decode_sessions(few, NOW, hooks, is_plain=is_plain)
     return [*map(to_session, decoded)]

@@ -20,7 +20,7 @@ def test_documents_are_decoded_in_order(sizes: list[int]) -> None:
     documents = [{"n": n, "text": "x" * size} for n, size in enumerate(sizes)]
     encoded = [bson.encode(each) for each in documents]
 
-    assert list(replies.decoded(encoded)) == documents
+    assert list(replies.decode_documents(encoded)) == documents
 
 
 def test_parts_of_a_reply_are_decoded() -> None:
@@ -29,7 +29,7 @@ def test_parts_of_a_reply_are_decoded() -> None:
     raw = bson.encode({"batch": documents})
     batch = RawBSONDocument(raw, replies.RAW)["batch"]
 
-    assert list(replies.decoded(each.raw for each in batch)) == documents
+    assert list(replies.decode_documents(each.raw for each in batch)) == documents
 
 
 def test_documents_are_decoded_when_they_are_asked_for() -> None:
@@ -38,7 +38,7 @@ def test_documents_are_decoded_when_they_are_asked_for() -> None:
     asked = []
     endless = iter(lambda: asked.append(None) or encoded, b"")
 
-    next(replies.decoded(endless))
+    next(replies.decode_documents(endless))
 
     assert len(asked) == 2
 
@@ -56,7 +56,7 @@ def test_a_reply_is_split_into_its_documents(
     reply = RawBSONDocument(bson.encode({"cursor": fields, "ok": 1.0}), replies.RAW)
     del fields[name]
 
-    assert replies.batch(reply, name) == (encoded, fields)
+    assert replies.split_reply(reply, name) == (encoded, fields)
 
 
 def test_a_small_reply_is_decoded_at_once() -> None:
@@ -67,17 +67,8 @@ def test_a_small_reply_is_decoded_at_once() -> None:
         for text in ("x", "x" * 300_000)
     )
 
-    decoded = (replies.small_cursor(small) or {})["firstBatch"]
+    decoded = (replies.decode_small_reply(small) or {})["firstBatch"]
 
     assert decoded == batch
     assert type(decoded[0]["n"]) is int
-    assert replies.small_cursor(long) is None
-
-
-def test_few_documents_are_decoded_once() -> None:
-    """Others are decoded as they are asked for."""
-    stored = [{"_id": "a"}]
-    encoded = [bson.encode(each) for each in stored]
-
-    assert replies.Found([b"reply"], stored).documents() is stored
-    assert [*replies.Found(encoded).documents()] == stored
+    assert replies.decode_small_reply(long) is None

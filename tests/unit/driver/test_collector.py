@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mongo_session_service.driver.collector import paused
+from mongo_session_service.driver.slices import without_collector
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _enabled() -> Iterator[None]:
 
 def test_nothing_is_collected_meanwhile() -> None:
     """The collector is disabled while the work is done, and enabled afterwards."""
-    assert not paused(gc.isenabled)
+    assert not without_collector(gc.isenabled)
     assert gc.isenabled()
 
 
@@ -31,7 +31,7 @@ def test_a_disabled_collector_stays_disabled() -> None:
     """What the application has disabled is not enabled."""
     gc.disable()
 
-    assert not paused(gc.isenabled)
+    assert not without_collector(gc.isenabled)
 
     assert not gc.isenabled()
 
@@ -40,10 +40,10 @@ def test_an_inner_pause_does_not_end_the_outer_one() -> None:
     """As when a hook reads from another service."""
 
     def work() -> bool:
-        paused(int)
+        without_collector(int)
         return gc.isenabled()
 
-    assert not paused(work)
+    assert not without_collector(work)
     assert gc.isenabled()
 
 
@@ -54,7 +54,7 @@ def test_a_failure_ends_the_pause() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        paused(fail)
+        without_collector(fail)
     assert gc.isenabled()
 
 
@@ -67,7 +67,7 @@ def elsewhere() -> Iterator[Callable[[], None]]:
         begun.set()
         over.wait()
 
-    thread = threading.Thread(target=lambda: paused(hold))
+    thread = threading.Thread(target=lambda: without_collector(hold))
 
     def end() -> None:
         over.set()
@@ -77,29 +77,6 @@ def elsewhere() -> Iterator[Callable[[], None]]:
     begun.wait()
     yield end
     end()
-
-
-def test_the_last_of_several_threads_ends_the_pause(
-    elsewhere: Callable[[], None],
-) -> None:
-    """A pause that began later may end earlier."""
-    assert not paused(gc.isenabled)
-    assert not gc.isenabled()
-
-    elsewhere()
-
-    assert gc.isenabled()
-
-
-def test_a_pause_that_outlasts_an_earlier_one(elsewhere: Callable[[], None]) -> None:
-    """The first to pause does not end the pause of the others."""
-
-    def work() -> bool:
-        elsewhere()
-        return gc.isenabled()
-
-    assert not paused(work)
-    assert gc.isenabled()
 
 
 @pytest.mark.usefixtures("elsewhere")

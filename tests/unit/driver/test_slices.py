@@ -15,7 +15,7 @@ from mongo_session_service.driver.slices import in_slices
 async def test_other_tasks_run_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many times as slices are over, with the collector enabled."""
     monkeypatch.setattr(slices, "_SLICE", -1.0)
-    monkeypatch.setattr(slices, "_TURNS", 1)
+    monkeypatch.setattr(slices, "_ITERATIONS", 1)
     turns: list[object] = []
 
     async def others() -> None:

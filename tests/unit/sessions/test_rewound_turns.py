@@ -7,7 +7,7 @@ from google.adk.events._rewind_events import _apply_rewinds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.sessions.lookups import undone_by
+from mongo_session_service.sessions.rewinds import undone_parts
 
 TURNS = st.sampled_from(["", "a", "b", "c"])
 STEPS = st.lists(st.tuples(TURNS, st.none() | TURNS), max_size=14)
@@ -30,7 +30,7 @@ def test_rewinds_undo_what_adk_drops(steps: list[tuple[str, str | None]]) -> Non
     for revision, (turn, _) in enumerate(steps, 1):
         firsts.setdefault(turn, revision)
 
-    spans = undone_by(rewinds, firsts)
+    spans = undone_parts(rewinds, firsts)
 
     undone = {n for first, last in spans for n in range(first, last + 1)}
     kept = [int(each.id) for each in _apply_rewinds(events)]

@@ -12,7 +12,6 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.event_log import events_of_user
 
 KEY = SessionKey("app", "ada", "s")
 OTHER = KEY._replace(session_id="t")
@@ -27,7 +26,7 @@ APP, USER = {"_id.app_name": "app"}, {"_id.app_name": "app", "_id.user_id": "ada
         (queries.events_until(KEY, 9, 3), USER),
         (queries.events_beside(KEY.event_id(3)), USER),
         (queries.events_beside(None), {}),
-        (events_of_user("app", "ada", KEY.event_id(3)), USER),
+        (queries.events_of_user("app", "ada", KEY.event_id(3)), USER),
         (queries.all_sessions("app", "ada"), USER),
         (queries.all_sessions("app", None), APP),
         (queries.all_user_states("app", None), APP),
