@@ -70,7 +70,7 @@ FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
 }
 """The actions that each group of features needs on some collections. ``sessions`` are
 ADK's methods and what belongs to them, ``changes`` live subscriptions and consumers,
-``setup`` creates and migrates, ``erase`` leaves nothing of users and apps. Imports need
+``setup`` creates collections, ``erase`` leaves nothing of users and apps. Imports need
 ``sessions``, too, and erasing ``sessions`` and ``changes``."""
 
 
