@@ -7,7 +7,7 @@
     ├── InvalidInputError         an argument it will not store (also a ValueError)
     ├── SchemaVersionError        data written by a newer release
     ├── SlowSubscriberError       a subscription was read too slowly
-    ├── HistoryLostError          changes were missed that cannot be had again
+    ├── HistoryLostError          changes were missed that the oplog no longer holds
     ├── LeaseLostError            a consumer's name, or a turn, was taken over
     ├── StorageError              MongoDB refused or failed
     │   ├── DocumentTooLargeError       over the document limit (also a ValueError)
@@ -43,7 +43,7 @@ _LONGEST_NAME: Final = 100  # characters
 
 
 def quoted(name: str) -> str:
-    """A name as a message shows it, without what makes it too long to be read."""
+    """Quote a name for a message, shortened if it is too long to be read."""
     return repr(name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "...")
 
 
@@ -56,8 +56,8 @@ class MongoSessionServiceError(Exception):
 
         Args:
             message: What went wrong, and what to do about it.
-            hint: What the author of a program can do beside. ``str()`` ends with it;
-                the command line, which has no such argument, leaves it out.
+            hint: Advice for authors of programs. ``str()`` ends with it; the command
+                line, which has no such argument, leaves it out.
         """
         self.message = message or str(inspect.getdoc(type(self)))
         self.hint = hint
@@ -123,7 +123,7 @@ class SlowSubscriberError(MongoSessionServiceError):
 
 @public
 class HistoryLostError(MongoSessionServiceError):
-    """Changes were missed that MongoDB cannot tell any more."""
+    """Changes were missed that are no longer in MongoDB's oplog."""
 
 
 @public
@@ -195,7 +195,7 @@ def turn_lost_error(session_id: str) -> LeaseLostError:
     return LeaseLostError(
         f"The turn of session {quoted(session_id)} was taken over, since it was not"
         " renewed in time: its process was paused, or cut off from MongoDB. Nothing was"
-        " stored. Take a new turn, and do again what the events up to now do not show."
+        " stored. Take a new turn, and repeat what the stored events do not contain."
     )
 
 

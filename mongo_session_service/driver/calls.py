@@ -151,7 +151,7 @@ def given_up(error: Exception) -> MongoSessionServiceError:
 
 
 def is_passing(error: PyMongoError) -> bool:
-    """Whether a failure of MongoDB is transient: a retry may succeed."""
+    """Tell whether a failure of MongoDB is transient: a retry may succeed."""
     if isinstance(error, OperationFailure):
         is_resumable = error.has_error_label("ResumableChangeStreamError")
         # Who was dropped may be created again. Whose login was never accepted does not

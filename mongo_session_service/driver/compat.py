@@ -53,7 +53,7 @@ def current_cursor(stream: Any) -> object:
 
 
 def is_buffering(cursor: object) -> bool:
-    """Whether a cursor has documents that the server need not be asked for."""
+    """Tell whether a cursor has documents that the server need not be asked for."""
     return bool(getattr(cursor, "_data", ()))
 
 

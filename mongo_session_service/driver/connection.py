@@ -85,7 +85,7 @@ class Connection:
         detects whether it has changed here since. Not needed after the last import."""
 
     def call(self) -> calls.DriverCall:
-        """The context of a call: errors become this package's."""
+        """Return the context of a call: errors become this package's."""
         return calls.DriverCall(self.client)
 
     async def retry(
@@ -99,7 +99,7 @@ class Connection:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a mongos sends what is written and read here to shards."""
+        """Tell whether a mongos sends what is written and read here to shards."""
         return self.driver.is_sharded(self.client)
 
     @property
@@ -109,7 +109,7 @@ class Connection:
         return min(self.client.options.timeout or longest, longest)
 
     async def acknowledged(self, write: Callable[[Any], Awaitable[Result]]) -> Result:
-        """Do a write of one document, in a client session."""
+        """Write one document in a client session."""
         try:
             async with self.writing() as session:
                 return await write(session)
@@ -118,7 +118,7 @@ class Connection:
                 return await write(session)
 
     def plain(self, collection: Any) -> Any:
-        """A collection read without this package's decoders.
+        """Return a collection that is read without this package's decoders.
 
         With them the driver does not raise for a ``writeConcernError`` in the reply of
         a ``findAndModify``, which occurs when a primary steps down.
@@ -162,7 +162,7 @@ class Connection:
                 raise
 
     async def reply(self, command: dict[str, Any], session: Any) -> RawBSONDocument:
-        """The primary's reply to a command that reads, left encoded."""
+        """Return the primary's reply to a command that reads, left encoded."""
         raw, to = replies.RAW, {"read_preference": _PRIMARY, "session": session}
         reply: RawBSONDocument = await self.database.command(
             command, codec_options=raw, **to
@@ -172,7 +172,7 @@ class Connection:
     async def aggregate(
         self, collection: Any, pipeline: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """All results of an aggregation, not before this service's latest write."""
+        """Return an aggregation's results, not before this service's latest write."""
         async with self.reading() as session:
             self.latest.bring_to(session)
             options = {"session": session, "batchSize": self.limits.reply_documents}

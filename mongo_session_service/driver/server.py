@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo.errors import OperationFailure
 
-from mongo_session_service.driver.translation import UNAUTHORIZED, certificate_refusal
+from mongo_session_service.driver.translation import (
+    TRANSIENT_CODES,
+    UNAUTHORIZED,
+    certificate_refusal,
+)
 from mongo_session_service.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,7 +22,7 @@ _MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
 
 
 async def greeted(client: Any) -> dict[str, Any]:
-    """The server's reply to ``hello``, in which it describes itself.
+    """Return the server's reply to ``hello``, in which it describes itself.
 
     Raises:
         ConfigurationError: no server has a certificate that is accepted. The driver
@@ -76,7 +80,7 @@ async def check_product(connection: Connection, hello: dict[str, Any]) -> None:
     try:
         reply = await connection.database.command(command)
     except OperationFailure as error:
-        if error.code == UNAUTHORIZED:
+        if error.code in TRANSIENT_CODES | {UNAUTHORIZED}:
             raise
         reply = {}
     if "atClusterTime" not in reply.get("cursor", ()):
@@ -88,10 +92,10 @@ async def check_product(connection: Connection, hello: dict[str, Any]) -> None:
 
 
 def is_mongos(hello: dict[str, Any]) -> bool:
-    """Whether a server is the router of a sharded cluster."""
+    """Tell whether a server is the router of a sharded cluster."""
     return hello.get("msg") == "isdbgrid"
 
 
 def is_standalone(hello: dict[str, Any]) -> bool:
-    """Whether a server belongs to no replica set, nor to a sharded cluster."""
+    """Tell whether a server belongs to no replica set, nor to a sharded cluster."""
     return "setName" not in hello and not is_mongos(hello)

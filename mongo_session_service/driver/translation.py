@@ -1,4 +1,4 @@
-"""Driver error mapping: PyMongo exceptions to this package's errors.
+"""Translation: an error of PyMongo becomes one of this package's.
 
 A server's error text may quote the documents it refused, and so is never passed on:
 its name and code are. What the driver says of connections names no more than hosts.
@@ -47,7 +47,8 @@ _HINTS: Final = {
     "SSL handshake failed": "Check whether the server offers TLS, as the URI asks.",
     "": "Check that mongod is running there, and can be reached from this machine.",
 }
-"""What to do, by what the driver says when it finds no server; else the last."""
+"""Advice, by a pattern in the text with which the driver reports that it found no
+server. The first that matches counts."""
 _NOISE: Final = re.compile(
     r" \(configured timeouts: [^)]*\)|, (?:Topology Description|full error):.*",
     re.DOTALL,
@@ -129,7 +130,7 @@ _TRANSIENT_LABELS: Final = ("TransientTransactionError", "RetryableWriteError")
 
 
 def is_starting(error: PyMongoError) -> bool:
-    """Whether an error came from a connection to a member that was not ready.
+    """Tell whether an error came from a connection to a member that was not ready.
 
     Such a member does not support sessions yet. The driver remembers that for as long
     as the connection is open, and concludes that the whole deployment does not.
@@ -139,7 +140,7 @@ def is_starting(error: PyMongoError) -> bool:
 
 
 def is_logged_out(error: PyMongoError) -> bool:
-    """Whether an error came from a connection that no user is logged in on.
+    """Tell whether an error came from a connection that no user is logged in on.
 
     MongoDB logs out every connection of a user who is dropped, for good, even if the
     user is created again.
@@ -195,7 +196,7 @@ def in_parts() -> Iterator[None]:
 
 
 def is_duplicate_key(error: PyMongoError) -> bool:
-    """Whether a write failed because something with its key is stored already."""
+    """Tell whether a write failed because something with its key is stored already."""
     if isinstance(error, driver_errors.BulkWriteError):
         codes = {each["code"] for each in error.details["writeErrors"]}
         return DUPLICATE_KEY in codes
@@ -203,12 +204,12 @@ def is_duplicate_key(error: PyMongoError) -> bool:
 
 
 def is_bad_login(error: Exception) -> bool:
-    """Whether MongoDB has refused the user name or password."""
+    """Tell whether MongoDB has refused the user name or password."""
     return getattr(error, "code", None) in _LOGIN_REFUSED
 
 
 def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceError:
-    """This package's error for a driver's error."""
+    """Return this package's error for a driver's error."""
     if isinstance(error, driver_errors.DocumentTooLarge):
         return errors.DocumentTooLargeError()
     if isinstance(error, BSONError):
@@ -241,7 +242,7 @@ def translation(error: PyMongoError | BSONError) -> errors.MongoSessionServiceEr
 
 
 def certificate_refusal(text: str) -> str | None:
-    """The message for a failure, described by the driver, of a certificate; or None."""
+    """Return the message for a refused certificate; None if a text reports none."""
     refused = _CERTIFICATE_REFUSED.search(text)
     if refused is None:
         return None

@@ -25,7 +25,7 @@ DEFAULT_DATABASE: Final = "adk"
 _DRIVER_INFO: Final = DriverInfo("mongo-session-service", __version__)
 _SCHEMES: Final = ("mongodb://", "mongodb+srv://")
 _REFUSALS: Final = (PyMongoError, OSError, ValueError, KeyError)
-"""What the driver raises for a URI that it rejects."""
+"""Errors of the driver for a URI that it rejects."""
 _UNENCODED: Final = re.compile(
     r"[/?@]|:.*:|%(?![0-9a-f]{2})", re.DOTALL | re.IGNORECASE
 )
@@ -39,11 +39,11 @@ _SECRET: Final = re.compile("@|password|authmechanismproperties", re.IGNORECASE)
 _RESERVED: Final = {"admin", "config", "local"}
 _MAX_DATABASE_BYTES: Final = 63
 _MAX_PREFIX_BYTES: Final = 235
-"""Of MongoDB's 255 for the database, the prefix and the longest collection name."""
+"""Bytes that a database and a prefix may have, of MongoDB's 255 for a whole name."""
 
 
 def open_client(uri: str) -> AsyncMongoClient[Any]:
-    """A client for a URI; nothing is connected yet.
+    """Make a client for a URI; it is not connected yet.
 
     Raises:
         ConfigurationError: the URI is unusable; the message shows no password.
@@ -71,7 +71,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
 
 
 def _has_stray_at(uri: str) -> bool:
-    """Whether an ``@`` is neither the end of ``user:password`` nor an option's value.
+    """Tell whether an ``@`` neither ends ``user:password`` nor is an option's value.
 
     The driver would take part of the password for a host, and try to connect to it.
     """
@@ -81,7 +81,7 @@ def _has_stray_at(uri: str) -> bool:
 
 
 def _reason(uri: str, refusal: Exception) -> str:
-    """Why the driver rejects a URI, without anything that may be secret."""
+    """Say why the driver rejects a URI, without anything that may be secret."""
     login, bare = _parted(uri)
     if login is None:
         return _described(bare, refusal)
@@ -97,7 +97,7 @@ def _reason(uri: str, refusal: Exception) -> str:
 
 
 def _parted(uri: str) -> tuple[str | None, str]:
-    """User and password, as far as they can be found, and the URI without them."""
+    """Part a URI into user and password, as far as found, and the rest."""
     scheme, _, rest = uri.partition("://")
     end = rest.find("?")
     # A question mark begins the options, unless it is part of a password.
@@ -108,7 +108,7 @@ def _parted(uri: str) -> tuple[str | None, str]:
 
 
 def _described(uri: str, refusal: Exception) -> str:
-    """The driver's description of a problem, or only a name if it may be secret."""
+    """Describe a problem as the driver does, or by its name if that may be secret."""
     is_secret = _SECRET.search(unquote(uri))
     match refusal:
         case OSError():
