@@ -21,7 +21,7 @@ from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
-from mongo_session_service.codec import bson_values, events, limits
+from mongo_session_service.codec import bson_values, document_size, events
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
@@ -249,7 +249,9 @@ def encode_new_session(
     else:
         flat = hooks.state_to_store(flat, Owner.of_session(key))
     delta = _encode_scopes(flat)
-    size = sum(map(limits.check_initial_state, (delta.app, delta.user, delta.session)))
+    size = sum(
+        map(document_size.check_initial_state, (delta.app, delta.user, delta.session))
+    )
     return NewSession(key, create_time, delta, size, details)
 
 
@@ -266,13 +268,13 @@ def encode_state(
     parts = _encode_scopes(stored)
     by_prefix = {State.APP_PREFIX: parts.app, State.USER_PREFIX: parts.user}
     fields = by_prefix.get(owner.prefix, parts.session)
-    return fields, limits.check_initial_state(fields)
+    return fields, document_size.check_initial_state(fields)
 
 
 def encode_event_fields(event: Event) -> dict[str, Any]:
     """An event's fields as they are stored without hooks."""
     document, delta = _encode_event(event, None)
-    limits.check_event_size(event.id, delta, len(bson.encode(document)))
+    document_size.check_event_size(event.id, delta, len(bson.encode(document)))
     return document
 
 
@@ -289,7 +291,7 @@ def encode_append(
         content = hooks.event_to_store(bson_values.decode_value(document), owner)
         document = bson_values.encode_value(content)
     encoded = bson.encode(document)
-    limits.check_event_size(event.id, delta, len(encoded))
+    document_size.check_event_size(event.id, delta, len(encoded))
     return Append(
         key,
         document["timestamp"],

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import bson
 
-from mongo_session_service.codec import bson_values, documents, hooks, limits
+from mongo_session_service.codec import bson_values, document_size, documents, hooks
 from mongo_session_service.codec.hooks import Hooks, Judge, Owner, Subject
 from mongo_session_service.errors import ConfigurationError
 from mongo_session_service.model.records import Document
@@ -61,7 +61,7 @@ class Resealer:
         fields = hooks.together(fields, content, {**delta, **renewed})
         event = bson_values.encode_value(fields)
         encoded = bson.encode(event)
-        limits.check_event_size(fields["id"], delta, len(encoded))
+        document_size.check_event_size(fields["id"], delta, len(encoded))
         is_wrapped = documents.is_wrapped(encoded) or None
         return {"event": event, "wrapped": is_wrapped, "hooked": True}
 

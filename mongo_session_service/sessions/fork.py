@@ -15,12 +15,12 @@ from google.adk.platform import time as platform_time
 from pymongo import errors
 
 from mongo_session_service.codec.bson_values import decode_fields
+from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
     LOG_BEGINS,
     log_begins,
     session_document,
 )
-from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection

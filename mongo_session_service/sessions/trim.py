@@ -17,13 +17,13 @@ from typing import Any, Final
 from google.adk.events.event import Event
 from google.adk.platform import time as platform_time
 
+from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
     INITIAL,
     LOG_BEGINS,
     TRIMMING,
     log_begins,
 )
-from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.platform import time as platform_time
 
-from mongo_session_service.codec.limits import outgrown
+from mongo_session_service.codec.document_size import outgrown
 from mongo_session_service.driver.cancellation import SwallowedCancellation
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import LockedError

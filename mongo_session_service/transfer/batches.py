@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from google.adk.events.event import Event
 
+from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
     encode_append,
     encode_state,
@@ -16,7 +17,6 @@ from mongo_session_service.codec.documents import (
     session_document,
 )
 from mongo_session_service.codec.hooks import Hooks, Owner
-from mongo_session_service.codec.limits import check_initial_state
 from mongo_session_service.errors import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.model.metadata import Details, display_name
 from mongo_session_service.model.records import (

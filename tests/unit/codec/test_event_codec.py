@@ -12,6 +12,7 @@ from support.strategies import identical, json_values, states
 
 from mongo_session_service import DocumentTooLargeError, InvalidInputError
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
+from mongo_session_service.codec.document_size import MAX_DOCUMENT_BYTES
 from mongo_session_service.codec.documents import (
     decode_event,
     encode_append,
@@ -21,7 +22,6 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import NO_HOOKS
-from mongo_session_service.codec.limits import MAX_DOCUMENT_BYTES
 from mongo_session_service.codec.replies import CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
 
