@@ -91,7 +91,7 @@ class _Feeder:
         key = change.session_key
         if key is None:
             return
-        log = _Log(handlers.connection(), key)
+        log = _Log(handlers.handler_connection(), key)
         if change.kind == "deleted":
             await self._forget(key)
             # It may be the end of an earlier session of this id.

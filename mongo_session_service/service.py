@@ -37,10 +37,14 @@ from mongo_session_service.codec.adk_session import (
     to_session,
 )
 from mongo_session_service.codec.hooks import Hook, Hooks
-from mongo_session_service.consumers import checkpoint
+from mongo_session_service.consumers import erasure
 from mongo_session_service.consumers.consumer import Consumer
-from mongo_session_service.consumers.coordinator import OnHistoryLost, Settings, Start
-from mongo_session_service.consumers.status import ConsumerStatus, all_consumers
+from mongo_session_service.consumers.leased_reader import (
+    ConsumerSettings,
+    OnHistoryLost,
+    Start,
+)
+from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
 from mongo_session_service.driver.cancellation import running_loop
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
@@ -235,7 +239,7 @@ class MongoSessionService(BaseSessionService):
         here = [each for each in list(self._consumers) if each.is_here]
         await asyncio.gather(*(each.end() for each in here))
         self._turns.close()
-        self._lease_renewer.stop()
+        self._lease_renewer.stop_thread()
         await self._feed.close()
         await self._backends.close()
 
@@ -1132,13 +1136,13 @@ class MongoSessionService(BaseSessionService):
                 users = await at.user_states.delete_many(queries.routed(at, states))
                 await at.imports.delete_many(notes)
                 await tickets.erase_waiters(at, app_name, user_id)
-                letters = await checkpoint.forget_in_dead_letters(at, app_name, user_id)
+                letters = await erasure.erase_dead_letters(at, app_name, user_id)
                 apps = consumers = 0
                 if user_id is None:
                     app = await at.app_states.delete_one({"_id": app_name})
                     apps = app.deleted_count
-                    consumers = await checkpoint.remove_consumers(at, app_name)
-                places = await checkpoint.forget_in_checkpoints(at, app_name, user_id)
+                    consumers = await erasure.remove_consumers(at, app_name)
+                places = await erasure.erase_from_checkpoints(at, app_name, user_id)
             return Erased(
                 sessions=sessions,
                 events=events,
@@ -1286,8 +1290,8 @@ class MongoSessionService(BaseSessionService):
             "on_history_lost", on_history_lost, get_args(OnHistoryLost)
         )
         validation.check_flag("updates", updates)
-        settings = Settings(name, app_name, start, on_history_lost, updates)
-        consumer = Consumer(self._backend, settings)
+        settings = ConsumerSettings(name, app_name, start, on_history_lost, updates)
+        consumer = Consumer(self._backend, settings, self._lease_renewer)
         self._consumers.add(consumer)
         return consumer
 
@@ -1299,7 +1303,7 @@ class MongoSessionService(BaseSessionService):
             ConfigurationError: in a standalone server, and mongomock, there are none.
         """
         async with self._backends.call(sets_up=False) as backend:
-            return await all_consumers(backend.connection)
+            return await load_statuses(backend.connection)
 
     def feed_stats(self) -> FeedStats:
         """The change feed's statistics; cheap enough to read every second."""

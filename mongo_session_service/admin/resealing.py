@@ -219,7 +219,7 @@ def _changes(name: str, document: Document, resealer: Resealer) -> Document | No
     """Seal what is outdated in a document of a collection again."""
     id_ = document["_id"]
     if name == "dead_letters":
-        return dead_letters.resealed(document, resealer)
+        return dead_letters.resealed_letter(document, resealer)
     if name == "app_states":
         return resealer.states(document, Owner.of_shared(id_))
     if name == "user_states":

@@ -12,16 +12,21 @@ from typing import Self
 from mongo_session_service._public import public
 from mongo_session_service.backend import Opener
 from mongo_session_service.changes.change import Change
-from mongo_session_service.consumers import coordinator, dead_letters
-from mongo_session_service.consumers.coordinator import Coordinator, Settings
+from mongo_session_service.consumers import dead_letters
 from mongo_session_service.consumers.dead_letters import DeadLetter
 from mongo_session_service.consumers.handler import Handler, check_handler
+from mongo_session_service.consumers.leased_reader import (
+    ConsumerSettings,
+    LeasedReader,
+    begin_now,
+)
 from mongo_session_service.consumers.processor import Processor
 from mongo_session_service.driver.cancellation import (
     SharedTask,
     running_loop,
     uninterrupted,
 )
+from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.errors import (
     InvalidInputError,
     LeaseLostError,
@@ -30,7 +35,7 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.validation import check_count, check_flag
 
-_handling: ContextVar[Consumer | None] = ContextVar("_handling", default=None)
+_calling: ContextVar[Consumer | None] = ContextVar("_calling", default=None)
 """The consumer whose handler is running, for whatever that calls."""
 
 
@@ -63,15 +68,18 @@ class Consumer:
       continues after it, and ``run()`` keeps it as a dead letter.
     """
 
-    def __init__(self, opener: Opener, settings: Settings) -> None:
+    def __init__(
+        self, opener: Opener, settings: ConsumerSettings, renewer: LeaseRenewer
+    ) -> None:
         self.name = settings.name
         self._opener = opener
         self._settings = settings
-        self._coordinator: Coordinator | None = None
+        self._renewer = renewer
+        self._reader: LeasedReader | None = None
         self._is_idle = asyncio.Event()
         """Set unless run() is handling a change."""
         self._is_idle.set()
-        self._starting = SharedTask[Coordinator]()
+        self._starting = SharedTask[LeasedReader]()
         self._is_running = False
         self._is_concurrent = False
         """Whether run() handles several changes at once."""
@@ -82,7 +90,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         if self._settings.start == "now":
             async with self._opener() as opened:
-                await coordinator.begin_now(opened.connection, self._settings)
+                await begin_now(opened.connection, self._settings)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -94,10 +102,10 @@ class Consumer:
         ``run()`` ends, and releases it, once the current change is handled and it has
         committed, or its handler has failed once more.
         """
-        if self._coordinator is not None:
-            self._coordinator.stop()
+        if self._reader is not None:
+            self._reader.stop_delivering()
         if self._is_idle.is_set():
-            await self._release()
+            await self._close_reader()
 
     async def end(self) -> None:
         """Close, and wait until the current change is handled.
@@ -105,25 +113,25 @@ class Consumer:
         It does not wait if its own handler calls this, nor for a handler that itself
         waits for consumers to end.
         """
-        caller = _handling.get()
+        caller = _calling.get()
         if caller is not None:
             caller._is_ending = True  # noqa: SLF001
         await self.close()
         if caller is not self and not self._is_ending:
             await self._is_idle.wait()
 
-    async def _release(self) -> None:
+    async def _close_reader(self) -> None:
         started = await self._starting.cancel_task()
-        ending, self._coordinator = self._coordinator or started, None
+        ending, self._reader = self._reader or started, None
         if ending is not None:
-            self._has_uncommitted = ending.has_uncommitted
-            await uninterrupted(ending.close())
+            self._has_uncommitted = ending.delivered is not None
+            await uninterrupted(ending.release_name())
 
     @property
     def checkpoint_age(self) -> float | None:
         """Seconds since its checkpoint was saved here; None if it is not reading."""
-        running = self._coordinator
-        return None if running is None else time.monotonic() - running.saved_at
+        reader = self._reader
+        return None if reader is None else time.monotonic() - reader.saved_at
 
     @property
     def is_here(self) -> bool:
@@ -134,15 +142,15 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Change:
-        self._check_free()
-        running = await self._started()
-        if running is None:
+        self._check_not_running()
+        reader = await self._open_reader()
+        if reader is None:
             raise StopAsyncIteration
-        async with running.connection.call():
-            delivery = await running.next()
+        async with reader.connection.call():
+            delivery = await reader.next_delivery()
         return delivery.item.change()
 
-    def _check_free(self) -> None:
+    def _check_not_running(self) -> None:
         """Refuse a second reader: its commits would include what run() has not done."""
         if self._is_running:
             message = f"run() of consumer {quoted(self.name)} is already running."
@@ -158,12 +166,12 @@ class Consumer:
             LeaseLostError: another reader has taken over; nothing was committed.
             StorageUnavailableError: it may or may not have been committed; try again.
         """
-        if self._coordinator is not None:
-            async with self._coordinator.connection.call():
+        if (reader := self._reader) is not None:
+            async with reader.connection.call():
                 if self._is_concurrent:
-                    await self._coordinator.settle()
+                    await reader.save_handled()
                 else:
-                    await self._coordinator.commit()
+                    await reader.save(reader.delivered)
         elif self._has_uncommitted:
             who = f"Consumer {quoted(self.name)}"
             raise LeaseLostError(f"{who} was closed; this was not committed.")
@@ -216,25 +224,27 @@ class Consumer:
                 " transaction, which does one thing at a time."
             )
             raise InvalidInputError(message)
-        self._check_free()
+        self._check_not_running()
         self._is_running, self._is_concurrent = True, concurrency > 1
-        token = _handling.set(self)
+        token = _calling.set(self)
         try:
-            processor = Processor(handler, max_attempts, transactional, concurrency)
-            while (running := await self._started()) is not None:
-                async with running.connection.call():
+            processor = Processor(
+                self.name, handler, max_attempts, transactional, concurrency
+            )
+            while (reader := await self._open_reader()) is not None:
+                async with reader.connection.call():
                     try:
-                        delivery = await running.next()
+                        first = await reader.next_delivery()
                     except StopAsyncIteration:
                         return
                     self._is_idle.clear()
-                    await processor.process(running, self.name, delivery)
-                if not running.is_over:
+                    await processor.handle_batch(reader, first)
+                if not reader.is_over:
                     self._is_idle.set()
         finally:
-            _handling.reset(token)
+            _calling.reset(token)
             try:
-                await self._release()
+                await self._close_reader()
             finally:
                 self._is_running = self._is_ending = self._is_concurrent = False
                 self._is_idle.set()
@@ -242,7 +252,7 @@ class Consumer:
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """The changes whose every attempt failed, the oldest failure first."""
         async with self._opener() as opened:
-            found = dead_letters.all_dead_letters(opened.connection, self.name)
+            found = dead_letters.load_dead_letters(opened.connection, self.name)
             async for letter in found:
                 yield letter
 
@@ -265,26 +275,26 @@ class Consumer:
         check_flag("transactional", transactional)
         check_handler(handler, transactional=transactional)
         async with self._opener() as opened:
-            return await dead_letters.replay(
+            return await dead_letters.replay_dead_letters(
                 opened.connection, self.name, handler, transactional=transactional
             )
 
-    async def _started(self) -> Coordinator | None:
-        """The coordinator, started if there is none; None if closed meanwhile.
+    async def _open_reader(self) -> LeasedReader | None:
+        """The reader, opened if there is none; None if it was closed meanwhile.
 
-        If this is cancelled, the next call continues the start.
+        If this is cancelled, the next call continues the opening.
         """
-        if self._coordinator is None:
+        if self._reader is None:
             self._loop = running_loop()
             self._has_uncommitted = False
             # It holds no reference to the consumer, which may be collected meanwhile.
-            begin = partial(_start_coordinator, self._opener, self._settings)
-            self._coordinator = (
-                await self._starting.await_result(begin) or self._coordinator
-            )
-        return self._coordinator
+            begin = partial(_begin_reading, self._opener, self._settings, self._renewer)
+            self._reader = await self._starting.await_result(begin) or self._reader
+        return self._reader
 
 
-async def _start_coordinator(opener: Opener, settings: Settings) -> Coordinator:
+async def _begin_reading(
+    opener: Opener, settings: ConsumerSettings, renewer: LeaseRenewer
+) -> LeasedReader:
     async with opener() as opened:
-        return await Coordinator.begin(opened.connection, settings)
+        return await LeasedReader.acquire_name(opened.connection, settings, renewer)

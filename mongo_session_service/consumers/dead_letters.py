@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Final
 
 import bson
 from google.adk.platform import time as platform_time
@@ -74,23 +75,23 @@ class DeadLetter:
         with suppress(StorageError):
             if not self.change.is_withheld:
                 return self.error
-        return _kind(self.error)
+        return _error_type(self.error)
 
     @property
     def id(self) -> Document:
-        """Its ``_id``: the same for the same change, however often it is delivered."""
+        """Its ``_id``, which a change has however often it is delivered."""
         return _id(self.consumer, self.item)
 
 
-def dead_letter(
+def new_dead_letter(
     consumer: str, item: Item, error: Exception, attempts: int
 ) -> DeadLetter:
     """The dead letter of a change whose last attempt failed now."""
     now = platform_time.get_time()
-    return DeadLetter(consumer, item, _text(error), attempts, now)
+    return DeadLetter(consumer, item, _error_text(error), attempts, now)
 
 
-def _text(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """An exception's type and text, in a form that can be stored."""
     try:
         text = f"{type(error).__name__}: {error}"
@@ -100,15 +101,17 @@ def _text(error: Exception) -> str:
     return text[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
 
 
-async def store(at: Connection, letter: DeadLetter, txn: Txn = None) -> None:
+async def store_dead_letter(
+    at: Connection, letter: DeadLetter, txn: Txn = None
+) -> None:
     """Store a dead letter; it replaces an earlier one of the same change."""
     # An error's text may quote content that the application's hook encrypts.
-    kind = _kind(letter.error)
+    error_type = _error_type(letter.error)
     item = _encode(letter.item)
     fits = size_of(letter.item) <= _LARGEST
     document = {
         "item": item if fits else None,
-        "error": letter.error if at.hooks.before_store is None else kind,
+        "error": letter.error if at.hooks.before_store is None else error_type,
         "attempts": letter.attempts,
         "time": letter.time,
     }
@@ -121,20 +124,20 @@ class AlreadyHandledError(Exception):
     """Another caller has handled and removed the dead letter meanwhile."""
 
 
-def removing(connection: Connection, letter: DeadLetter) -> handlers.Work:
-    """The work of removing a letter; in a transaction it raises AlreadyHandledError."""
+async def _remove_letter(
+    at: Connection, letter: DeadLetter, txn: Txn, _: object = None
+) -> None:
+    """Remove a letter, after its change was handled.
 
-    async def work(txn: Txn) -> None:
-        removed = await connection.dead_letters.delete_one(
-            {"_id": letter.id}, session=txn
-        )
-        if txn is not None and not removed.deleted_count:
-            raise AlreadyHandledError
-
-    return work
+    Raises:
+        AlreadyHandledError: in a transaction, if it is gone.
+    """
+    removed = await at.dead_letters.delete_one({"_id": letter.id}, session=txn)
+    if txn is not None and not removed.deleted_count:
+        raise AlreadyHandledError
 
 
-async def all_dead_letters(
+async def load_dead_letters(
     connection: Connection, consumer: str
 ) -> AsyncIterator[DeadLetter]:
     """A consumer's dead letters, the oldest first."""
@@ -148,14 +151,14 @@ async def all_dead_letters(
             yield DeadLetter(consumer, item, error, attempts, stored["time"])
 
 
-async def replay(
+async def replay_dead_letters(
     at: Connection, consumer: str, handler: handlers.Handler, *, transactional: bool
 ) -> int:
     """Call a handler once on each dead letter; how many it handled and removed."""
     handled = 0
-    async for letter in all_dead_letters(at, consumer):
-        work = handlers.handling(handler, letter.item, at)
-        remove = removing(at, letter)
+    async for letter in load_dead_letters(at, consumer):
+        work = handlers.handling_work(handler, letter.item, at)
+        remove = partial(_remove_letter, at, letter)
         try:
             if transactional:
                 await handlers.in_transaction(at, work, remove)
@@ -167,8 +170,8 @@ async def replay(
             pass  # nothing is handled twice
         except handlers.HandlerFailedError as failed:
             attempts = letter.attempts + 1
-            again = dead_letter(consumer, letter.item, failed.error, attempts)
-            await uninterrupted(store(at, again))
+            again = new_dead_letter(consumer, letter.item, failed.error, attempts)
+            await uninterrupted(store_dead_letter(at, again))
     return handled
 
 
@@ -179,10 +182,10 @@ def size_of(item: Item) -> int:
 
 
 def _id(consumer: str, item: Item) -> Document:
-    """The same for the same change, however often it is delivered."""
+    """The ``_id`` of a change's letter, by which it is told from any other change."""
     if isinstance(item, decoder.OversizedChange):
         return item.id
-    id_: Document = {"consumer": consumer, "kind": _KINDS[type(item)]}
+    id_: Document = {"consumer": consumer, "kind": _kind_of(item)}
     match item:
         case Appended(key, document):
             # The event's own id, too: a session may be created again under its name.
@@ -204,12 +207,12 @@ def _id(consumer: str, item: Item) -> Document:
 
 
 def _digest(content: Document) -> str:
-    """What tells changes of one millisecond, the precision of their time, apart."""
+    """A digest that tells changes of one millisecond apart: their time's precision."""
     return hashlib.sha256(bson.encode(content)).hexdigest()
 
 
-def resealed(stored: Document, resealer: Resealer) -> Document | None:
-    """A stored letter as it is to be; None if all of it is current.
+def resealed_letter(stored: Document, resealer: Resealer) -> Document | None:
+    """A stored letter, sealed anew; None if all of it is current.
 
     The ``_id`` of a letter about state follows from the state as it is stored. The text
     of the error goes, as if the letter were stored now.
@@ -221,58 +224,66 @@ def resealed(stored: Document, resealer: Resealer) -> Document | None:
     ((name, before),) = item.items()
     if name == "delta":
         changes = resealer.state(before, owner)
-    elif id_["kind"] == _KINDS[Appended]:
+    elif id_["kind"] == "appended":
         changes = resealer.event(before)
     else:
         changes = resealer.states(before, owner)
     if not changes:
         return None
     after = {key: it for key, it in {**before, **changes}.items() if it is not None}
-    letter = {**stored, "item": {name: after}, "error": _kind(stored["error"])}
+    letter = {**stored, "item": {name: after}, "error": _error_type(stored["error"])}
     return letter | {"_id": _id(id_["consumer"], _decode(letter, resealer.hooks))}
 
 
-def _kind(error: str) -> str:
+def _error_type(error: str) -> str:
     """A stored error without its text, which may quote content."""
     return error.partition(":")[0]
 
 
-_KINDS: Final[dict[type, str]] = {
-    Appended: "appended",
-    Created: "created",
-    Updated: "updated",
-    Deleted: "deleted",
-    StateSet: "state",
-    Trimmed: "snapshot",
+_KINDS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
+    "appended": (Appended, ("document",)),
+    "created": (Created, ("document",)),
+    "updated": (Updated, ("details",)),
+    "deleted": (Deleted, ()),
+    "state": (StateSet, ("delta",)),
+    "snapshot": (Trimmed, ("document", "shared")),
+}
+"""The types of changes, and which of their fields are kept as a letter's content."""
+
+_ENCODERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "details": Details.fields,
+    "delta": encode_fields,
+}
+_DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "details": Details.of,
+    "delta": decode_fields,
 }
 
 
+def _kind_of(item: Item) -> str:
+    return next(kind for kind, (type_, _) in _KINDS.items() if type(item) is type_)
+
+
 def _encode(item: Item) -> Document | None:
+    """The content of a change; None if it is too large to be read."""
     if isinstance(item, decoder.OversizedChange):
         return None
-    if isinstance(item, StateSet):
-        return {"delta": encode_fields(item.delta)}
-    if isinstance(item, Updated):
-        return {"details": item.details.fields()}
-    if isinstance(item, Trimmed):
-        return {"document": item.document, "shared": item.shared}
-    return {} if isinstance(item, Deleted) else {"document": item.document}
+    content = {name: getattr(item, name) for name in _KINDS[_kind_of(item)][1]}
+    return {
+        name: _ENCODERS[name](value) if name in _ENCODERS else value
+        for name, value in content.items()
+    }
 
 
 def _decode(stored: Document, hooks: Hooks) -> Item:
-    id_, item = stored["_id"], stored["item"]
-    if item is None:
+    """The change of a stored letter."""
+    id_, content = stored["_id"], stored["item"]
+    if content is None:
         return decoder.OversizedChange(id_)
-    if id_["kind"] == "state":
-        delta = decode_fields(item["delta"])
-        return StateSet(id_["app_name"], id_["user_id"], delta, id_["time"], hooks)
-    key = SessionKey(id_["app_name"], id_["user_id"], id_["session_id"])
-    if id_["kind"] == "deleted":
-        return Deleted(key, id_["time"])
-    if id_["kind"] == "updated":
-        return Updated(key, Details.of(item["details"]), id_["time"])
-    if id_["kind"] == "snapshot":
-        return Trimmed(key, item["document"], item["shared"], hooks)
-    if id_["kind"] == "created":
-        return Created(key, item["document"], hooks)
-    return Appended(key, item["document"], hooks)
+    key = tuple(id_.get(name) for name in SessionKey._fields)
+    known = {**id_, "key": SessionKey(*key), "hooks": hooks}
+    for name, value in content.items():
+        known[name] = _DECODERS[name](value) if name in _DECODERS else value
+    type_, _ = _KINDS[id_["kind"]]
+    item: Item = type_(**{each.name: known[each.name] for each in fields(type_)})
+    return item

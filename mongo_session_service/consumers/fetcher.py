@@ -1,7 +1,7 @@
 """Consumer fetcher: replays the event log if asked, then follows the change stream.
 
-Each delivery carries the position after itself. Nothing is saved here: the coordinator
-saves that position once the delivery is handled.
+Each delivery carries the position after itself. Nothing is saved here: the leased
+reader saves that position once the delivery is handled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mongo_session_service.changes.decoder import Appended, LogRecord, StateSet,
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
-from mongo_session_service.consumers.checkpoint import Position
+from mongo_session_service.consumers.position import Position
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import Pace
@@ -31,11 +31,6 @@ from mongo_session_service.sessions.snapshot_read import (
     load_documents,
     shared_state_queries,
 )
-
-_PAGE: Final = 500
-"""Events of a replay read at once; 256 take 4 % more CPU time per event."""
-_FRESH: Final = 60
-"""Seconds a replay reads the log at one point in time; MongoDB keeps it for 300."""
 
 _NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 
@@ -67,6 +62,7 @@ class Fetcher:
     ) -> None:
         self._connection = connection
         self._updates = updates
+        self._page_size = connection.limits.replay_page_events
         self._names = decoder.Names.of(connection)
         self._app_name = app_name
         self.position = at
@@ -82,8 +78,8 @@ class Fetcher:
         self._router: Router[_Recipient] = Router()
         self._router.attach(_Recipient(Scope(app_name)))
 
-    async def next(self) -> list[Delivery]:
-        """The next deliveries, none if there were none for about a second.
+    async def fetch_deliveries(self) -> list[Delivery]:
+        """Fetch the next deliveries, none if there were none for about a second.
 
         They are from one reply of MongoDB: at most some hundreds, of 16 MB.
 
@@ -93,9 +89,9 @@ class Fetcher:
         """
         found: list[Delivery] = []
         pace = Pace()
-        while not found or (self._has_more and len(found) < _PAGE):
+        while not found or (self._has_more and len(found) < self._page_size):
             try:
-                delivery = await self._next()
+                delivery = await self._fetch_one()
             except Exception as error:
                 if not found:
                     raise
@@ -113,13 +109,13 @@ class Fetcher:
         """Whether the next change was read already."""
         return bool(self._page or (self._stream and self._stream.has_more))
 
-    async def _next(self) -> Delivery | None:
-        """The next delivery, or None if what was read next is not delivered."""
+    async def _fetch_one(self) -> Delivery | None:
+        """Fetch the next delivery; None if what was read next is not delivered."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
         if self.position.is_replaying:
-            return await self._replayed()
+            return await self._replay_one()
         if self._stream is None:
             pipeline = decoder.pipeline(self._names, self._app_name)
             self._stream = Stream(
@@ -127,18 +123,18 @@ class Fetcher:
             )
         change = await self._stream.next()
         if change is not None:
-            return self._changed(change)
+            return self._delivery_of(change)
         token = self._stream.token
         if token and token != self._latest_token and self._passed is None:
             self.position = self.position.after_silence(token)
         return None
 
-    def _changed(self, change: Document) -> Delivery | None:
+    def _delivery_of(self, change: Document) -> Delivery | None:
         """The delivery that a change event results in, if any."""
         at, mark = decoder.cluster_time(change), decoder.mark_of(change)
         self._latest_token = change["_id"]
         item = decoder.interpret(change, self._names, self._connection.hooks)
-        if self._is_delivered(mark, at):
+        if self._was_delivered(mark, at):
             if item is not None:
                 self._router.note(item, decoder.transaction_of(change))
             return None
@@ -162,7 +158,7 @@ class Fetcher:
             return part and Delivery(part[1], self.position)
         return Delivery(item, self.position)
 
-    def _is_delivered(self, mark: str, at: Timestamp) -> bool:
+    def _was_delivered(self, mark: str, at: Timestamp) -> bool:
         """Whether a change of the position's own time was delivered before."""
         if self._passed is None or at != self.position.start:
             self._passed = None
@@ -171,7 +167,7 @@ class Fetcher:
             self._passed = None
         return True
 
-    async def _replayed(self) -> Delivery | None:
+    async def _replay_one(self) -> Delivery | None:
         """The next event of the log; None at its end, where the stream takes over."""
         if not self._page and not await self._load_page():
             self.position = self.position.after_replay()
@@ -182,18 +178,18 @@ class Fetcher:
         if begins:
             # What a trim is about to remove is passed over.
             id_ = {**id_, "revision": begins}
-            item = await self._trimmed(document)
+            item = await self._load_trimmed(document)
         else:
             # None if another tool wrote the document.
             item = decoder.appended(id_, document, self._connection.hooks)
         self._page.popleft()
-        while begins and self._page and _is_passed(self._page[0]["_id"], id_):
+        while begins and self._page and _is_trimmed_event(self._page[0]["_id"], id_):
             self._page.popleft()
         self.position = self.position.after_replayed(id_)
         return Delivery(item, self.position) if item else None
 
-    async def _trimmed(self, document: Document) -> Trimmed | None:
-        """What a replay says of a log that was trimmed, and the state it shares."""
+    async def _load_trimmed(self, document: Document) -> Trimmed | None:
+        """Load the state that begins a log that was trimmed."""
         at, id_ = self._connection, document["_id"]
         wanted = shared_state_queries(id_["app_name"], id_["user_id"])
         shared = await at.retry(load_documents, at, *wanted)
@@ -202,7 +198,8 @@ class Fetcher:
     async def _load_page(self) -> bool:
         """Read more of the log, at the time of the replay's current segment."""
         now = await self._connection.retry(snapshots.now, self._connection)
-        if now.time - self.position.reading_at.time > _FRESH:
+        longest = self._connection.limits.replay_snapshot_seconds
+        if now.time - self.position.reading_at.time > longest:
             # At a later time the session may have been recreated with the same ID.
             if await self._read_after(queries.events_beside):
                 return True
@@ -224,8 +221,10 @@ class Fetcher:
             # The session may have been trimmed beyond what was replayed of it.
             events = {"$or": [{"_id": {**last, "revision": 0}}, events]}
         try:
-            page = await read_page(at, events, size=_PAGE, at=position.reading_at)
-            return [each for each in page.events if not _is_known(each, last)]
+            page = await read_page(
+                at, events, size=self._page_size, at=position.reading_at
+            )
+            return [each for each in page.events if not _was_replayed(each, last)]
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
                 # Too long ago, or before the collection was recreated: read later.
@@ -238,10 +237,10 @@ class Fetcher:
             await self._stream.close()
 
 
-def _is_known(document: Document, last: Document | None) -> bool:
-    """Whether a document is that before the log of the session that is replayed.
+def _was_replayed(document: Document, last: Document | None) -> bool:
+    """Whether a document precedes the log of the session that is being replayed.
 
-    Unless the log was cut after what was replayed last.
+    It does not if the log was cut after what was replayed last.
     """
     id_ = document["_id"]
     if last is None or id_ != {**last, "revision": 0}:
@@ -250,7 +249,7 @@ def _is_known(document: Document, last: Document | None) -> bool:
     return documents.log_begins(document) <= revision
 
 
-def _is_passed(id_: Document, position: dict[str, int]) -> bool:
+def _is_trimmed_event(id_: Document, position: dict[str, int]) -> bool:
     """Whether an event of the same session is not after a position in the log."""
     revision, last = id_["revision"], position["revision"]
     return revision <= last and id_ == {**position, "revision": revision}

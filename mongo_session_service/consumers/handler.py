@@ -1,4 +1,4 @@
-"""Handler calls, alone or in one transaction with the checkpoint."""
+"""Handler: what a consumer calls, alone or in one transaction with the checkpoint."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.changes.decoder import LogRecord, OversizedChange
+from mongo_session_service.consumers.position import Position
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
@@ -22,9 +23,13 @@ Handler = Callable[..., Awaitable[object] | object]
 Work = Callable[[Txn], Awaitable[None]]
 """Work in a transaction, or without one if it receives None."""
 
+SavedWork = Callable[[Txn], Awaitable[Position | None]]
+"""Work that may return how far it has come, to be saved with it."""
+
+Result = TypeVar("Result")
 
 _NO_SUCH_TRANSACTION: Final = 251
-_MOST_ABORTED: Final = 3
+_MOST_ABORTED_TRANSACTIONS: Final = 3
 """Aborted transactions after which the handler counts as the cause."""
 
 
@@ -32,7 +37,7 @@ def check_handler(handler: object, *, transactional: bool) -> None:
     """Require a function that takes a change, and in a transaction its session.
 
     Raises:
-        InvalidInputError: it is none, or takes other arguments.
+        InvalidInputError: it is not a function, or takes other arguments.
     """
     check_callable("handler", handler)
     arguments = (None, None) if transactional else (None,)
@@ -60,8 +65,8 @@ class HandlerFailedError(Exception):
 _connection: ContextVar[Connection | None] = ContextVar("_connection", default=None)
 
 
-def connection() -> Connection:
-    """What the consumer reads through whose handler is running.
+def handler_connection() -> Connection:
+    """The connection of the consumer whose handler is running.
 
     Raises:
         MongoSessionServiceError: no consumer runs it.
@@ -75,7 +80,7 @@ def connection() -> Connection:
     return found
 
 
-def handling(
+def handling_work(
     handler: Handler, item: LogRecord | OversizedChange, connection: Connection
 ) -> Work:
     """The work of calling a handler with a change that came through a connection.
@@ -103,8 +108,12 @@ def handling(
     return work
 
 
-async def in_transaction(connection: Connection, work: Work, finish: Work) -> None:
-    """Do work, then finish, as one transaction.
+async def in_transaction(
+    connection: Connection,
+    work: Callable[[Txn], Awaitable[Result]],
+    finish: Callable[[Txn, Result], Awaitable[None]],
+) -> Result:
+    """Do work, then finish with its result, as one transaction; returns the result.
 
     A cancellation interrupts the work but not the commit, whose outcome would otherwise
     be unknown.
@@ -116,20 +125,21 @@ async def in_transaction(connection: Connection, work: Work, finish: Work) -> No
     is_working = False
     aborted = 0
 
-    async def both(txn: Txn) -> None:
+    async def both(txn: Txn) -> Result:
         nonlocal is_working, aborted
         is_working = True
         try:
-            await work(txn)
+            result = await work(txn)
         finally:
             is_working = False
         try:
-            await finish(txn)
+            await finish(txn, result)
         except OperationFailure as error:
             aborted += error.code == _NO_SUCH_TRANSACTION
-            if aborted < _MOST_ABORTED:
+            if aborted < _MOST_ABORTED_TRANSACTIONS:
                 raise
             raise HandlerFailedError(error) from error
+        return result
 
     task = asyncio.ensure_future(connection.retry(run_transaction, connection, both))
     cancelled: asyncio.CancelledError | None = None
@@ -141,8 +151,7 @@ async def in_transaction(connection: Connection, work: Work, finish: Work) -> No
             if is_working:
                 task.cancel()
     if cancelled is None:
-        task.result()
-        return
+        return task.result()
     if not task.cancelled():
         task.exception()  # retrieved, since the caller was cancelled
     raise cancelled

@@ -38,12 +38,12 @@ class Lanes:
 
         It begins as soon as there is room, and related work has ended.
         """
-        before = [self._last[each] for each in self._related(lane)]
-        task = asyncio.create_task(self._run(before, work))
+        before = [self._last[each] for each in self._related_lanes(lane)]
+        task = asyncio.create_task(self._run_after(before, work))
         self._last[lane] = task
         return task
 
-    def _related(self, lane: Lane) -> list[Lane]:
+    def _related_lanes(self, lane: Lane) -> list[Lane]:
         parts = [lane[:length] for length in range(1, len(lane))]
         found = [each for each in (*parts, lane) if each in self._last]
         if len(lane) < _OF_SESSION:
@@ -52,24 +52,24 @@ class Lanes:
             found += [each for each in longer if each[:size] == lane]
         return found
 
-    async def _run(
+    async def _run_after(
         self,
         before: list[asyncio.Task[bool]],
         work: Callable[[], Coroutine[None, None, bool]],
     ) -> bool:
         if before:
             await asyncio.wait(before)
-        if not all(_is_done(each) for each in before):
+        if not all(_has_succeeded(each) for each in before):
             return False
         async with self._room:
             return await work()
 
 
-def _is_done(task: asyncio.Task[bool]) -> bool:
+def _has_succeeded(task: asyncio.Task[bool]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result()
 
 
-async def end(tasks: Iterable[asyncio.Task[bool]]) -> None:
+async def end_tasks(tasks: Iterable[asyncio.Task[bool]]) -> None:
     """Cancel what has not ended, and wait until it has."""
     ended = list(tasks)
     left = [each for each in ended if not each.done()]

@@ -8,14 +8,12 @@ from typing import Final
 from mongo_session_service._public import public
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.lease import renewal
 from mongo_session_service.model.records import Document
 
 _CHECKPOINTS: Final[list[Document]] = [
     {"$sort": {"_id": 1}},
     {"$set": {"age": {"$subtract": ["$$NOW", "$saved_at"]}}},
-]
-_HELD_LEASES: Final[list[Document]] = [
-    {"$match": {"owner": {"$ne": None}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}}}
 ]
 _DEAD_LETTERS: Final[list[Document]] = [
     {"$group": {"_id": "$_id.consumer", "count": {"$sum": 1}}}
@@ -46,15 +44,20 @@ class ConsumerStatus:
     dead_letters: int
 
 
-async def all_consumers(connection: Connection) -> list[ConsumerStatus]:
+async def load_statuses(connection: Connection) -> list[ConsumerStatus]:
     """Every consumer, by name."""
     now = await snapshots.now(connection)
     checkpoints = await connection.aggregate(connection.checkpoints, _CHECKPOINTS)
-    leases = await connection.aggregate(connection.leases, _HELD_LEASES)
+    held = {"holder": {"$ne": None}, "$expr": renewal(connection, "$gte")}
+    leases = await connection.aggregate(connection.leases, [{"$match": held}])
     letters = await connection.aggregate(connection.dead_letters, _DEAD_LETTERS)
-    owners = {each["_id"]: each["owner"] for each in leases}
+    owners = {each["_id"]: _owner(**each["holder"]) for each in leases}
     counts = {each["_id"]: each["count"] for each in letters}
     return [_status(each, now.time, owners, counts) for each in checkpoints]
+
+
+def _owner(host: str, pid: int, token: str) -> str:
+    return f"{host}:{pid}:{token[:8]}"
 
 
 def _status(

@@ -44,8 +44,6 @@ THREAD_NAME: Final = "mongo-session-service-leases"
 
 _SHORTEST: Final = 1.0
 """Seconds that the server may at least wait for a document that is locked."""
-_FAREWELL: Final = 5.0
-"""Seconds to release a lease, which expires by itself soon after."""
 _NEVER: Final = datetime(1970, 1, 1)  # noqa: DTZ001  as the driver decodes times
 _LINGER: Final = 10.0
 """Seconds that the thread stays after the last lease."""
@@ -121,7 +119,7 @@ class Lease:
 
         async def acquire() -> Document | None:
             self.renewed_at = time.monotonic()
-            found = await self._change(
+            found = await self._update_lease(
                 {"_id": self.id, **(where or {}), "$or": is_free}, change, **options
             )
             self.epoch = found["epoch"] if found else 0
@@ -139,15 +137,15 @@ class Lease:
         """Release the lease; what remains of it, or None if it is another's.
 
         Raises:
-            TimeoutError: it took so long that the lease expires by itself.
+            TimeoutError: it took so long that the lease has expired by itself.
         """
         path = self.path
         mine = {"_id": self.id, f"{path}holder.token": self.token}
         fields = (f"{path}{name}" for name in ("holder", "since", "renewed_at"))
-        async with asyncio.timeout(_FAREWELL):
-            return await self._change(mine, {"$unset": dict.fromkeys(fields, "")})
+        async with asyncio.timeout(self.connection.limits.lease_seconds):
+            return await self._update_lease(mine, {"$unset": dict.fromkeys(fields, "")})
 
-    async def _change(
+    async def _update_lease(
         self, where: Document, change: Document, **options: Any
     ) -> Document | None:
         """Change the lease; as it is then, or None if its document does not match."""
@@ -198,12 +196,12 @@ class LeaseRenewer:
     """
 
     def __init__(self) -> None:
-        self._reset()
+        self._forget_leases()
 
     def __reduce__(self) -> tuple[type[LeaseRenewer], tuple[()]]:
         return type(self), ()  # no lease is held where it is unpickled
 
-    def _reset(self) -> None:
+    def _forget_leases(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._held: WeakValueDictionary[str, Lease] = WeakValueDictionary()
@@ -211,43 +209,43 @@ class LeaseRenewer:
         self._stopping: threading.Event | None = None
         """Ends the thread that runs; None if none does."""
 
-    def add(self, lease: Lease) -> None:
+    def add_lease(self, lease: Lease) -> None:
         """Renew a lease from now on."""
         if self._pid != os.getpid():  # the thread stayed in the parent
-            self._reset()
+            self._forget_leases()
         tick = lease.connection.limits.lease_renewal_seconds / 3
         with self._lock:
             self._held[lease.token] = lease
             if self._stopping is None:
                 stopping = self._stopping = threading.Event()
                 threading.Thread(
-                    target=self._run,
+                    target=self._keep_renewing,
                     args=[stopping, tick],
                     name=THREAD_NAME,
                     daemon=True,
                 ).start()
 
-    def discard(self, lease: Lease) -> None:
+    def discard_lease(self, lease: Lease) -> None:
         """Renew a lease no longer; idempotent."""
         self._held.pop(lease.token, None)
 
-    def stop(self) -> None:
+    def stop_thread(self) -> None:
         """End the thread, unless leases are held."""
         with self._lock:
             if not self._held and self._stopping is not None:
                 self._stopping.set()
                 self._stopping = None
 
-    def _run(self, stopping: threading.Event, tick: float) -> None:
+    def _keep_renewing(self, stopping: threading.Event, tick: float) -> None:
         with ExitStack() as closing:
             database = None
             while not stopping.wait(tick) and not self._is_idle():
-                if not (due := self._due()):
+                if not (due := self._due_leases()):
                     continue
                 try:
                     if database is None:
                         database = _open_database(due[0].connection, closing)
-                    _renew(database, due)
+                    _renew_due(database, due)
                 except PyMongoError as error:
                     # They may be lost, which their next write finds out.
                     logger.debug("No lease was renewed: %s.", type(error).__name__)
@@ -267,12 +265,12 @@ class LeaseRenewer:
                 return True
             return False
 
-    def _due(self) -> list[Lease]:
+    def _due_leases(self) -> list[Lease]:
         with self._lock:
             held = list(self._held.values())
         for each in held:
             if each.is_abandoned:
-                self.discard(each)
+                self.discard_lease(each)
         now = time.monotonic()
         return [
             each
@@ -288,7 +286,7 @@ def _open_database(connection: Connection, closing: ExitStack) -> Any:
     return database
 
 
-def _renew(database: Any, due: list[Lease]) -> None:
+def _renew_due(database: Any, due: list[Lease]) -> None:
     by_collection: dict[str, list[Lease]] = defaultdict(list)
     for each in due:
         by_collection[each.collection].append(each)

@@ -24,6 +24,24 @@ class Limits:
     """Seconds without a renewal after which a turn or a consumer's name is free."""
     lease_renewal_seconds: float = 1.5
     """Seconds after which a lease is renewed that nothing else has renewed."""
+    consumer_poll_seconds: float = 0.5
+    """Seconds between attempts of a reader that waits for a consumer's name."""
+    consumer_batch_seconds: float = 0.1
+    """Seconds of handlers' work between two commits; a commit takes milliseconds."""
+    consumer_idle_save_seconds: float = 15.0
+    """Seconds after which an idle stream's resume token is saved, before it expires."""
+    group_seconds: float = 1.0
+    """Seconds after which no change joins a transaction of handlers: it holds locks."""
+    group_changes: int = 100
+    """Changes that handlers share a transaction for."""
+    group_bytes: int = 1024**2
+    """Bytes of these changes; a handler may copy what it receives."""
+    handler_retry_seconds: float = 0.1
+    """Seconds of the first pause after a handler failed; each is twice as long."""
+    replay_page_events: int = 500
+    """Events of a replay that are read at once; 256 take 4 % more CPU for each."""
+    replay_snapshot_seconds: float = 60.0
+    """Seconds for which a replay reads the log at one time; MongoDB allows 300."""
     turn_poll_seconds: float = 0.1
     """Seconds between looks of those who wait for the turns of sessions."""
     response_seconds: float = 10.0

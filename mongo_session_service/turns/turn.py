@@ -80,7 +80,7 @@ class Turns:
         lines, self._lines = self._lines, {}
         for loop, line in lines.items():
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(line.close)
+                loop.call_soon_threadsafe(line.fail_all)
 
 
 class Turn:
@@ -110,18 +110,18 @@ class Turn:
                 at = backend.connection
                 self._lease = Lease(at, at.sessions.name, self.key.id, "turn.")
                 try:
-                    session = await self._begin(backend)
+                    session = await self._begin_turn(backend)
                 except BaseException:
-                    await self._end()
+                    await self._end_turn()
                     raise
         _held.set((*_held.get(), self))
         return session
 
     async def __aexit__(self, *_: object) -> None:
-        await self._end()
+        await self._end_turn()
         _held.set(tuple(each for each in _held.get() if each.is_held))
 
-    async def _begin(self, backend: Backend) -> Session:
+    async def _begin_turn(self, backend: Backend) -> Session:
         """Acquire the turn, and load the session as it is then.
 
         Raises:
@@ -141,7 +141,7 @@ class Turn:
         if not self._lease.epoch:
             raise await self._busy_error()
         self.is_held = True
-        self.turns.renewer.add(self._lease)
+        self.turns.renewer.add_lease(self._lease)
         loading = backend.store.load_session(self.key)
         stored, _ = await asyncio.gather(loading, self._return_ticket())
         if stored is None:
@@ -219,18 +219,18 @@ class Turn:
             " turn(wait=...)."
         )
 
-    async def _end(self) -> None:
+    async def _end_turn(self) -> None:
         """Release the turn, and leave the line."""
         self.is_held = False
-        self.turns.renewer.discard(self._lease)
+        self.turns.renewer.discard_lease(self._lease)
         try:
-            await uninterrupted(self._release())
+            await uninterrupted(self._release_turn())
         except (MongoSessionServiceError, TimeoutError) as error:
             logger.warning("A turn was not released, and expires by itself. %s", error)
         finally:
             self.turns.announce_release()
 
-    async def _release(self) -> None:
+    async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
         async with self.turns.backends.call(sets_up=False) as backend:
             self._lease.connection = backend.connection

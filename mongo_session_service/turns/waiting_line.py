@@ -105,7 +105,7 @@ class WaitingLine:
         """Look now: a turn was released in this process."""
         self._look.set()
 
-    def close(self) -> None:
+    def fail_all(self) -> None:
         """Let nobody wait any longer: the service was closed."""
         self._fail(MongoSessionServiceError("The service was closed meanwhile."))
 

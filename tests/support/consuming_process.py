@@ -9,7 +9,10 @@ from multiprocessing.connection import Connection
 from pymongo import AsyncMongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.consumers import lease
+from mongo_session_service.model.limits import Limits
+
+LIMITS = Limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
+"""For many take-overs."""
 
 
 def consume(uri: str, database: str, pipe: Connection) -> None:
@@ -17,14 +20,13 @@ def consume(uri: str, database: str, pipe: Connection) -> None:
 
     Every seventh time it commits, and notes what is committed now.
     """
-    lease.LEASE, lease.RENEWAL = 0.5, 0.1  # seconds, for many take-overs
     asyncio.run(_consume(uri, database, pipe))
 
 
 async def _consume(uri: str, database: str, pipe: Connection) -> None:
     async with (
         AsyncMongoClient(uri) as client,
-        MongoSessionService(uri, database=database) as service,
+        MongoSessionService(uri, database=database, _limits=LIMITS) as service,
         service.consumer("crashing") as consumer,
     ):
         seen, mine, number = client[database].seen, {"process": os.getpid()}, 0

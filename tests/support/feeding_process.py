@@ -7,13 +7,15 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 
 from mongo_session_service import Change, MongoSessionService
-from mongo_session_service.consumers import lease
 from mongo_session_service.memory import remember
+from mongo_session_service.model.limits import Limits
+
+LIMITS = Limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
+"""For many take-overs."""
 
 
 def feed(uri: str, database: str, pipe: Connection) -> None:
     """Feed ADK's memory service on the same database; tell of every change before."""
-    lease.LEASE, lease.RENEWAL = 0.5, 0.1  # seconds, for many take-overs
     asyncio.run(_feed(uri, database, pipe))
 
 
@@ -26,5 +28,5 @@ async def _feed(uri: str, database: str, pipe: Connection) -> None:
         pipe.send(change.revision)
         await handler(change)
 
-    async with MongoSessionService(uri, database=database) as service:
+    async with MongoSessionService(uri, database=database, _limits=LIMITS) as service:
         await service.consumer("memory", app_name="app").run(handle)

@@ -23,7 +23,6 @@ from support.resource_checks import (
 )
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.consumers import lease
 from mongo_session_service.model.limits import Limits
 
 pytestmark = [
@@ -162,18 +161,17 @@ async def test_following_cancelled_at_every_point(
                 await cancel_at_every_point(world, admin, case, late=late)
 
 
+@pytest.mark.limits(lease_seconds=3 * PATIENCE)
 @at_every_point
 async def test_consuming_cancelled_at_every_point(
     world: World,
     admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
     *,
     late: Late,
 ) -> None:
     """What was committed is not told again, all else is, and the name is free."""
     # Who is cancelled lets go of it: whoever waited for its end would wait too long.
-    monkeypatch.setattr(lease, "LEASE", 3 * PATIENCE)
     for case in CONSUMERS:
         with subtests.test(case.what, how=case.prepare.__name__):
             await cancel_at_every_point(world, admin, case, late=late)

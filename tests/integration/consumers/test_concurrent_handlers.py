@@ -9,14 +9,11 @@ import pytest
 from support.consumers import PATIENCE, append, create, take, told
 
 from mongo_session_service import Change, InvalidInputError, MongoSessionService
-from mongo_session_service.consumers import processor
 
 Seen = tuple[str | None, int | None]
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_FIRST_PAUSE", 0.0)
+pytestmark = pytest.mark.limits(handler_retry_seconds=0.0)
 
 
 async def populate(service: MongoSessionService, **counts: int) -> None:

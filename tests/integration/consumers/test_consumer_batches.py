@@ -11,14 +11,10 @@ from support.consumers import PATIENCE, append, create, take, told
 from support.subscriptions import until
 
 from mongo_session_service import Change, MongoSessionService
-from mongo_session_service.consumers import processor
 from mongo_session_service.driver import slices
 
-
-@pytest.fixture(autouse=True)
-def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No batch is committed since it took long."""
-    monkeypatch.setattr(processor, "_BATCH", 60.0)
+# No batch is committed since it took long.
+pytestmark = pytest.mark.limits(consumer_batch_seconds=60.0)
 
 
 async def committed(admin: MongoClient, database: str) -> Any:
@@ -47,14 +43,11 @@ async def test_what_is_read_together_is_committed_together(
     assert await committed(admin, database) == 20
 
 
+@pytest.mark.limits(consumer_batch_seconds=0.0)
 async def test_long_work_is_committed_on_the_way(
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
+    service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """Once a batch has taken its time, each further change is committed after it."""
-    monkeypatch.setattr(processor, "_BATCH", 0.0)
     await append(service, await create(service), 3)
     consumer, seen = service.consumer("c"), []
 
@@ -107,14 +100,11 @@ async def test_a_cancelled_run_commits_what_it_has_handled(
         assert told(await take(other, 1)) == [("s", 3)]
 
 
+@pytest.mark.limits(handler_retry_seconds=0.0)
 async def test_a_failure_holds_up_no_commit_of_others(
-    service: MongoSessionService,
-    admin: MongoClient,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
+    service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
     """What was handled before is committed before the pause."""
-    monkeypatch.setattr(processor, "_FIRST_PAUSE", 0.0)
     await append(service, await create(service), 2)
     consumer, seen = service.consumer("c"), []
 

@@ -14,7 +14,6 @@ from support.failpoints import failing, is_at
 from support.subscriptions import SESSION, change_streams, until
 
 from mongo_session_service import Change, LeaseLostError, MongoSessionService
-from mongo_session_service.consumers import lease, processor
 
 
 async def test_closing_the_service_lets_a_handler_finish(
@@ -238,12 +237,11 @@ async def test_a_commit_after_closing_is_not_ignored(
         await consumer.commit()
 
 
+@pytest.mark.limits(handler_retry_seconds=60.0)
 async def test_closing_waits_for_no_further_attempt(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+    service: MongoSessionService,
 ) -> None:
     """A handler that keeps failing is not called again; the next reader is told."""
-    monkeypatch.setattr(processor, "_FIRST_PAUSE", 60.0)
-    monkeypatch.setattr(processor, "_LONGEST_PAUSE", 60.0)
     await append(service, await create(service))
     failed = asyncio.Event()
 
@@ -262,11 +260,11 @@ async def test_closing_waits_for_no_further_attempt(
         assert [each async for each in other.dead_letters()] == []
 
 
+@pytest.mark.limits(lease_seconds=0.5)
 async def test_closing_waits_for_no_server_that_does_not_answer(
-    victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+    victim: MongoSessionService, admin: MongoClient
 ) -> None:
     """Whoever was about to take the name gives up as soon as it might have expired."""
-    monkeypatch.setattr(lease, "LEASE", 0.5)
     await create(victim)
     silent = {"blockConnection": True, "blockTimeMS": 2_000}
     with failing(admin, "findAndModify", **silent) as hit:

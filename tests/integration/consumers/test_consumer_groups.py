@@ -16,14 +16,10 @@ from mongo_session_service import (
     LeaseLostError,
     MongoSessionService,
 )
-from mongo_session_service.consumers import coordinator, handler, processor
+from mongo_session_service.consumers import checkpoint, handler
 
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups are not ended since they took long; failures wait for nothing."""
-    monkeypatch.setattr(processor, "_GROUP_SECONDS", 60.0)
-    monkeypatch.setattr(processor, "_FIRST_PAUSE", 0.0)
+# Groups are not ended since they took long; failures wait for nothing.
+pytestmark = pytest.mark.limits(group_seconds=60.0, handler_retry_seconds=0.0)
 
 
 class Biller:
@@ -69,18 +65,17 @@ async def test_what_is_read_together_is_one_transaction(
 
 
 @pytest.mark.parametrize(
-    ("limit", "value"),
-    [("_GROUP_SECONDS", 0.0), ("_GROUP_BYTES", 1), ("_GROUP_CHANGES", 1)],
+    "_bound",
+    [
+        pytest.param(each, marks=pytest.mark.limits(**each))
+        for each in ({"group_seconds": 0.0}, {"group_bytes": 1}, {"group_changes": 1})
+    ],
+    ids=str,
 )
 async def test_a_transaction_is_bounded(
-    limit: str,
-    value: float,
-    service: MongoSessionService,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
+    _bound: object, service: MongoSessionService, database: str
 ) -> None:
     """No change joins one that has taken its time, or has its size."""
-    monkeypatch.setattr(processor, limit, value)
     await append(service, await create(service), 3)
     consumer = service.consumer("c")
     biller = Biller(consumer, database, last=3)
@@ -151,7 +146,7 @@ async def test_a_group_committed_unnoticed_is_not_repeated(
         await handler.in_transaction(*arguments)
         raise OperationFailure("lost", 251)
 
-    monkeypatch.setattr(coordinator, "in_transaction", committing)
+    monkeypatch.setattr(checkpoint, "in_transaction", committing)
     with pytest.raises(LeaseLostError):
         await run(consumer, biller.bill)
 

@@ -16,12 +16,8 @@ from support.consumers import PATIENCE, append, begun, create
 from support.failpoints import failing
 
 from mongo_session_service import Change, Consumer, MongoSessionService, StorageError
-from mongo_session_service.consumers import processor
 
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_FIRST_PAUSE", 0.0)
+pytestmark = pytest.mark.limits(handler_retry_seconds=0.0)
 
 
 class Handler:

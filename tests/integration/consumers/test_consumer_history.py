@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
-from unittest.mock import ANY
 
 import pytest
 from google.adk.sessions import Session
@@ -13,9 +11,13 @@ from pymongo import MongoClient
 from support.consumers import APP, PATIENCE, USER, append, begun, create, take, told
 from support.failpoints import failing
 
-from mongo_session_service import Change, HistoryLostError, MongoSessionService
-from mongo_session_service.consumers import coordinator, fetcher
-from mongo_session_service.consumers.coordinator import OnHistoryLost
+from mongo_session_service import (
+    Change,
+    HistoryLostError,
+    LeaseLostError,
+    MongoSessionService,
+)
+from mongo_session_service.consumers.leased_reader import OnHistoryLost
 
 
 async def be_away(service: MongoSessionService) -> Session:
@@ -185,25 +187,19 @@ async def test_a_dropped_checkpoint_is_history_lost(
             await consumer.commit()
 
 
-async def test_a_dropped_lease_is_stored_again(
+async def test_a_dropped_lease_is_free(
     service: MongoSessionService, admin: MongoClient, database: str
 ) -> None:
-    """A reader whose lease is gone keeps the name, and others go on waiting for it."""
+    """Another reader takes over, and the one that held it commits nothing more."""
     await append(service, await create(service), 3)
-    async with service.consumer("c") as first:
+    async with service.consumer("c") as first, service.consumer("c") as second:
         await take(first, 1, commit=True)
-        [before] = await service.consumers()
+        await take(first, 1)
         await drop(admin, database, "leases")
-        async with asyncio.timeout(PATIENCE):
-            # No signal comes from the server.
-            while not (await service.consumers())[0].is_active:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        waiting = asyncio.create_task(take(service.consumer("c"), 1))
-        await take(first, 1, commit=True)
-        assert await service.consumers() == [
-            replace(before, checkpoint_age_seconds=ANY, lag_seconds=ANY)
-        ]
-    assert told(await waiting) == [("s", 3)]
+        assert told(await take(second, 1)) == [("s", 2)]
+        with pytest.raises(LeaseLostError):
+            await first.commit()
+        await second.commit()
 
 
 async def test_a_checkpoint_belongs_to_one_log(
@@ -223,13 +219,18 @@ async def test_a_checkpoint_belongs_to_one_log(
         assert told(await take(consumer, 1)) == [("s", 1)]
 
 
-@pytest.mark.parametrize("fresh", [-1, 60])
+@pytest.mark.parametrize(
+    "_seconds",
+    [
+        pytest.param(each, marks=pytest.mark.limits(replay_snapshot_seconds=each))
+        for each in (-1, 60)
+    ],
+)
+@pytest.mark.limits(replay_page_events=7)
 async def test_a_replay_meets_the_stream_without_gap_or_repetition(
-    fresh: int, service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+    _seconds: int, service: MongoSessionService
 ) -> None:
     """While sessions grow anywhere in the log, each event is told exactly once."""
-    monkeypatch.setattr(fetcher, "_PAGE", 7)
-    monkeypatch.setattr(fetcher, "_FRESH", fresh)
     sessions = [await create(service, name) for name in ("a", "ä", "b", "Z", "z")]
     for session in sessions:
         await append(service, session, 10)
@@ -261,18 +262,17 @@ async def test_a_replay_meets_the_stream_without_gap_or_repetition(
         assert own == sorted(own)
 
 
+@pytest.mark.limits(replay_page_events=2, replay_snapshot_seconds=-1)
 async def test_a_session_made_anew_amid_its_replay_is_told_in_order(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+    service: MongoSessionService,
 ) -> None:
     """The old one is told as it was at first; then its end, and the new one."""
-    monkeypatch.setattr(fetcher, "_PAGE", 2)
     await append(service, await create(service, "a"), 3)
     await append(service, await create(service, "b"))
     async with service.consumer("c") as consumer:
         changes = await take(consumer, 1, commit=True)
         await service.delete_session(app_name=APP, user_id=USER, session_id="a")
         await append(service, await create(service, "a"), 5)
-        monkeypatch.setattr(fetcher, "_FRESH", -1)
         changes += await take(consumer, 3 + 2 + 5, commit=True)
 
     assert [(each.kind, each.session_id, each.revision) for each in changes] == [
@@ -284,11 +284,11 @@ async def test_a_session_made_anew_amid_its_replay_is_told_in_order(
     ]
 
 
+@pytest.mark.limits(replay_page_events=2)
 async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
-    victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+    victim: MongoSessionService, admin: MongoClient
 ) -> None:
     """When MongoDB has forgotten the time a replay reads at, it takes a later one."""
-    monkeypatch.setattr(fetcher, "_PAGE", 2)
     session = await create(victim)
     await append(victim, session, 4)
     async with victim.consumer("c", app_name=APP) as consumer:
@@ -301,11 +301,9 @@ async def test_a_replay_that_read_too_long_ago_goes_on_from_now(
     assert {each.user_id for each in changes} == {USER}
 
 
-async def test_the_end_of_a_replay_is_saved(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits(consumer_idle_save_seconds=3600.0)
+async def test_the_end_of_a_replay_is_saved(service: MongoSessionService) -> None:
     """Who has handled the whole log is not said to be replaying it any more."""
-    monkeypatch.setattr(coordinator, "IDLE_SAVE", 3600.0)
     await append(service, await create(service), 2)
     async with service.consumer("c") as consumer:
         await take(consumer, 2, commit=True)

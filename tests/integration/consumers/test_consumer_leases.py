@@ -18,13 +18,13 @@ from mongo_session_service import (
     LeaseLostError,
     MongoSessionService,
 )
-from mongo_session_service.consumers import lease
+from mongo_session_service.driver import lease
 
 
 def expire(admin: MongoClient, database: str) -> None:
     """Make the lease look as if its reader had stalled."""
     long_ago = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-    admin[database].leases.update_one({"_id": "c"}, {"$set": {"expires_at": long_ago}})
+    admin[database].leases.update_one({"_id": "c"}, {"$set": {"renewed_at": long_ago}})
 
 
 async def overtaken(
@@ -116,16 +116,17 @@ async def test_a_claimant_that_stalls_deposes_nobody(
 ) -> None:
     """A reader that stalls right after it took the lease waits once that expired."""
     await append(service, await create(service), 3)
-    has_taken, may_resume, taking = asyncio.Event(), asyncio.Event(), lease.Claim.take
+    has_taken, may_resume = asyncio.Event(), asyncio.Event()
+    acquire = lease.Lease.acquire
 
-    async def stalling(self: lease.Claim, *arguments: Any) -> Any:
-        taken = await taking(self, *arguments)
+    async def stalling(self: lease.Lease) -> Any:
+        taken = await acquire(self)
         if not has_taken.is_set():
             has_taken.set()
             await may_resume.wait()
         return taken
 
-    monkeypatch.setattr(lease.Claim, "take", stalling)
+    monkeypatch.setattr(lease.Lease, "acquire", stalling)
     first, second = service.consumer("c"), service.consumer("c")
     claiming = asyncio.create_task(take(first, 1))
     await has_taken.wait()
@@ -139,6 +140,7 @@ async def test_a_claimant_that_stalls_deposes_nobody(
     await first.close()
 
 
+@pytest.mark.limits(lease_seconds=1.0, lease_renewal_seconds=0.1)
 async def test_an_abandoned_lease_expires(
     service: MongoSessionService,
 ) -> None:
@@ -191,6 +193,7 @@ async def test_a_commit_that_comes_late_takes_nothing_back(
         assert told(await take(again, 1)) == [("s", 3)]
 
 
+@pytest.mark.limits(lease_renewal_seconds=0.03)
 async def test_an_erased_consumer_leaves_no_lease(
     service: MongoSessionService,
     admin: MongoClient,
@@ -198,20 +201,20 @@ async def test_an_erased_consumer_leaves_no_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reader whose app is erased under it does not store its lease again."""
-    monkeypatch.setattr(lease, "RENEWAL", 0.01)
     await append(service, await create(service))
     async with service.consumer("c", app_name=APP) as consumer:
         await take(consumer, 1)
         await service.delete_app(app_name=APP)
-        renewals, renew = asyncio.Queue[bool](), lease.Claim.renew
+        renewals, loop = asyncio.Queue[None](), asyncio.get_running_loop()
+        renew = lease._renew_together  # noqa: SLF001
 
-        async def renewing(self: lease.Claim, epoch: int) -> bool:
-            is_held = await renew(self, epoch)
-            renewals.put_nowait(is_held)
-            return is_held
+        def renewing(*arguments: Any) -> None:
+            renew(*arguments)
+            loop.call_soon_threadsafe(renewals.put_nowait, None)
 
-        monkeypatch.setattr(lease.Claim, "renew", renewing)
-        assert [await renewals.get() for _ in range(3)] == [True] * 3
+        monkeypatch.setattr(lease, "_renew_together", renewing)
+        for _ in range(3):
+            await renewals.get()
         with pytest.raises(HistoryLostError, match="checkpoint of consumer 'c'"):
             await consumer.commit()
 

@@ -17,7 +17,6 @@ from mongo_session_service import (
     MongoSessionService,
     StorageError,
 )
-from mongo_session_service.consumers import coordinator
 
 
 async def test_a_new_name_begins_with_the_log(service: MongoSessionService) -> None:
@@ -158,14 +157,11 @@ async def test_a_cancelled_reader_loses_nothing(service: MongoSessionService) ->
     assert told(changes) == [("s", number) for number in range(1, 101)]
 
 
+@pytest.mark.limits(consumer_idle_save_seconds=0.0)
 async def test_a_silent_streams_token_is_saved(
-    service: MongoSessionService,
-    database: str,
-    admin: MongoClient,
-    monkeypatch: pytest.MonkeyPatch,
+    service: MongoSessionService, database: str, admin: MongoClient
 ) -> None:
     """While nothing happens, the checkpoint follows what happens elsewhere."""
-    monkeypatch.setattr(coordinator, "IDLE_SAVE", 0.0)
     checkpoints = admin[database].checkpoints
     async with service.consumer("c") as consumer:
         reading = asyncio.create_task(anext(consumer))
@@ -181,11 +177,11 @@ async def test_a_silent_streams_token_is_saved(
         await asyncio.wait([reading])
 
 
+@pytest.mark.limits(consumer_idle_save_seconds=0.0)
 async def test_uncommitted_changes_are_not_passed_over_in_silence(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+    service: MongoSessionService,
 ) -> None:
     """No token is saved that lies behind a change which waits for its commit."""
-    monkeypatch.setattr(coordinator, "IDLE_SAVE", 0.0)
     session = await create(service)
     async with service.consumer("c") as consumer:
         await append(service, session)

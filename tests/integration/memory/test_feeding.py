@@ -33,13 +33,9 @@ from mongo_session_service import (
     MongoSessionService,
     MongoSessionServiceError,
 )
-from mongo_session_service.consumers import processor
 from mongo_session_service.memory import remember
 
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_FIRST_PAUSE", 0.0)
+pytestmark = pytest.mark.limits(handler_retry_seconds=0.0)
 
 
 @pytest.fixture(params=["in memory", "on MongoDB"])

@@ -18,7 +18,6 @@ from support.long_sessions import left_in, store_long_session
 from support.subscriptions import Follower, new_event, until
 
 from mongo_session_service import Change, Erased, MongoSessionService, StorageError
-from mongo_session_service.consumers import fetcher
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import ServiceSource, move
 
@@ -138,17 +137,15 @@ async def test_no_checkpoint_of_the_stream_names_anybody(
     assert traces(admin, database) == []
 
 
+@pytest.mark.limits(replay_page_events=2, replay_snapshot_seconds=-1)
 @pytest.mark.parametrize("read", range(1, 10))
 async def test_a_replay_goes_on_after_who_is_erased(
     service: MongoSessionService,
     database: str,
     admin: MongoClient[Any],
-    monkeypatch: pytest.MonkeyPatch,
     read: int,
 ) -> None:
     """Wherever a replay was left, its checkpoint is cleared; all others' are told."""
-    monkeypatch.setattr(fetcher, "_PAGE", 2)
-    monkeypatch.setattr(fetcher, "_FRESH", -1)  # a replay in as many parts
     for user in ("al", ALICE, BOB):
         await fill(service, user, "s")
     async with service.consumer("c") as consumer:

@@ -8,7 +8,7 @@ import pytest
 
 from mongo_session_service.changes.decoder import Deleted, StateSet
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.consumers.lanes import Lane, Lanes, end, lane_of
+from mongo_session_service.consumers.lanes import Lane, Lanes, end_tasks, lane_of
 from mongo_session_service.model.records import SessionKey
 
 APP, USER, SESSION = ("a",), ("a", "u"), ("a", "u", "s")
@@ -54,7 +54,7 @@ async def test_related_work_keeps_its_order(first: Lane, second: Lane) -> None:
     assert await course.settle() == [0]
     course.ends[0].set_result(True)
     assert await course.settle() == [0, 1]
-    await end(course.tasks)
+    await end_tasks(course.tasks)
 
 
 async def test_other_sessions_do_not_wait() -> None:
@@ -65,7 +65,7 @@ async def test_other_sessions_do_not_wait() -> None:
     assert await course.settle() == [0, 2]
     course.ends[2].set_result(True)
     assert await course.settle() == [0, 2, 3]
-    await end(course.tasks)
+    await end_tasks(course.tasks)
 
 
 async def test_nothing_follows_what_was_not_done() -> None:

@@ -1,4 +1,4 @@
-"""Consumer coordinator: fetches and commits while it holds the consumer's lease."""
+"""Leased reader: reads changes and saves the position under a consumer's lease."""
 
 from __future__ import annotations
 
@@ -6,35 +6,32 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.consumers.checkpoint import Position
+from mongo_session_service.consumers.checkpoint import Checkpoint, store_checkpoint
 from mongo_session_service.consumers.fetcher import Delivery, Fetcher
-from mongo_session_service.consumers.handler import Work, in_transaction
-from mongo_session_service.consumers.lease import LEASE, Lease, add_checkpoint
+from mongo_session_service.consumers.handler import SavedWork
+from mongo_session_service.consumers.position import Position
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.cancellation import SharedTask, uninterrupted
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.errors import HistoryLostError, MongoSessionServiceError
 
 logger = logging.getLogger(__name__)
-
-IDLE_SAVE: Final = 15.0
-"""Seconds after which an idle stream's resume token is saved, before it expires."""
 
 OnHistoryLost = Literal["raise", "replay", "skip"]
 Start = Literal["beginning", "now"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConsumerSettings:
     """What a consumer reads, and where it starts."""
 
     name: str
@@ -45,48 +42,53 @@ class Settings:
     """Whether it gets sessions' new details as well."""
 
 
-async def begin_now(connection: Connection, settings: Settings) -> None:
+async def begin_now(connection: Connection, settings: ConsumerSettings) -> None:
     """Start a new name at the current time, whichever process reads it later."""
     snapshots.check(connection)
     log = await _log_id(connection)
     now = await connection.retry(snapshots.now, connection)
     at = Position.at_end(now)
-    await add_checkpoint(connection, settings.name, settings.app_name, log, at)
+    name, app_name = settings.name, settings.app_name
+    await connection.retry(store_checkpoint, connection, name, app_name, log, at)
 
 
-class Coordinator:
-    """Fetches changes, and saves what is handled, under a lease.
+class LeasedReader:
+    """Reads changes, and saves what is handled, for as long as it holds the lease.
 
-    Once another reader has taken over, its methods raise ``LeaseLostError``, and save
-    and commit nothing.
+    Once another reader has taken over, its methods raise ``LeaseLostError``, and
+    nothing is saved.
     """
 
     def __init__(
-        self, connection: Connection, lease: Lease, log: Any, settings: Settings
+        self,
+        checkpoint: Checkpoint,
+        settings: ConsumerSettings,
+        renewer: LeaseRenewer,
     ) -> None:
-        self.connection = connection
-        self._lease = lease
-        self._log = log
+        self.connection = checkpoint.connection
+        self.delivered: Position | None = None
+        """After what was delivered and not committed; None if all of it was."""
+        self.handled: Position | None = None
+        """After what run() has handled and not saved; None if all of it was."""
+        self.saved_at = time.monotonic()
+        """When its checkpoint was last saved, on this machine's monotonic clock."""
+        self._checkpoint = checkpoint
         self._settings = settings
+        self._renewer = renewer
         self._fetcher: Fetcher | None = None
         self._ready: deque[Delivery] = deque()
         """What was read and is not delivered."""
-        self._uncommitted: Position | None = None
-        self._handled: Position | None = None
-        """After what run() has handled and not saved."""
         self._saved: Position
-        self._settling = asyncio.Lock()
+        self._saving_handled = asyncio.Lock()
         self._lost: HistoryLostError | None = None
         """Why the next read replays or skips."""
         self._reading = SharedTask[list[Delivery]]()
         self._over = asyncio.Event()
-        self._is_replaying = False
-        """Whether the checkpoint is in a replay."""
-        self.saved_at = time.monotonic()
-        """When its checkpoint was last saved, on this machine's monotonic clock."""
 
     @classmethod
-    async def begin(cls, connection: Connection, settings: Settings) -> Self:
+    async def acquire_name(
+        cls, connection: Connection, settings: ConsumerSettings, renewer: LeaseRenewer
+    ) -> Self:
         """Wait for the lease, and resume at the checkpoint.
 
         Raises:
@@ -95,34 +97,40 @@ class Coordinator:
             HistoryLostError: the checkpoint belongs to another events collection.
         """
         snapshots.check(connection)
-        lease = await Lease.acquire(connection, settings.name, settings.app_name)
+        checkpoint = Checkpoint(connection, settings.name, settings.app_name)
         try:
-            log = await _log_id(connection)
-            coordinator = cls(connection, lease, log, settings)
-            await coordinator._begin()
+            # Another process sends no signal.
+            while not await connection.retry(checkpoint.claim):  # noqa: ASYNC110
+                await asyncio.sleep(connection.limits.consumer_poll_seconds)
+            renewer.add_lease(checkpoint.lease)
+            reader = cls(checkpoint, settings, renewer)
+            await reader._resume(await _log_id(connection))
         except BaseException:
-            await uninterrupted(lease.release())
+            renewer.discard_lease(checkpoint.lease)
+            await uninterrupted(checkpoint.release_lease())
             raise
-        return coordinator
+        return reader
 
-    async def _begin(self) -> None:
-        position = self._lease.position
-        if position is None:
-            await self._begin_at(self._settings.start)
-        elif self._lease.log not in (None, self._log):
+    async def _resume(self, log: Any) -> None:
+        """Read on after the stored position, if that is of the present log."""
+        checkpoint, before = self._checkpoint, self._checkpoint.log
+        checkpoint.log = log
+        if checkpoint.position is None:
+            await self._start_at(self._settings.start)
+        elif before not in (None, log):
             message = (
                 "The events collection is not the one the checkpoint was saved for: it"
                 " was dropped, or restored from a backup."
             )
             await self._recover(HistoryLostError(message))
         else:
-            self._read_from(position)
+            self._read_from(checkpoint.position)
 
-    async def _begin_at(self, start: Start) -> None:
+    async def _start_at(self, start: Start) -> None:
         now = await self.connection.retry(snapshots.now, self.connection)
         begin = Position.at_end if start == "now" else Position.at_beginning
         position = begin(now)
-        await self._save(position)
+        await self._store_position(position)
         self._read_from(position)
 
     def _read_from(self, position: Position) -> None:
@@ -134,11 +142,10 @@ class Coordinator:
         )
         self._forget_delivered()
         self._saved = position
-        self._is_replaying = position.is_replaying
 
     def _forget_delivered(self) -> None:
         self._ready.clear()
-        self._uncommitted = self._handled = None
+        self.delivered = self.handled = None
 
     async def _recover(self, error: HistoryLostError) -> None:
         """Raise, replay or skip, as ``on_history_lost`` says."""
@@ -148,12 +155,13 @@ class Coordinator:
         logger.warning("%s on_history_lost: %s.", error, option)
         await self._close_fetcher()
         await asyncio.sleep(PAUSE_AFTER_LOSS)
+        # The lease and the checkpoint may have been dropped with the log.
+        await self._checkpoint.claim_again()
         # It may be another one by now, or none until the next append creates it.
-        self._log = await _log_id(self.connection)
-        await self._lease.restore(self._settings.app_name)
-        await self._begin_at("now" if option == "skip" else "beginning")
+        self._checkpoint.log = await _log_id(self.connection)
+        await self._start_at("now" if option == "skip" else "beginning")
 
-    async def next(self) -> Delivery:
+    async def next_delivery(self) -> Delivery:
         """The next change; if this is cancelled, the next call returns it.
 
         Raises:
@@ -161,15 +169,15 @@ class Coordinator:
             HistoryLostError: the change stream cannot be resumed.
         """
         while not self.is_over and self._fetcher is not None:
-            if (delivery := self.take()) is not None:
+            if (delivery := self.next_ready()) is not None:
                 return delivery
-            step = partial(self._read, self._fetcher)
+            step = partial(self._fetch, self._fetcher)
             self._ready.extend(await self._reading.await_result(step) or ())
         raise StopAsyncIteration
 
     def is_delivering(self) -> bool:
         """Whether what it has delivered may still be handled."""
-        self._lease.check()
+        self._checkpoint.check_lease()
         return not self.is_over and self._lost is None
 
     @property
@@ -177,102 +185,87 @@ class Coordinator:
         """Whether the next change was read already."""
         return bool(self._ready) and not self.is_over and self._lost is None
 
-    def take(self) -> Delivery | None:
+    def next_ready(self) -> Delivery | None:
         """The next change, if it was read already."""
         if not self.has_ready:
             return None
-        self._lease.check()
+        self._checkpoint.check_lease()
         delivery = self._ready.popleft()
-        self._uncommitted = delivery.position
+        self.delivered = delivery.position
         return delivery
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """Have the latest deliveries follow again: none of them was handled."""
         if self._lost is None:
             self._ready.extendleft(reversed(deliveries))
-            self._uncommitted = None
+            self.delivered = None
 
-    async def _read(self, fetcher: Fetcher) -> list[Delivery]:
-        self._lease.check()
+    async def _fetch(self, fetcher: Fetcher) -> list[Delivery]:
+        self._checkpoint.check_lease()
         try:
             if self._lost is not None:
                 raise self._lost
-            deliveries = await fetcher.next()
-            if not deliveries and self._uncommitted is None:
-                self._lease.check()
-                await self._save_silence(fetcher)
+            deliveries = await fetcher.fetch_deliveries()
+            if not deliveries and self.delivered is None:
+                self._checkpoint.check_lease()
+                await self._save_silence(fetcher.position)
             return deliveries
         except HistoryLostError as error:
             await self._recover(error)
             self._lost = None
             return []
 
-    async def _save_silence(self, fetcher: Fetcher) -> None:
+    async def _save_silence(self, position: Position) -> None:
         """Save that a replay has ended, or how far an idle stream has come."""
-        if self._is_replaying and not fetcher.position.is_replaying:
-            await self._save(fetcher.position)
-        elif time.monotonic() - self.saved_at > IDLE_SAVE:
+        idle_seconds = self.connection.limits.consumer_idle_save_seconds
+        if self._saved.is_replaying and not position.is_replaying:
+            await self._store_position(position)
+        elif time.monotonic() - self.saved_at > idle_seconds:
             now = await self.connection.retry(snapshots.now, self.connection)
-            await self._save(fetcher.position.as_of(now))
-
-    async def commit(self) -> None:
-        """Save that everything delivered is handled."""
-        if self._uncommitted is not None:
-            await self.save(self._uncommitted)
+            await self._store_position(position.as_of(now))
 
     def note_handled(self, position: Position) -> None:
-        """Remember a position to be saved by :meth:`settle`."""
+        """Remember a position that :meth:`save_handled` saves."""
         if self._lost is None:
-            self._handled = position
+            self.handled = position
 
-    async def settle(self) -> None:
-        """Save what is handled."""
-        async with self._settling:
-            if self._handled is not None:
-                await self.save(self._handled)
+    async def save_handled(self, work: SavedWork | None = None) -> None:
+        """Save what run() has handled, in one transaction with work if there is any."""
+        async with self._saving_handled:
+            unsaved = self.handled
+            await self.save(unsaved if work is None else unsaved or self._saved, work)
 
-    async def save_beside(self, work: Work) -> None:
-        """Do work in one transaction with what is handled."""
-        async with self._settling:
-            reached = self._handled or self._saved
-            await self.save_with(work, lambda: reached)
+    async def save(
+        self, position: Position | None, work: SavedWork | None = None
+    ) -> None:
+        """Save a position, up to which everything is handled; None for nothing to save.
 
-    async def save(self, position: Position) -> None:
-        """Save a position: everything up to it is handled."""
-        with self._losing():
-            await self._save(position)
-
-    async def _save(self, position: Position) -> None:
-        self._handled = None  # an earlier position must not be saved after this one
-        await self._lease.save(position, self._log)
-        self._note_saved(position)
-
-    async def save_with(self, work: Work, reached: Callable[[], Position]) -> None:
-        """Do work and save the position it has reached, in one transaction."""
-        self._handled = None
-        with self._losing():
-            saving = await self._lease.saving(reached, self._log)
-            await in_transaction(self.connection, work, saving)
-            self._lease.note_saved()
-            self._note_saved(reached())
-
-    @contextmanager
-    def _losing(self) -> Iterator[None]:
-        """Have the next read replay or skip, if the checkpoint was dropped."""
+        With work they are one transaction, and a position that the work returns is
+        saved instead.
+        """
+        if position is None:
+            return
         try:
-            yield
+            await self._store_position(position, work)
         except HistoryLostError as error:
             if self._settings.on_history_lost == "raise":
                 raise
+            # The checkpoint was dropped: the next read replays or skips.
             self._lost = error
             self._forget_delivered()
 
-    def _note_saved(self, position: Position) -> None:
+    async def _store_position(
+        self, position: Position, work: SavedWork | None = None
+    ) -> None:
+        self.handled = None  # an earlier position must not be saved after this one
+        if work is None:
+            await self._checkpoint.save(position)
+        else:
+            position = await self._checkpoint.save_with(work, position)
         self.saved_at = time.monotonic()
         self._saved = position
-        self._is_replaying = position.is_replaying
-        if self._uncommitted is position:
-            self._uncommitted = None
+        if self.delivered is position:
+            self.delivered = None
 
     @property
     def is_over(self) -> bool:
@@ -286,22 +279,18 @@ class Coordinator:
                 await self._over.wait()
         return self.is_over
 
-    @property
-    def has_uncommitted(self) -> bool:
-        """Whether something was delivered that is not committed."""
-        return self._uncommitted is not None
-
-    def stop(self) -> None:
+    def stop_delivering(self) -> None:
         """Deliver nothing more."""
         self._over.set()
 
-    async def close(self) -> None:
+    async def release_name(self) -> None:
         """Save what is handled, and release the lease: another reader takes over."""
-        self.stop()
+        self.stop_delivering()
         with suppress(PyMongoError, MongoSessionServiceError, TimeoutError):
-            async with asyncio.timeout(LEASE):
-                await self.settle()
-        await self._lease.release()
+            async with asyncio.timeout(self.connection.limits.lease_seconds):
+                await self.save_handled()
+        self._renewer.discard_lease(self._checkpoint.lease)
+        await self._checkpoint.release_lease()
         await self._reading.cancel_task()
         await self._close_fetcher()
 
