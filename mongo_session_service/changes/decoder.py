@@ -229,7 +229,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class TombstoneRemoved:
     """What the same transaction deletes next was not a session any more."""
 
     key: SessionKey
@@ -239,7 +239,7 @@ RESEALED: Final = "resealed"
 """The field of an app's or a user's state that counts how often it was re-sealed, by
 which a re-seal is told from a write: no value has changed."""
 
-ChangeEvent = ChangeRecord | Dropped | Removed
+ChangeEvent = ChangeRecord | Dropped | TombstoneRemoved
 """Everything that a document of the change stream can mean."""
 
 
@@ -326,6 +326,28 @@ def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | No
     return Appended(key, document, hooks)
 
 
+def readable_change(record: ChangeRecord) -> Change | None:
+    """The change that subscribers receive, without its content if that is unreadable.
+
+    One change must not end a stream, and the subscribers of a session count its
+    revisions. Shared state that cannot be read is left out: None.
+    """
+    try:
+        return record.change()
+    except StorageError as error:
+        logger.warning("Subscribers do not receive the content of a change. %s", error)
+    if isinstance(record, Appended):
+        event = record.document.get("event")
+        stored = event.get("timestamp") if isinstance(event, dict) else None
+        time = float(stored) if isinstance(stored, int | float) else 0.0
+        revision = record.document["_id"]["revision"]
+        return Change(kind="appended", **record.key.id, revision=revision, time=time)
+    if isinstance(record, Created):
+        revision, time = record.document["revision"], record.document["create_time"]
+        return Change(kind="created", **record.key.id, revision=revision, time=time)
+    return None
+
+
 def trimmed(document: Document, shared: list[Document], hooks: Hooks) -> Trimmed | None:
     """What the document before a log means, if the log was trimmed."""
     key = session_key(document["_id"], (*SessionKey._fields, "revision"))
@@ -338,7 +360,7 @@ def _of_session(id_: Any, change: Document, hooks: Hooks) -> ChangeEvent | None:
     kind, document = change["operationType"], change.get("fullDocument") or {}
     if kind == "insert":
         if key := session_key(id_, (*SessionKey._fields, queries.REMOVED)):
-            return Removed(key)
+            return TombstoneRemoved(key)
         if key := session_key(id_, (*SessionKey._fields, queries.UPDATED)):
             return Updated(key, Details.of(document), committed_at(change))
     key = session_key(id_, SessionKey._fields)

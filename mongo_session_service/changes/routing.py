@@ -92,29 +92,34 @@ class Router(Generic[_Subscriber]):
             self._transaction = transaction
             self._writes = {}
             self._removed = set()
-        if isinstance(item, decoder.Removed):
+        if isinstance(item, decoder.TombstoneRemoved):
             self._removed.add(item.key)
         if isinstance(item, Appended) and transaction is not None:
             self._remember(item)
 
     def is_suppressed(self, item: ChangeEvent) -> bool:
         """Whether it is not delivered: what is deleted was not a session any more."""
-        return isinstance(item, decoder.Removed) or (
+        return isinstance(item, decoder.TombstoneRemoved) or (
             isinstance(item, decoder.Deleted) and item.key in self._removed
         )
 
-    def deliveries(self, item: ChangeEvent) -> Iterator[tuple[_Subscriber, Change]]:
+    def route(
+        self, item: ChangeEvent, transaction: object
+    ) -> list[tuple[_Subscriber, Change]]:
         """The subscribers and their changes: one object where they are the same.
 
-        Raises:
-            StorageError: the change cannot be read.
+        Content that cannot be read is left out, with a warning in the log.
         """
-        recipients = self.recipients(item)
+        self.note(item, transaction)
+        if self.is_suppressed(item):
+            return []
         if isinstance(item, StateSet):
-            yield from self._of_state(item)
-        elif recipients and isinstance(item, decoder.ChangeRecord):
-            change = item.change()
-            yield from ((each, change) for each in recipients)
+            return list(self._route_state(item))
+        recipients = self.recipients(item)
+        if not recipients or not isinstance(item, decoder.ChangeRecord):
+            return []
+        change = decoder.readable_change(item)
+        return [(each, change) for each in recipients if change]
 
     def _remember(self, appended: Appended) -> None:
         app_name, user_id, _ = key = appended.key
@@ -128,14 +133,14 @@ class Router(Generic[_Subscriber]):
                 writers = writes[name].writers if name in writes else set()
                 writes[name] = _Write(key, value, writers | {key})
 
-    def _of_state(self, item: StateSet) -> Iterator[tuple[_Subscriber, Change]]:
+    def _route_state(self, item: StateSet) -> Iterator[tuple[_Subscriber, Change]]:
         whole: Change | None = None
         for each, part in self.parts(item):
+            change = whole if part is item and whole else decoder.readable_change(part)
             if part is item:
-                whole = whole or item.change()
-                yield each, whole
-            else:
-                yield each, part.change()
+                whole = change
+            if change is not None:
+                yield each, change
 
     def parts(self, item: StateSet) -> Iterator[tuple[_Subscriber, StateSet]]:
         """The subscribers of a write to shared state, each with the part it lacks."""

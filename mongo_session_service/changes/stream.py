@@ -98,7 +98,7 @@ class Stream:
         """Whether the next change is here already, as far as the driver shows it."""
         return is_buffering(self._cursor)
 
-    async def next(self) -> Document | None:
+    async def next_change(self) -> Document | None:
         """The next change, or None if there was none for about a second.
 
         Raises:
@@ -203,7 +203,7 @@ class Stream:
 
 
 def check_stream(error: Exception) -> None:
-    """Raise, as :meth:`Stream.next`, if no stream can be resumed after an error."""
+    """Raise, as ``next_change``, if no stream can be resumed after an error."""
     code = getattr(error, "code", None)
     if code in _LOST:
         raise HistoryLostError(f"Changes were missed: {_LOST[code]}.") from None

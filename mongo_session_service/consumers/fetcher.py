@@ -121,7 +121,7 @@ class Fetcher:
             self._stream = Stream(
                 self._connection, self._names, pipeline, self.position.start
             )
-        change = await self._stream.next()
+        change = await self._stream.next_change()
         if change is not None:
             return self._delivery_of(change)
         token = self._stream.token
@@ -147,7 +147,7 @@ class Fetcher:
         if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
             return None
         self._router.note(item, decoder.transaction_of(change))
-        if isinstance(item, decoder.Removed):
+        if isinstance(item, decoder.TombstoneRemoved):
             return None
         if self._router.is_suppressed(item):
             return None

@@ -23,12 +23,12 @@ from mongo_session_service.backend import (
     forget_closed_loops,
     keep_until_loop_ends,
 )
+from mongo_session_service.changes.routing import Scope
 from mongo_session_service.driver.cancellation import running_loop
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.feed.inbox import Waker
+from mongo_session_service.feed.inbox import Inbox, Waker
 from mongo_session_service.feed.reader import Reader
 from mongo_session_service.feed.stats import Counters, FeedStats
-from mongo_session_service.feed.subscription import Subscription
 from mongo_session_service.model.limits import Limits
 
 THREAD_NAME: Final = "mongo-session-service-feed"
@@ -54,7 +54,7 @@ class Feed:
         """
         self._opener = opener
         self._closer = closer
-        self.limits = limits
+        self._limits = limits
         self._reset()
 
     def _reset(self) -> None:
@@ -66,7 +66,7 @@ class Feed:
         self.counters = Counters()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_opener", "_closer", "limits")
+        names = ("_opener", "_closer", "_limits")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -78,40 +78,35 @@ class Feed:
         async with self._opener() as opened:
             return opened.connection
 
-    def waker(self) -> Waker:
-        """The waker of the running event loop's readers."""
-        self._check_process()
-        loop = running_loop()
-        with self._lock:
-            forget_closed_loops(self._wakers)
-            return self._wakers.setdefault(loop, Waker(loop))
-
-    async def attach(self, subscription: Subscription) -> Timestamp:
-        """Put every change after the returned time into the subscription's inbox.
+    async def open_inbox(self, scope: Scope, max_bytes: int) -> tuple[Inbox, Timestamp]:
+        """An inbox that receives every change of a scope after the returned time.
 
         Raises:
             ConfigurationError: the server or the client has no change streams.
             StorageUnavailableError: MongoDB cannot be reached.
             MongoSessionServiceError: the service was closed.
         """
-        self._check_process()
-        entered = None
-        while entered is None:
-            reader = self._current_reader()
-            entered = reader.attach(subscription)
-        if self._closer is not None:
-            await _end_with_loop(reader)
-        return await asyncio.wrap_future(entered)
-
-    def detach(self, subscription: Subscription) -> None:
-        """Put no more changes into the subscription's inbox."""
-        self._check_process()
-        if reader := self._reader:
-            reader.detach(subscription)
+        self._reset_after_fork()
+        loop = running_loop()
+        with self._lock:
+            forget_closed_loops(self._wakers)
+            waker = self._wakers.setdefault(loop, Waker(loop))
+        inbox = Inbox(scope, waker, self._limits.inbox_changes, max_bytes)
+        try:
+            entered = None
+            while entered is None:
+                reader = self._current_reader()
+                entered = reader.admit(inbox)
+            if self._closer is not None:
+                await _end_with_loop(reader)
+            return inbox, await asyncio.wrap_future(entered)
+        except BaseException:
+            inbox.close()
+            raise
 
     async def close(self) -> None:
         """End every subscription, and close the stream."""
-        self._check_process()
+        self._reset_after_fork()
         with self._lock:
             reader, self._reader = self._reader, None
             runners = self._runners
@@ -123,13 +118,13 @@ class Feed:
 
     def stats(self) -> FeedStats:
         """Its current figures."""
-        self._check_process()
+        self._reset_after_fork()
         reader, counters = self._reader, self.counters
-        subscriptions = reader.subscriptions() if reader else []
+        inboxes = reader.inboxes() if reader else []
         return FeedStats(
             is_running=reader is not None and not reader.has_ended,
-            subscriptions=len(subscriptions),
-            queue_depth=max((len(each.inbox) for each in subscriptions), default=0),
+            subscriptions=len(inboxes),
+            queue_depth=max(map(len, inboxes), default=0),
             lag_seconds=counters.lag_now,
             oplog_window_seconds=counters.oplog_window,
             delivered=counters.delivered,
@@ -138,7 +133,7 @@ class Feed:
             drops=counters.drops,
         )
 
-    def _check_process(self) -> None:
+    def _reset_after_fork(self) -> None:
         if self._pid != os.getpid():
             # After a fork the parent's thread is gone, and its lock may be held.
             self._reset()

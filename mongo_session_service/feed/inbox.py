@@ -16,6 +16,7 @@ from typing import Final
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.routing import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,19 @@ class Waker:
 class Inbox:
     """The changes that wait for one subscription: any writers, one reader."""
 
-    def __init__(self, waker: Waker, capacity: int, max_bytes: int) -> None:
+    def __init__(
+        self, scope: Scope, waker: Waker, capacity: int, max_bytes: int
+    ) -> None:
+        self.scope = scope
         self._waker = waker
         self._capacity = capacity
         self._max_bytes = max_bytes
         self._bytes = 0
-        """An upper bound of what waits, of which only the writer knows."""
+        """Upper bound of the bytes that wait; only the writing thread uses it."""
         self._notifications: deque[Notification] = deque()
         self._arrived = asyncio.Event()
         self._has_ended = False
+        self._is_closed = False
         self._end: Exception | None = None
 
     def __len__(self) -> int:
@@ -85,11 +90,11 @@ class Inbox:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether its reader is gone: its event loop is closed."""
-        return self._waker.is_closed
+        """Whether its reader is gone: it has closed it, or its event loop is closed."""
+        return self._is_closed or self._waker.is_closed
 
     @property
-    def is_closed(self) -> bool:
+    def has_feed_ended(self) -> bool:
         """Whether it has ended only because the feed was closed."""
         return self._has_ended and self._end is None
 
@@ -123,19 +128,21 @@ class Inbox:
         """Remove everything."""
         self._notifications.clear()
 
+    def close(self) -> None:
+        """End it at once, by its reader: the feed puts nothing more into it."""
+        self._is_closed = True
+        self.clear()
+        self.end(None)
+
     def wake(self) -> None:
         """Wake the reader; in its event loop only."""
         self._arrived.set()
 
-    async def next(self, deadline: float | None = None) -> Notification:
+    async def next_notification(self) -> Notification:
         """The next notification; a cancelled call has taken none.
-
-        Args:
-            deadline: When to give up waiting, on the event loop's clock.
 
         Raises:
             StopAsyncIteration: the inbox has ended.
-            TimeoutError: nothing has come until the deadline.
         """
         while True:
             # Checked first: what was added before the end is read before it.
@@ -148,8 +155,4 @@ class Inbox:
                     raise copy.copy(self._end)
                 raise StopAsyncIteration
             self._arrived.clear()
-            if deadline is None:
-                await self._arrived.wait()
-            else:
-                async with asyncio.timeout_at(deadline):
-                    await self._arrived.wait()
+            await self._arrived.wait()

@@ -1,7 +1,7 @@
 """Feed reader: reads the change stream and delivers changes to subscriptions.
 
-It runs in one event loop. A subscription of another thread is queued by ``attach()``
-and admitted between two changes.
+It runs in one event loop. An inbox of another thread is queued by ``admit()`` and
+attached between two changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
@@ -23,16 +22,13 @@ from bson.timestamp import Timestamp
 from mongo_session_service import errors
 from mongo_session_service.backend import Backend, Opener
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import Dropped, Names
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
-from mongo_session_service.feed import unreadable
-from mongo_session_service.feed.inbox import RESYNC, Notification
+from mongo_session_service.feed.inbox import RESYNC, Inbox, Notification
 from mongo_session_service.feed.stats import Counters
-from mongo_session_service.feed.subscription import Subscription
 from mongo_session_service.model.records import Document
 
 logger = logging.getLogger(__name__)
@@ -56,9 +52,9 @@ class Reader:
     def __init__(self, opener: Opener, counters: Counters) -> None:
         self._opener = opener
         self._counters = counters
-        self._router: Router[Subscription] = Router()
+        self._router: Router[Inbox] = Router()
         self._lock = threading.Lock()
-        self._waiting: list[tuple[Subscription, Future[Timestamp]]] = []
+        self._waiting: list[tuple[Inbox, Future[Timestamp]]] = []
         self._served: set[asyncio.AbstractEventLoop] = set()
         """The event loops of its subscriptions, of former ones as well."""
         self.has_ended = False
@@ -70,8 +66,8 @@ class Reader:
         self._position: Timestamp | None = None
         self._emptied_at = time.monotonic()
 
-    def attach(self, subscription: Subscription) -> Future[Timestamp] | None:
-        """Attach a subscription; None if this run is over.
+    def admit(self, inbox: Inbox) -> Future[Timestamp] | None:
+        """Deliver to an inbox from now on; None if this run is over.
 
         The result is the time from which on it receives every change.
         """
@@ -79,19 +75,15 @@ class Reader:
         with self._lock:
             if self.has_ended:
                 return None
-            self._waiting.append((subscription, future))
+            self._waiting.append((inbox, future))
             self._served.add(asyncio.get_running_loop())
             if self._loop is not None:
                 try:
-                    self._loop.call_soon_threadsafe(self._admit)
+                    self._loop.call_soon_threadsafe(self._attach_waiting)
                 except RuntimeError:  # the loop was closed under it
                     self.has_ended = True
                     return None
         return future
-
-    def detach(self, subscription: Subscription) -> None:
-        """Deliver nothing more to a subscription."""
-        self._post(self._router.detach, subscription)
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note that an event loop ends; with the last one, this run ends as well."""
@@ -104,17 +96,13 @@ class Reader:
         """End soon."""
         with self._lock:
             self.has_ended = True
-            if self._task is not None:
-                self._post(self._task.cancel)
+            if self._task is not None and self._loop is not None:
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(callback, *arguments)
-
-    def subscriptions(self) -> list[Subscription]:
-        """The attached subscriptions."""
-        return list(self._router)
+    def inboxes(self) -> list[Inbox]:
+        """The inboxes that somebody reads."""
+        return [each for each in self._router if not each.is_abandoned]
 
     async def run(self) -> None:
         """Read until there are no subscriptions any more, or until it fails."""
@@ -150,7 +138,7 @@ class Reader:
                 self._position = start
                 self._counters.opened()
                 opened.sweep.look_within(0)  # at what subscribers hear of next
-                self._admit()
+                self._attach_waiting()
                 try:
                     await self._follow(opened, stream, names)
                 finally:
@@ -162,7 +150,7 @@ class Reader:
         reopened, measured_at, swept_at = 0, 0.0, 0.0
         while not self._is_over():
             try:
-                change = await stream.next()
+                change = await stream.next_change()
             except errors.HistoryLostError as error:
                 self._resynchronise(error)
                 await asyncio.sleep(PAUSE_AFTER_LOSS)
@@ -191,57 +179,42 @@ class Reader:
                 self._counters.oplog_window = window
 
     def _detach_abandoned(self) -> None:
-        """Detach what was left open in an event loop that is closed."""
+        """Detach what was closed, or left open in an event loop that is closed."""
         for each in self._router:
-            if each.inbox.is_abandoned:
+            if each.is_abandoned:
                 self._router.detach(each)
 
     def _dispatch(self, item: decoder.ChangeEvent | None, change: Document) -> None:
+        """Put what a change event means into the inboxes that it concerns."""
         if item is None:
             return
         if isinstance(item, Dropped):
             text = f"{item.what}: there is nothing left to watch."
             raise errors.HistoryLostError(text)
         at = decoder.cluster_time(change)
-        self._router.note(item, decoder.transaction_of(change))
-        if self._router.is_suppressed(item):
-            return
         notification = Notification(at, None)
         size = 0
-        for each, payload in self._deliveries(item):
+        for inbox, payload in self._router.route(item, decoder.transaction_of(change)):
             if notification.change is not payload:
                 size = size or len(bson.encode(change))
                 notification = Notification(at, payload, size)
-            self._deliver(each, notification)
+            self._deliver(inbox, notification)
 
-    def _deliveries(
-        self, item: decoder.ChangeEvent
-    ) -> list[tuple[Subscription, Change]]:
+    def _deliver(self, inbox: Inbox, notification: Notification) -> None:
         try:
-            return list(self._router.deliveries(item))
-        except errors.StorageError as error:
-            change = unreadable.without_content(item, error)
-            recipients = self._router.recipients(item)
-            return [(each, change) for each in recipients if change]
-
-    def _deliver(self, subscription: Subscription, notification: Notification) -> None:
-        inbox = subscription.inbox
-        try:
-            has_room = inbox.put(notification)
+            has_room = inbox.is_abandoned or inbox.put(notification)
         except RuntimeError:  # its loop is closed
-            self._router.detach(subscription)
-            return
+            has_room = True
         if not has_room:
             self._counters.drops += 1
-            self._router.detach(subscription)
             inbox.clear()
-            inbox.end(errors.SlowSubscriberError(None))
+            self._end_inbox(inbox, errors.SlowSubscriberError(None))
+        elif inbox.is_abandoned:
+            self._router.detach(inbox)
 
-    def _end_subscription(
-        self, subscription: Subscription, error: Exception | None
-    ) -> None:
-        self._router.detach(subscription)
-        subscription.inbox.end(error)
+    def _end_inbox(self, inbox: Inbox, error: Exception | None) -> None:
+        self._router.detach(inbox)
+        inbox.end(error)
 
     def _resynchronise(self, error: errors.HistoryLostError) -> None:
         """Have session subscriptions read from storage, and end all others."""
@@ -252,19 +225,19 @@ class Reader:
         self._position = None
         for each in self._router:
             if each.scope.is_session:
-                each.inbox.clear()
+                each.clear()
                 self._deliver(each, RESYNC)
             else:
-                self._end_subscription(each, error)
+                self._end_inbox(each, error)
 
-    def _admit(self) -> None:
+    def _attach_waiting(self) -> None:
         if self._position is None:
             return  # the stream is not open yet; this is called again when it is
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for subscription, future in waiting:
+        for inbox, future in waiting:
             if future.set_running_or_notify_cancel():
-                self._router.attach(subscription)
+                self._router.attach(inbox)
                 future.set_result(self._position)
 
     def _is_over(self) -> bool:
@@ -287,5 +260,5 @@ class Reader:
             if future.set_running_or_notify_cancel():
                 future.set_exception(copy.copy(error or closed))
         for each in self._router:
-            self._end_subscription(each, error)
+            self._end_inbox(each, error)
         self._counters.is_running = False

@@ -13,7 +13,12 @@ from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import Appended, Trimmed, Updated
+from mongo_session_service.changes.decoder import (
+    Appended,
+    Trimmed,
+    Updated,
+    readable_change,
+)
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
@@ -27,7 +32,7 @@ from mongo_session_service.errors import (
     TrimmedError,
     session_not_found_error,
 )
-from mongo_session_service.feed import unreadable
+from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.inbox import Inbox, Notification
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
@@ -100,9 +105,8 @@ async def load_view(
             after_revision = begins
         following = queries.events_after(key, after_revision)
         page = await event_log.read_page(connection, following, at=found.at)
-        missed += [
-            unreadable.readable(Appended(key, each, hooks)) for each in page.events
-        ]
+        appended = [Appended(key, each, hooks) for each in page.events]
+        missed += [each for each in map(readable_change, appended) if each]
         is_complete = page.is_last
         if is_complete:
             missed += _shared_state(key, heads, hooks, update_time)
@@ -187,7 +191,7 @@ class Subscription:
         self._max_bytes = max_bytes
         self._inbox: Inbox | None = None
         self._since = _THE_BEGINNING
-        self._is_closed = False
+        self._has_begun = self._is_closed = False
 
     @property
     def inbox(self) -> Inbox:
@@ -203,20 +207,15 @@ class Subscription:
         return None
 
     async def __aenter__(self) -> Self:
-        if self._inbox is not None:
+        if self._has_begun:
             message = "A subscription can be opened only once; call watch() again."
             raise RuntimeError(message)
-        self._inbox = Inbox(
-            self._feed.waker(), self._feed.limits.inbox_changes, self._max_bytes
-        )
+        self._has_begun = True
         try:
             await self._begin()
         except BaseException:
             self.close()
             raise
-        if self._is_closed:
-            self._feed.detach(self)
-            self._inbox.end(None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -224,12 +223,9 @@ class Subscription:
 
     def close(self) -> None:
         """End it at once, for a reader that is waiting as well."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._feed.detach(self)
-            if self._inbox is not None:
-                self._inbox.clear()
-                self._inbox.end(None)
+        self._is_closed = True
+        if self._inbox is not None:
+            self._inbox.close()
 
     def __aiter__(self) -> Self:
         return self
@@ -242,20 +238,30 @@ class Subscription:
 
     async def _begin(self) -> None:
         """Deliver everything that is committed from now on."""
-        await self._feed.attach(self)
+        await self._open_inbox()
         connection = await self._feed.connection()
         async with connection.call():
             self._since = await connection.retry(snapshots.now, connection)
 
-    async def _next_notification(self, deadline: float | None = None) -> Notification:
+    async def _open_inbox(self) -> Timestamp:
+        """Receive in a new inbox every change after the returned time."""
+        opened, position = await self._feed.open_inbox(self.scope, self._max_bytes)
+        before, self._inbox = self._inbox, opened
+        if before is not None:
+            before.close()
+        if self._is_closed:
+            opened.close()
+        return position
+
+    async def _next_notification(self) -> Notification:
         """The next notification that is later than the starting point.
 
         Raises:
             StopAsyncIteration: there are no more.
-            TimeoutError: none has come until the deadline.
         """
+        inbox = self.inbox
         try:
-            while (notification := await self.inbox.next(deadline)).at <= self._since:
+            while (notification := await inbox.next_notification()).at <= self._since:
                 pass
         except SlowSubscriberError:
             raise SlowSubscriberError(self.last_revision) from None
@@ -291,7 +297,7 @@ class SessionSubscription(Subscription):
                 return self._deliver(self._waiting.popleft())
             if self._is_gone:
                 break
-            if not self._is_following and self.inbox.is_closed:
+            if not self._is_following and self.inbox.has_feed_ended:
                 break  # by the service, which must not be reopened
             if self._is_following:
                 await self._receive()
@@ -331,17 +337,14 @@ class SessionSubscription(Subscription):
     async def _catch_up(self) -> None:
         """Queue what was missed, and follow if that is complete."""
         # A new inbox: the old one may have overflowed with what is read here.
-        self._inbox = Inbox(
-            self._feed.waker(), self._feed.limits.inbox_changes, self._max_bytes
-        )
-        position = await self._feed.attach(self)
+        position = await self._open_inbox()
         connection = await self._feed.connection()
         load = partial(load_view, connection, self._key, self._revision, position)
         async with connection.call():
             view = await connection.retry(load)
         if self._is_closed:
-            self._feed.detach(self)
-        elif self._create_time is None:
+            return
+        if self._create_time is None:
             self._start_from(view)
         elif view is None or view.marker.create_time != self._create_time:
             self._queue_deleted()

@@ -48,7 +48,7 @@ async def test_a_long_search_in_the_oplog_is_waited_for(
     blocked = {"blockConnection": True, "blockTimeMS": 1000}
     with failing(admin, "aggregate", "getMore", times=1, **blocked):
         start = time.monotonic()
-        change = await changes.next()
+        change = await changes.next_change()
         assert time.monotonic() - start > 2 * SILENCE
     assert change is not None
     assert change["operationType"] == "insert"
@@ -61,19 +61,19 @@ async def test_a_silent_server_is_given_up(
 ) -> None:
     """Once a stream has caught up, a reply that does not come is not waited for."""
     changes = opened_at(connection, await snapshots.now(connection))
-    while await changes.next() is not None:
+    while await changes.next_change() is not None:
         pass
     before = changes.reopened
     blocked = {"blockConnection": True, "blockTimeMS": 3000}
     with failing(admin, "getMore", times=1, **blocked) as hit:
-        reading = asyncio.create_task(changes.next())
+        reading = asyncio.create_task(changes.next_change())
         await asyncio.to_thread(hit)
         session = await victim.get_session(**SESSION)
         assert session is not None
         await victim.append_event(session, new_event())
         async with asyncio.timeout(2.7):
             while (change := await reading) is None:
-                reading = asyncio.create_task(changes.next())
+                reading = asyncio.create_task(changes.next_change())
     assert change["ns"]["coll"] == "events"
     assert changes.reopened > before
     await changes.close()
@@ -93,6 +93,6 @@ async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
             changes = opened_at(opened.connection, now)
             with suppress(TimeoutError):
                 async with asyncio.timeout(milliseconds / 1000):
-                    await changes.next()
+                    await changes.next_change()
             await changes.close()
             assert change_streams(admin, database) == set()

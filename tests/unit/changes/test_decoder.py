@@ -15,8 +15,8 @@ from mongo_session_service.changes.decoder import (
     Deleted,
     Dropped,
     Names,
-    Removed,
     StateSet,
+    TombstoneRemoved,
     Updated,
 )
 from mongo_session_service.codec.hooks import NO_HOOKS
@@ -99,7 +99,7 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
         ),
         (
             change("insert", "sessions", documentKey=SILENT, fullDocument=SILENT),
-            Removed(KEY),
+            TombstoneRemoved(KEY),
         ),
         (change("delete", "sessions", documentKey=SILENT), None),
         (

@@ -17,7 +17,7 @@ from mongo_session_service.changes.decoder import (
     Appended,
     Dropped,
     Names,
-    Removed,
+    TombstoneRemoved,
 )
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
@@ -117,7 +117,7 @@ def test_no_change_document_is_too_strange(
         return
     router: Router[Any] = Router()
     router.note(item, ("a", "transaction"))
-    if not isinstance(item, Removed):
+    if not isinstance(item, TombstoneRemoved):
         with contextlib.suppress(MongoSessionServiceError):
             item.change()
     if isinstance(item, Appended):
