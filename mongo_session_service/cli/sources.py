@@ -103,7 +103,7 @@ def source_of(
 ) -> AbstractAsyncContextManager[Source]:
     """The source that the rest of a command's options describe."""
     from mongo_session_service import transfer
-    from mongo_session_service.transfer.sources.session_service import opened
+    from mongo_session_service.transfer.sources.service_source import opened
 
     if "factory" in options:
         return opened(options["factory"], chosen.apps)

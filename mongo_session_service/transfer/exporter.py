@@ -11,14 +11,21 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, cast
 
 from google.adk.events.event import Event
 
 from mongo_session_service import errors
-from mongo_session_service.transfer import jsonl, records
-
-STREAM: Final = "-"
+from mongo_session_service.transfer import export_file
+from mongo_session_service.transfer.source_items import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Source,
+)
 
 
 @dataclass(slots=True)
@@ -33,11 +40,11 @@ class Exported:
 
 
 async def export(
-    source: records.Source,
+    source: Source,
     path: str | Path,
-    selection: records.Selection = records.EVERYTHING,
+    selection: Selection = EVERYTHING,
     *,
-    on_problem: Callable[[records.Problem], None] | None = None,
+    on_problem: Callable[[Problem], None] | None = None,
     on_progress: Callable[[Exported], None] = lambda _: None,
 ) -> Exported:
     """Write the selected sessions of an open source as JSON Lines, in its order.
@@ -57,11 +64,11 @@ async def export(
     """
     exported = Exported()
     with _written(str(path)) as file:
-        file.write(jsonl.as_text(jsonl.HEADER).encode() + b"\n")
+        file.write(export_file.HEADER.encode() + b"\n")
         async with aclosing(source.read(selection)) as items:
             async for item in items:
                 line = _line(item)
-                if isinstance(line, records.Problem):
+                if isinstance(line, Problem):
                     if on_problem is None:
                         message = f"Cannot be exported: {line}. Nothing was written."
                         raise errors.TransferError(message)
@@ -70,29 +77,29 @@ async def export(
                     continue
                 file.write(line)
                 exported.events += isinstance(item, Event)
-                exported.states += isinstance(item, records.SharedState)
-                if isinstance(item, records.SessionHeader):
+                exported.states += isinstance(item, SharedState)
+                if isinstance(item, SessionHeader):
                     exported.sessions += 1
                     on_progress(exported)
-        end = jsonl.end_line(exported.sessions, exported.events)
+        end = export_file.encode_end(exported.sessions, exported.events)
         file.write(end.encode() + b"\n")
     on_progress(exported)
     return exported
 
 
-def _line(item: records.Item) -> bytes | records.Problem:
-    if isinstance(item, records.Problem):
+def _line(item: Item) -> bytes | Problem:
+    if isinstance(item, Problem):
         return item
     try:
-        return jsonl.to_line(item).encode() + b"\n"
+        return export_file.encode_item(item).encode() + b"\n"
     except (errors.InvalidInputError, errors.DocumentTooLargeError) as error:
-        return records.Problem("an item", str(error))
+        return Problem("an item", str(error))
 
 
 @contextmanager
 def _written(path: str) -> Iterator[BinaryIO]:
     """A file that gets its name when it is complete."""
-    if path == STREAM:
+    if path == export_file.STREAM:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return

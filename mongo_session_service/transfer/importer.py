@@ -14,21 +14,26 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from google.adk.events.event import Event
-from google.adk.platform import time as platform_time
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.service import MongoSessionService, backend_of
-from mongo_session_service.transfer import records
-from mongo_session_service.transfer.batches import Batch, Gathering
-from mongo_session_service.transfer.reconcile import Standing
-from mongo_session_service.transfer.target import (
+from mongo_session_service.transfer.comparison import Standing
+from mongo_session_service.transfer.import_batches import Batch, encoded_batches
+from mongo_session_service.transfer.import_target import (
     ChangedError,
     SessionPlan,
     StatePlan,
     Target,
+)
+from mongo_session_service.transfer.source_items import (
+    CAREFUL,
+    EVERYTHING,
+    Moved,
+    Policies,
+    Problem,
+    Selection,
+    Source,
 )
 
 _ATTEMPTS: Final = 5
@@ -36,14 +41,14 @@ _ATTEMPTS: Final = 5
 
 
 async def move(
-    source: records.Source,
+    source: Source,
     service: MongoSessionService,
-    selection: records.Selection = records.EVERYTHING,
-    policies: records.Policies = records.CAREFUL,
+    selection: Selection = EVERYTHING,
+    policies: Policies = CAREFUL,
     *,
-    on_problem: Callable[[records.Problem], None] = lambda _: None,
-    on_progress: Callable[[records.Moved], None] = lambda _: None,
-) -> records.Moved:
+    on_problem: Callable[[Problem], None] = lambda _: None,
+    on_progress: Callable[[Moved], None] = lambda _: None,
+) -> Moved:
     """Import the selected sessions of an open source; safe to interrupt and to repeat.
 
     Args:
@@ -64,14 +69,14 @@ async def move(
     async with backend_of(service).call(sets_up=False) as opened:
         target = Target(opened.connection, is_read_only=policies.is_dry_run)
         importer = _Importer(target, policies, on_problem)
-        await importer.target.check()
+        await target.check()
         if not policies.is_dry_run:
             await service.setup()
-        batches = _batches(source, selection, target.hooks, importer.moved)
+        batches = encoded_batches(source, selection, target.hooks)
         try:
             async with aclosing(_read_ahead(batches)) as reading:
                 async for batch in reading:
-                    await importer.take(batch)
+                    await importer.store_batch(batch)
                     on_progress(importer.moved)
         except TransferError:
             with suppress(PyMongoError):  # else it expires
@@ -85,16 +90,18 @@ class _Importer:
     """Writes batches one by one, and counts the results."""
 
     target: Target
-    policies: records.Policies
-    on_problem: Callable[[records.Problem], None]
-    moved: records.Moved = field(default_factory=lambda: records.Moved(time.time()))
-    conflict: records.Problem | None = None
+    policies: Policies
+    on_problem: Callable[[Problem], None]
+    moved: Moved = field(default_factory=lambda: Moved(time.time()))
+    conflict: Problem | None = None
     """In an earlier part of the session whose parts are being imported."""
     written: int = 0
     """Events of its earlier parts that were written."""
 
-    async def take(self, batch: Batch) -> None:
+    async def store_batch(self, batch: Batch) -> None:
         """Store a batch in the target, as far as the target lacks it."""
+        self.moved.read += batch.events_read
+        self.moved.expired += batch.expired
         for problem in batch.problems:
             if self.policies.on_error == "fail" and not self.policies.is_dry_run:
                 raise TransferError(
@@ -114,7 +121,12 @@ class _Importer:
 
     async def _store(self, batch: Batch) -> None:
         sessions = await self.target.sessions(batch.sessions)
-        states = await self.target.states(batch.states.values())
+        states = await self.target.states(
+            # Some services store an empty row for each user.
+            each
+            for each in batch.states.values()
+            if each.state
+        )
         if not self.policies.is_dry_run:
             await self.target.write(
                 [each for each in sessions if self._is_written(each)],
@@ -125,7 +137,7 @@ class _Importer:
         for state in states:
             self._count_state(state)
 
-    def _leave_out(self, conflict: records.Problem) -> None:
+    def _leave_out(self, conflict: Problem) -> None:
         """Leave out a session whose id another one of the source has."""
         if self.policies.on_conflict == "fail" and not self.policies.is_dry_run:
             raise ConflictError(
@@ -151,7 +163,7 @@ class _Importer:
         return self._replaces(planned)
 
     def _count(self, session: SessionPlan) -> None:
-        self.written += len(session.incoming.appends) - session.plan.matched
+        self.written += len(session.incoming.appends) - session.comparison.matched
         if session.standing is Standing.CONFLICT and not self.conflict:
             self.conflict = session.conflict
         if not session.incoming.is_last:
@@ -202,29 +214,6 @@ async def _read_ahead(batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await batches.aclose()
-
-
-async def _batches(
-    source: records.Source,
-    selection: records.Selection,
-    hooks: Hooks,
-    moved: records.Moved,
-) -> AsyncGenerator[Batch]:
-    """The encoded batches of a source; counts events read and expired sessions."""
-    gathering = Gathering(hooks)
-    has_expired = False
-    async with aclosing(source.read(selection)) as items:
-        async for item in items:
-            moved.read += isinstance(item, Event)
-            if isinstance(item, records.SessionHeader):
-                has_expired = item.has_expired(platform_time.get_time())
-                moved.expired += has_expired
-            if has_expired and isinstance(item, records.SessionHeader | Event):
-                continue
-            for batch in gathering.add(item):
-                yield batch
-    for batch in gathering.end():
-        yield batch
 
 
 def _choice(policy: str, value: str) -> str:

@@ -18,8 +18,8 @@ from support.forked_processes import killed
 from support.sample_data import fill
 
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer import jsonl
-from mongo_session_service.transfer.records import SessionHeader
+from mongo_session_service.transfer import export_file
+from mongo_session_service.transfer.source_items import SessionHeader
 
 SESSIONS = 4
 EVENTS = 1_100
@@ -180,9 +180,9 @@ def test_ctrl_c_ends_the_wait_for_a_silent_pipe(
     """While it is still open, the import ends as any other; a file goes on with it."""
     session = SessionHeader(SessionKey("app", "user", "s"), {}, update_time=2.5)
     events = [Event(id=f"{n}", author="x", timestamp=float(n)) for n in range(PIPED)]
-    said = [jsonl.as_text(jsonl.HEADER), *map(jsonl.to_line, [session, *events])]
+    said = [export_file.HEADER, *map(export_file.encode_item, [session, *events])]
     path = tmp_path / "sessions.jsonl"
-    path.write_text("\n".join([*said, jsonl.end_line(1, PIPED), ""]))
+    path.write_text("\n".join([*said, export_file.encode_end(1, PIPED), ""]))
     target = [mongodb_uri, "--database", database]
     theirs, ours = os.pipe()
 

@@ -20,9 +20,11 @@ from mongo_session_service.transfer import (
     ServiceSource,
     StoreSource,
     export,
+    export_file,
     move,
     verify,
 )
+from mongo_session_service.transfer.source_items import SessionHeader
 from support.sample_data import APPS
 
 IDS = {"app_name": "weather", "user_id": "ada", "session_id": "s1"}
@@ -95,6 +97,14 @@ async def say(service: Any, words: str, at: float = LATER, **delta: Any) -> Sess
     event = Event(id=words, author="user", timestamp=at, actions=actions)
     await service.append_event(session, event)
     return session
+
+
+def export_text(*items: SessionHeader | Event) -> str:
+    """The content of an export file that holds these items."""
+    sessions = sum(isinstance(each, SessionHeader) for each in items)
+    end = export_file.encode_end(sessions, len(items) - sessions)
+    lines = [export_file.HEADER, *map(export_file.encode_item, items), end]
+    return "\n".join([*lines, ""])
 
 
 def everything(admin: MongoClient, database: str) -> dict[str, list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from mongo_session_service.driver.calls import DriverCall
 from mongo_session_service.driver.uri import open_client
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import Document
-from mongo_session_service.transfer.records import (
+from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     Item,
     Problem,
@@ -26,7 +26,7 @@ from mongo_session_service.transfer.records import (
     Totals,
 )
 from mongo_session_service.transfer.sources import adk_rows
-from mongo_session_service.transfer.sources.base import BaseSource
+from mongo_session_service.transfer.sources.base_source import BaseSource
 
 _SLASH: Final = "/"
 _LAYOUT: Final = "sessions of ADK's MongoDbSessionService"

@@ -7,25 +7,26 @@ parsed, or a number of seconds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final, TypeVar
 
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 
 from mongo_session_service.codec.events import build_event
+from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.wording import indefinite
-from mongo_session_service.transfer.records import (
+from mongo_session_service.transfer.source_items import (
     Problem,
     SessionHeader,
     SharedState,
     named,
 )
-from mongo_session_service.transfer.sources import limits
-from mongo_session_service.transfer.sources.adk_pickle import load_actions
-from mongo_session_service.transfer.sources.base import UnreadableError
+from mongo_session_service.transfer.sources.base_source import MalformedError
 
 Row = Mapping[str, Any]
 Result = TypeVar("Result")
@@ -44,6 +45,22 @@ _PLAIN_COLUMNS: Final = (
     *("partial", "turn_complete", "interrupted"),
 )
 
+_MOST_WEIGHT: Final = 2_500_000
+"""What the values of one JSON text may weigh; a document of 16 MB weighs less."""
+_WEIGHTS: Final[Mapping[bytes, int]] = {b"{": 3, b"[": 2}
+"""Of objects and arrays. Text weighs 1, and so does a comma, for a value beside it."""
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
+
+_MOST_MODELS: Final = 40_000
+"""Parts of one event that become models, or errors, of a kilobyte or more each."""
+_FREE: Final = frozenset(
+    (
+        *("state_delta", "stateDelta", "custom_metadata", "customMetadata"),
+        *("agent_state", "agentState", "args", "response", "output"),
+    )
+)
+"""Fields of events whose content becomes no models, however much there is."""
+
 
 def text_of(stored: bytes) -> str:
     """Text from SQLite, which stores any bytes; invalid UTF-8 fails later, by row."""
@@ -59,7 +76,7 @@ def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
     """What a function builds, or the problem that it finds."""
     try:
         return build()
-    except UnreadableError as error:
+    except MalformedError as error:
         return Problem(where, str(error))
 
 
@@ -108,13 +125,13 @@ def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | Problem:
     """The event in a row of schema version 0, whose times are local to a zone."""
 
     def event() -> Event:
-        tools, actions = row.get("long_running_tool_ids_json"), row["actions"]
+        tools, pickled = row.get("long_running_tool_ids_json"), row["actions"]
         fields = {
             **{name: row.get(name) for name in _PLAIN_COLUMNS},
             **{name: _json(row.get(name)) for name in _JSON_COLUMNS},
             "timestamp": seconds(row["timestamp"], zone),
             "long_running_tool_ids": _json(tools),
-            "actions": None if actions is None else load_actions(bytes(actions)),
+            "actions": None if pickled is None else load_actions(bytes(pickled)),
         }
         return validated(
             {key: each for key, each in fields.items() if each is not None}
@@ -123,31 +140,70 @@ def pickled_event_of(row: Row, zone: tzinfo | None) -> Event | Problem:
     return _read(_place(row), event)
 
 
+def check_pickle_loader() -> None:
+    """Refuse pickled actions if the installed ADK has no restricted loader for them.
+
+    Raises:
+        SourceError: it has none.
+    """
+    try:
+        from google.adk.sessions import _restricted_pickle  # noqa: F401, PLC0415
+    except ImportError:
+        raise SourceError(
+            "This database holds pickles of google-adk 1.x, which the installed ADK"
+            " cannot load safely. Upgrade google-adk, or convert the database with its"
+            " command `adk migrate session`, and import the result."
+        ) from None
+
+
+def load_actions(pickled: bytes) -> EventActions:
+    """Load actions that google-adk 1.x pickled, with ADK's own restricted loader.
+
+    Raises:
+        MalformedError: they hold more than data, or this release of ADK cannot read
+            them.
+    """
+    from google.adk.sessions import _restricted_pickle  # noqa: PLC0415  not in all
+
+    try:
+        loaded = _restricted_pickle.loads(pickled)
+        fields = loaded if isinstance(loaded, dict) else vars(loaded)
+        known = EventActions.model_fields.keys()
+        # An action that this ADK does not know is an error, unless it was not used.
+        return EventActions.model_validate(
+            {name: value for name, value in fields.items() if value or name in known}
+        )
+    except Exception as error:  # noqa: BLE001  a broken pickle may raise anything
+        # Only the error's type: its text may quote the content.
+        reason = f"ADK cannot load its pickled actions ({type(error).__name__})"
+        raise MalformedError(reason) from None
+
+
 def validated(fields: dict[str, Any]) -> Event:
     """The event that has these fields.
 
     Raises:
-        UnreadableError: this release of ADK cannot read it.
+        MalformedError: this release of ADK cannot read it.
     """
     try:
-        limits.check_models(fields)
+        _check_models(fields)
         return build_event(fields)
-    except UnreadableError:
+    except MalformedError:
         raise
     except (ValueError, TypeError, RecursionError):
         # The original quotes what it could not read.
-        raise UnreadableError("no event that this release of ADK can read") from None
+        raise MalformedError("no event that this release of ADK can read") from None
 
 
 def json_object(value: Any) -> dict[str, Any]:
     """A JSON object, parsed or as text.
 
     Raises:
-        UnreadableError: it is something else.
+        MalformedError: it is something else.
     """
     parsed = _json(value)
     if not isinstance(parsed, dict):
-        raise UnreadableError(f"a JSON object was expected, not {_kind(parsed)}")
+        raise MalformedError(f"a JSON object was expected, not {_kind(parsed)}")
     return parsed
 
 
@@ -157,7 +213,7 @@ def seconds(value: Any, zone: tzinfo | None = UTC) -> float:
     A time without zone is in ``zone``; None is this machine's local time.
 
     Raises:
-        UnreadableError: it is not a time.
+        MalformedError: it is not a time.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
@@ -165,9 +221,9 @@ def seconds(value: Any, zone: tzinfo | None = UTC) -> float:
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
-            raise UnreadableError("one of its times cannot be read") from None
+            raise MalformedError("one of its times cannot be read") from None
     if not isinstance(value, datetime):
-        raise UnreadableError(f"one of its times is {_kind(value)}")
+        raise MalformedError(f"one of its times is {_kind(value)}")
     return (value if value.tzinfo else value.replace(tzinfo=zone)).timestamp()
 
 
@@ -177,14 +233,44 @@ def _json(value: Any) -> Any:
     try:
         text = value if isinstance(value, bytes) else value.encode()
     except UnicodeError:
-        raise UnreadableError("it holds text that is not UTF-8") from None
-    limits.check_json(text)
+        raise MalformedError("it holds text that is not UTF-8") from None
+    check_weight(text)
     try:
         return json.loads(value)
     except UnicodeError:
-        raise UnreadableError("it holds text that is not UTF-8") from None
+        raise MalformedError("it holds text that is not UTF-8") from None
     except (ValueError, RecursionError):
-        raise UnreadableError("it holds broken JSON") from None
+        raise MalformedError("it holds broken JSON") from None
+
+
+def check_weight(text: bytes) -> None:
+    """Refuse JSON whose values take many times the memory of its text.
+
+    A short line that is compressed, or a column of JSON, may hold millions of them.
+
+    Raises:
+        MalformedError: it does.
+    """
+    if len(text) < _MOST_WEIGHT // 3:
+        return
+    left = _MOST_WEIGHT
+    for token in _TOKEN.finditer(text):
+        left -= _WEIGHTS.get(token[0], 1)
+        if left < 0:
+            raise MalformedError("it would take too much memory")
+
+
+def _check_models(fields: dict[str, Any]) -> None:
+    left = _MOST_MODELS
+    waiting: list[Any] = [fields]
+    for found in waiting:
+        left -= len(found)
+        if left < 0:
+            raise MalformedError("it consists of too many parts")
+        parts = found
+        if isinstance(found, dict):
+            parts = [each for name, each in found.items() if name not in _FREE]
+        waiting += [each for each in parts if isinstance(each, dict | list)]
 
 
 def _kind(value: Any) -> str:

@@ -13,8 +13,14 @@ from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer import records
-from mongo_session_service.transfer.sources import adk_rows, base
+from mongo_session_service.transfer.source_items import (
+    EVERYTHING,
+    Item,
+    Selection,
+    SessionHeader,
+    Totals,
+)
+from mongo_session_service.transfer.sources import adk_rows, base_source
 from mongo_session_service.transfer.sources.adk_sqlite import open_copy, open_file
 
 _DRIVERS: Final = {
@@ -119,7 +125,9 @@ def failures() -> Iterator[None]:
         yield
     except (SQLAlchemyError, OSError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        message = f"The SQL database cannot be read: {_reason(cause)}. {base.REMEDY}"
+        message = (
+            f"The SQL database cannot be read: {_reason(cause)}. {base_source.REMEDY}"
+        )
         raise SourceError(message) from None
 
 
@@ -128,7 +136,7 @@ def _reason(error: BaseException | None) -> str:
     return said[0].rstrip(".") if said else type(error).__name__
 
 
-class SqlSource(base.BaseSource):
+class SqlSource(base_source.BaseSource):
     """The sessions of a SQL database, read a page of sessions at a time.
 
     Each page is a snapshot, and the old service can continue to write. An SQLite file
@@ -207,6 +215,8 @@ class SqlSource(base.BaseSource):
             version = found.scalar()
         else:
             version = "0" if "actions" in self._columns["events"] else None
+        if version == "0":
+            adk_rows.check_pickle_loader()
         wanted = {"0": "actions", "1": "event_data"}.get(version or "")
         if wanted not in self._columns["events"]:
             raise SourceError(
@@ -219,7 +229,7 @@ class SqlSource(base.BaseSource):
         return self._sql.table(name, *columns)
 
     @override
-    async def totals(self, selection: records.Selection) -> records.Totals:
+    async def totals(self, selection: Selection) -> Totals:
         counts = []
         with failures():
             async with self._engine.connect() as connection:
@@ -228,9 +238,9 @@ class SqlSource(base.BaseSource):
                     counting = self._sql.select(self._sql.func.count())
                     counting = counting.select_from(query.subquery())
                     counts.append((await connection.execute(counting)).scalar_one())
-        return records.Totals(*counts)
+        return Totals(*counts)
 
-    def _chosen(self, table: Any, name: str, selection: records.Selection) -> Any:
+    def _chosen(self, table: Any, name: str, selection: Selection) -> Any:
         query = self._sql.select(table)
         if selection.apps:
             query = query.where(table.c.app_name.in_(selection.apps))
@@ -238,9 +248,7 @@ class SqlSource(base.BaseSource):
             query = query.where(table.c.user_id.in_(selection.users))
         return query
 
-    async def read(
-        self, selection: records.Selection = records.EVERYTHING
-    ) -> AsyncGenerator[records.Item]:
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state first, then sessions by key, each with its events."""
         with failures():
             async with self._engine_to_read() as engine:
@@ -258,7 +266,7 @@ class SqlSource(base.BaseSource):
         from aiosqlite import Connection  # noqa: PLC0415  as above
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
-        copy = await base.in_thread(lambda: open_copy(self._path))
+        copy = await base_source.in_thread(lambda: open_copy(self._path))
         engine = create_async_engine(
             "sqlite+aiosqlite://",
             async_creator=lambda: Connection(lambda: copy, _ROWS_TOGETHER),
@@ -271,8 +279,8 @@ class SqlSource(base.BaseSource):
             await engine.dispose()
 
     async def _shared_states(
-        self, engine: Any, selection: records.Selection
-    ) -> AsyncGenerator[records.Item]:
+        self, engine: Any, selection: Selection
+    ) -> AsyncGenerator[Item]:
         for name in ("app_states", "user_states"):
             if name in self._columns:
                 query = self._chosen(self._table(name), name, selection)
@@ -283,9 +291,7 @@ class SqlSource(base.BaseSource):
                     async for row in rows:
                         yield adk_rows.shared_state_of(row)
 
-    async def _pages(
-        self, engine: Any, selection: records.Selection
-    ) -> AsyncGenerator[records.Item]:
+    async def _pages(self, engine: Any, selection: Selection) -> AsyncGenerator[Item]:
         after: tuple[str, ...] | None = ()
         while after is not None:
             async with engine.connect() as connection:
@@ -309,7 +315,7 @@ class SqlSource(base.BaseSource):
                 yield dict(row)
 
     async def _page(
-        self, connection: Any, selection: records.Selection, after: tuple[str, ...]
+        self, connection: Any, selection: Selection, after: tuple[str, ...]
     ) -> list[adk_rows.Row]:
         table = self._table("sessions")
         key = [table.c[name] for name in _KEY]
@@ -323,18 +329,18 @@ class SqlSource(base.BaseSource):
             async for row in rows:
                 page.append(row)
                 size += len(row["state"] or "")
-                if size > base.STATE_TOGETHER:
+                if size > base_source.STATE_TOGETHER:
                     break
         return page
 
     async def _sessions(
-        self, connection: Any, page: list[adk_rows.Row], selection: records.Selection
-    ) -> AsyncGenerator[records.Item]:
-        wanted: dict[SessionKey, records.SessionHeader] = {}
-        problems: list[records.Item] = []
+        self, connection: Any, page: list[adk_rows.Row], selection: Selection
+    ) -> AsyncGenerator[Item]:
+        wanted: dict[SessionKey, SessionHeader] = {}
+        problems: list[Item] = []
         for row in page:
             header = adk_rows.header_of(row, self._session_zone)
-            if not isinstance(header, records.SessionHeader):
+            if not isinstance(header, SessionHeader):
                 problems.append(header)
             elif selection.takes(header.key, header.update_time):
                 wanted[header.key] = header
@@ -352,7 +358,7 @@ class SqlSource(base.BaseSource):
         for left in [*wanted.values(), *problems]:
             yield left
 
-    def _event(self, row: adk_rows.Row) -> records.Item:
+    def _event(self, row: adk_rows.Row) -> Item:
         if "event_data" in row:
             return adk_rows.event_of(row)
         return adk_rows.pickled_event_of(row, self._zone)

@@ -12,8 +12,14 @@ from urllib.parse import quote
 from typing_extensions import override
 
 from mongo_session_service.errors import SourceError
-from mongo_session_service.transfer import records
-from mongo_session_service.transfer.sources import adk_rows, base
+from mongo_session_service.transfer.source_items import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    Totals,
+)
+from mongo_session_service.transfer.sources import adk_rows, base_source
 
 _EVENTS_OF_SESSION: Final = (
     "SELECT * FROM events WHERE app_name = ? AND user_id = ? AND session_id = ?"
@@ -62,11 +68,11 @@ def file_failures(done: str = "read") -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        message = f"The SQLite database cannot be {done}: {error}. {base.REMEDY}"
+        message = f"The SQLite database cannot be {done}: {error}. {base_source.REMEDY}"
         raise SourceError(message) from None
 
 
-class SqliteSource(base.BaseSource):
+class SqliteSource(base_source.BaseSource):
     """The sessions of an SQLite file, as they are when reading begins.
 
     The file is copied first, to a temporary file that needs as much space on disk and
@@ -106,30 +112,28 @@ class SqliteSource(base.BaseSource):
             raise SourceError(message)
 
     @override
-    async def totals(self, selection: records.Selection) -> records.Totals:
+    async def totals(self, selection: Selection) -> Totals:
         where, values = _chosen(selection, with_user=True)
 
-        def count() -> records.Totals:
+        def count() -> Totals:
             with closing(open_file(self._path)) as file:
                 counts = (
                     file.execute(f"SELECT count(*) FROM {table}{where}", values)
                     for table in ("sessions", "events")
                 )
-                return records.Totals(*(each.fetchone()[0] for each in counts))
+                return Totals(*(each.fetchone()[0] for each in counts))
 
         with file_failures():
-            return await base.in_thread(count)
+            return await base_source.in_thread(count)
 
-    async def read(
-        self, selection: records.Selection = records.EVERYTHING
-    ) -> AsyncGenerator[records.Item]:
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Shared state, then sessions sorted by key, each with its events."""
         with file_failures():
-            async with aclosing(base.drawn(self._items(selection))) as items:
+            async with aclosing(base_source.drawn(self._items(selection))) as items:
                 async for item in items:
                     yield item
 
-    def _items(self, selection: records.Selection) -> Iterator[records.Item]:
+    def _items(self, selection: Selection) -> Iterator[Item]:
         # The generator owns the copy: a thread that a cancelled reader has abandoned
         # still reads it, and SQLite ends the program if it is closed under a reader.
         with closing(open_copy(self._path)) as copy:
@@ -141,7 +145,7 @@ class SqliteSource(base.BaseSource):
             order = " ORDER BY app_name, user_id, id"
             for row in copy.execute(f"SELECT * FROM sessions{where}{order}", values):
                 header = adk_rows.header_of(dict(row))
-                if isinstance(header, records.Problem):
+                if isinstance(header, Problem):
                     yield header
                 elif selection.takes(header.key, header.update_time):
                     yield header
@@ -149,7 +153,7 @@ class SqliteSource(base.BaseSource):
                         yield adk_rows.event_of(dict(event))
 
 
-def _chosen(selection: records.Selection, *, with_user: bool) -> tuple[str, list[str]]:
+def _chosen(selection: Selection, *, with_user: bool) -> tuple[str, list[str]]:
     where, values = " WHERE true", []
     chosen = [("app_name", selection.apps)]
     if with_user:

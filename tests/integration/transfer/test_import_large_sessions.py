@@ -23,13 +23,13 @@ from support.transfers import (
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.transfer import EVERYTHING, ServiceSource, move
-from mongo_session_service.transfer.records import Item, Selection
+from mongo_session_service.transfer.source_items import Item, Selection
 
 
 @pytest.fixture(autouse=True)
 def two_events_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every session of six events one of three parts."""
-    monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 2)
+    monkeypatch.setattr("mongo_session_service.transfer.import_batches.MAX_EVENTS", 2)
 
 
 class BrokenOffError(Exception):

@@ -19,7 +19,7 @@ from support.transfers import IDS, NAMED, REPLACE, SKIP, differences, moved
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.transfer import Policies, Problem, StoreSource, move, verify
-from mongo_session_service.transfer.target import Target
+from mongo_session_service.transfer.import_target import Target
 
 
 def damage_text(path: Path) -> None:
@@ -277,7 +277,9 @@ async def test_state_that_another_tool_has_set_is_a_conflict(
 
     result, told = await moved(old, service, SKIP)
     assert (result.skipped, result.is_complete) == (1, False)
-    assert told == [f"{NAMED.format('s1', 'ada')}: its state is different"]
+    assert told == [
+        f"{NAMED.format('s1', 'ada')}: state key 'foreign' is only in the target"
+    ]
 
     result, _ = await moved(old, service, REPLACE)
     assert (result.replaced, result.is_complete) == (1, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from google.adk.events import Event
 from pymongo import MongoClient
-from support.transfers import FAIL, REPLACE, SKIP, everything, imported
+from support.transfers import FAIL, REPLACE, SKIP, everything, export_text, imported
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError
@@ -21,10 +21,9 @@ from mongo_session_service.transfer import (
     Policies,
     Selection,
     SourceError,
-    jsonl,
     move,
 )
-from mongo_session_service.transfer.records import Item, SessionHeader
+from mongo_session_service.transfer.source_items import Item, SessionHeader
 
 SIMILAR = ("s", "s ", " s")
 OTHERS = tuple(f"t{number}" for number in range(12))
@@ -32,16 +31,14 @@ OTHERS = tuple(f"t{number}" for number in range(12))
 
 def written(path: Path, ids: tuple[str, ...], events: int = 2) -> Path:
     """An export of sessions with these ids, whose state and events tell them apart."""
-    lines = [jsonl.as_text(jsonl.HEADER)]
+    items: list[SessionHeader | Event] = []
     for number, id_ in enumerate(ids):
         key = SessionKey("app", "user", id_)
-        state = {"id": id_}
-        lines.append(jsonl.to_line(SessionHeader(key, state, 100.0, float(number))))
-        lines += (
-            jsonl.to_line(Event(id=f"{id_}{n}", author="x", timestamp=1.0))
-            for n in range(events)
+        items.append(SessionHeader(key, {"id": id_}, 100.0, float(number)))
+        items += (
+            Event(id=f"{id_}{n}", author="x", timestamp=1.0) for n in range(events)
         )
-    text = "\n".join([*lines, jsonl.end_line(len(ids), events * len(ids)), ""])
+    text = export_text(*items)
     path.write_bytes(gzip.compress(text.encode()))
     return path
 
@@ -71,7 +68,7 @@ async def state_of(service: MongoSessionService, id_: str) -> object:
 def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sessions written together, or one by one and in parts."""
     if request.param == "many batches":
-        module = "mongo_session_service.transfer.batches"
+        module = "mongo_session_service.transfer.import_batches"
         monkeypatch.setattr(f"{module}.MAX_EVENTS", 1)
 
 
@@ -149,7 +146,7 @@ async def test_an_import_that_cannot_be_finished_leaves_nothing_in_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The place of a session in the middle of which it ends is free again."""
-    monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 50)
+    monkeypatch.setattr("mongo_session_service.transfer.import_batches.MAX_EVENTS", 50)
     path = written(tmp_path / "x.jsonl.gz", ("whole", "half"), events=200)
 
     async with Broken(path) as source:

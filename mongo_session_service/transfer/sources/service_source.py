@@ -9,13 +9,22 @@ from itertools import chain
 from typing import Any
 
 from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.session import Session
 
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.wording import indefinite
-from mongo_session_service.transfer import records
-from mongo_session_service.transfer.sources.base import BaseSource
+from mongo_session_service.transfer.source_items import (
+    EVERYTHING,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    named,
+)
+from mongo_session_service.transfer.sources.base_source import BaseSource
 
 
 @asynccontextmanager
@@ -78,37 +87,33 @@ class ServiceSource(BaseSource):
         """The service's class."""
         return f"sessions of {type(self._service).__name__}"
 
-    async def read(
-        self, selection: records.Selection = records.EVERYTHING
-    ) -> AsyncGenerator[records.Item]:
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
         """Each session with its events, after shared state that has changed."""
         for app_name in filter(selection.takes_app, self._apps):
-            shown: dict[str | None, records.SharedState] = {}
+            shown: dict[str | None, SharedState] = {}
             for key in await self._keys_of_app(app_name, selection):
                 try:
-                    session = await self._service.get_session(**key.id)
+                    session = await self.load(key)
                 except Exception as error:  # noqa: BLE001  foreign services raise any
                     reason = f"its service raised {type(error).__name__}"
-                    yield records.Problem(records.named(key), reason)
+                    yield Problem(named(key), reason)
                     continue
                 if session is None:
                     continue
                 state = scopes.split(session.state)
                 for shared in (
-                    records.SharedState(app_name, None, state.app),
-                    records.SharedState(app_name, key.user_id, state.user),
+                    SharedState(app_name, None, state.app),
+                    SharedState(app_name, key.user_id, state.user),
                 ):
                     if shared.state and shown.get(shared.user_id) != shared:
                         shown[shared.user_id] = shared
                         yield shared
-                yield records.SessionHeader(
-                    key, state.session, session.last_update_time
-                )
+                yield SessionHeader(key, state.session, session.last_update_time)
                 for event in session.events:
                     yield event
 
     async def _keys_of_app(
-        self, app_name: str, selection: records.Selection
+        self, app_name: str, selection: Selection
     ) -> list[SessionKey]:
         """The sorted keys of the selected sessions of an app."""
         # Some services list the sessions of one user only.
@@ -131,36 +136,21 @@ class ServiceSource(BaseSource):
             if selection.takes(key, each.last_update_time)
         )
 
-    async def find(
-        self, key: SessionKey
-    ) -> tuple[records.SessionHeader, records.Events] | records.Problem:
-        """One session and its events."""
-        session = await self._service.get_session(**key.id)
-        if session is None:
-            return records.Problem(records.named(key), records.MISSING)
+    async def load(self, key: SessionKey) -> Session | None:
+        """A session as a whole."""
+        return await self._service.get_session(**key.id)
 
-        async def events() -> AsyncGenerator[records.Item]:
-            for event in session.events:
-                yield event
-
-        state = scopes.split(session.state).session
-        return records.SessionHeader(key, state, session.last_update_time), events()
-
-    async def find_shared(
-        self, app_name: str, user_id: str | None
-    ) -> records.SharedState:
+    async def find_shared(self, app_name: str, user_id: str | None) -> dict[str, Any]:
         """The state of an app or user, as one of their sessions shows it."""
-        found: dict[str, Any] = {}
         listed = await self._service.list_sessions(app_name=app_name, user_id=user_id)
         for each in listed.sessions[:1]:
-            key = SessionKey(app_name, each.user_id, each.id)
-            session = await self._service.get_session(**key.id)
+            session = await self.load(SessionKey(app_name, each.user_id, each.id))
             if session is not None:
                 state = scopes.split(session.state)
-                found = state.app if user_id is None else state.user
-        return records.SharedState(app_name, user_id, found)
+                return state.app if user_id is None else state.user
+        return {}
 
-    async def keys(self, selection: records.Selection) -> AsyncGenerator[SessionKey]:
+    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey]:
         """The keys of all selected sessions."""
         for app_name in filter(selection.takes_app, self._apps):
             for key in await self._keys_of_app(app_name, selection):

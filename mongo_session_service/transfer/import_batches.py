@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
@@ -30,7 +31,15 @@ from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.history import inferred
-from mongo_session_service.transfer import records
+from mongo_session_service.transfer.source_items import (
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Source,
+    named,
+)
 
 MAX_EVENTS: Final = 1000
 """Documents written together."""
@@ -126,7 +135,7 @@ class Incoming:
 class IncomingState:
     """The encoded state of an app or user."""
 
-    shared: records.SharedState
+    shared: SharedState
     state: Document
     size: int
 
@@ -146,10 +155,17 @@ class Batch:
     sessions: list[Incoming] = field(default_factory=list)
     events: int = 0
     size: int = 0
-    problems: list[records.Problem] = field(default_factory=list)
-    conflicts: list[records.Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    conflicts: list[Problem] = field(default_factory=list)
     """Sessions of the source that have the id of another one."""
     keys: set[SessionKey] = field(default_factory=set)
+    sessions_read: int = 0
+    """Sessions of the source that have begun since the batch before."""
+    events_read: int = 0
+    states_read: int = 0
+    """Shared states that are not empty."""
+    expired: int = 0
+    """Expired sessions, which are left out."""
 
     @property
     def is_full(self) -> bool:
@@ -165,7 +181,7 @@ class Batch:
         self.size += session.size
 
 
-class Gathering:
+class BatchEncoder:
     """Groups a source's items into batches; what cannot be stored becomes a problem."""
 
     def __init__(self, hooks: Hooks) -> None:
@@ -176,23 +192,29 @@ class Gathering:
         self._stripped: set[SessionKey] = set()
         """Keys that the source has with white space around the session's id."""
 
-    def add(self, item: records.Item) -> Iterable[Batch]:
+    def add_item(self, item: Item) -> Iterable[Batch]:
         """Add an item; return the batches that it completes."""
         match item:
-            case records.Problem():
+            case Problem():
                 self._batch.problems.append(item)
             case Event():
+                self._batch.events_read += 1
                 yield from self._add_event(item)
-            case records.SessionHeader():
+            case SessionHeader():
                 yield from self._end_session()
-                yield from self._begin_session(item)
-            case records.SharedState():
+                if item.has_expired(platform_time.get_time()):
+                    self._batch.expired += 1
+                else:
+                    self._batch.sessions_read += 1
+                    yield from self._begin_session(item)
+            case SharedState():
                 yield from self._end_session()
+                self._batch.states_read += bool(item.state)
                 self._add_state(item)
         if self._batch.is_full:
             yield self._taken()
 
-    def end(self) -> Iterable[Batch]:
+    def end_batch(self) -> Iterable[Batch]:
         """Return the remaining batches."""
         yield from self._end_session()
         yield self._taken()
@@ -207,19 +229,19 @@ class Gathering:
         try:
             yield
         except (InvalidInputError, DocumentTooLargeError) as error:
-            problem = records.Problem(where, str(error).rstrip("."))
+            problem = Problem(where, str(error).rstrip("."))
             self._batch.problems.append(problem)
 
-    def _begin_session(self, header: records.SessionHeader) -> Iterable[Batch]:
+    def _begin_session(self, header: SessionHeader) -> Iterable[Batch]:
         self._ids.clear()
-        where = records.named(header.key)
+        where = named(header.key)
         with self._refusing(where):
             key = session_key(*header.key)
             if key in self._batch.keys:
                 # Once the first is stored, the second is compared with it.
                 yield self._taken()
             if key in self._stripped:
-                self._batch.conflicts.append(records.Problem(where, SIMILAR))
+                self._batch.conflicts.append(Problem(where, SIMILAR))
                 return
             source_key = None
             if key != header.key:
@@ -265,9 +287,9 @@ class Gathering:
     def _add_event(self, event: Event) -> Iterable[Batch]:
         current = self._current
         if current is None:
-            return  # its session was refused
+            return  # its session was refused, or has expired
         append = None
-        with self._refusing(f"event {event.id!r} of {records.named(current.key)}"):
+        with self._refusing(f"event {event.id!r} of {named(current.key)}"):
             if event.id in self._ids:
                 message = "the session already has an event with this id"
                 raise InvalidInputError(message)
@@ -286,13 +308,25 @@ class Gathering:
         current.changed |= append.delta.session.keys()
         current.size += append.size
 
-    def _add_state(self, shared: records.SharedState) -> None:
+    def _add_state(self, shared: SharedState) -> None:
         with self._refusing(str(shared)):
             check_id("app_name", shared.app_name)
             if shared.user_id is not None:
                 check_id("user_id", shared.user_id)
             encoded, size = encode_state(shared.state, shared.owner, self._hooks)
-            if encoded:
-                owner = shared.app_name, shared.user_id
-                self._batch.states[owner] = IncomingState(shared, encoded, size)
-                self._batch.size += size
+            owner = shared.app_name, shared.user_id
+            self._batch.states[owner] = IncomingState(shared, encoded, size)
+            self._batch.size += size
+
+
+async def encoded_batches(
+    source: Source, selection: Selection, hooks: Hooks
+) -> AsyncGenerator[Batch]:
+    """The selected items of an open source, encoded and grouped."""
+    encoder = BatchEncoder(hooks)
+    async with aclosing(source.read(selection)) as items:
+        async for item in items:
+            for batch in encoder.add_item(item):
+                yield batch
+    for batch in encoder.end_batch():
+        yield batch

@@ -41,9 +41,15 @@ from mongo_session_service.sessions.deletion import (
 from mongo_session_service.sessions.details import announce_details
 from mongo_session_service.sessions.history import recorded
 from mongo_session_service.sessions.reservations import IMPORT, Reservations
-from mongo_session_service.transfer.batches import Incoming, IncomingState
-from mongo_session_service.transfer.reconcile import Plan, Standing, plan, plan_state
-from mongo_session_service.transfer.records import Problem, named
+from mongo_session_service.transfer.comparison import (
+    Comparison,
+    Standing,
+    StateComparison,
+    compare_session,
+    compare_state,
+)
+from mongo_session_service.transfer.import_batches import Incoming, IncomingState
+from mongo_session_service.transfer.source_items import Problem, named
 
 logger = logging.getLogger(__name__)
 
@@ -64,21 +70,22 @@ class SessionPlan(NamedTuple):
     """A session coming in, or a part of one, and what the target has of it."""
 
     incoming: Incoming
-    plan: Plan
+    comparison: Comparison
     found: Document | None
     """The session's document in the target, or a reservation."""
 
     @property
     def standing(self) -> Standing:
         """How they compare."""
-        return self.plan.standing
+        return self.comparison.standing
 
     @property
     def conflict(self) -> Problem:
         """What is different."""
+        reason = self.comparison.conflict
         if self.incoming.source_key is None:
-            return Problem(named(self.incoming.key), self.plan.reason)
-        reason = f"{self.plan.reason}; its id is stored without its white space"
+            return Problem(named(self.incoming.key), reason)
+        reason = f"{reason}; its id is stored without its white space"
         return Problem(named(self.incoming.source_key), reason)
 
     @property
@@ -96,11 +103,16 @@ class StatePlan(NamedTuple):
     """State coming in, and what the target has of it."""
 
     state: IncomingState
-    standing: Standing
+    comparison: StateComparison
     revision: int | None
     """The target's; None if it has none."""
     is_noted: bool
     """Whether an import has noted that it brought the target to that revision."""
+
+    @property
+    def standing(self) -> Standing:
+        """How they compare."""
+        return self.comparison.standing
 
     @property
     def conflict(self) -> Problem:
@@ -156,7 +168,9 @@ class Target:
         events = await self._events(sessions)
         return [
             SessionPlan(
-                each, plan(each, there, events.get(each.key, []), self.hooks), there
+                each,
+                compare_session(each, there, events.get(each.key, []), self.hooks),
+                there,
             )
             for each in sessions
             for there in [found.get(each.key)]
@@ -170,7 +184,8 @@ class Target:
         wanted = queries.routed(self._at, {"_id": {"$in": ids}})
         for each in await self._at.sessions.find(wanted).to_list(None):
             key = SessionKey(**each["_id"])
-            is_over = each.get("expire_time", now + 1) <= now
+            expires = each.get("expire_time")
+            is_over = isinstance(expires, float) and expires <= now
             if is_over and not self._is_read_only:
                 is_over = await remove_expired(self._at, key)
             if not is_over:
@@ -184,7 +199,8 @@ class Target:
             wanted = queries.routed(self._at, {"_id": {"$in": lacking}})
             async for apart in self._at.events.find(wanted):
                 session = found[_key(apart)]
-                session[INITIAL] = recorded(session, apart)
+                if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
+                    session[INITIAL] = recorded(session, apart)
         return found
 
     async def _events(
@@ -214,10 +230,10 @@ class Target:
         for each in states:
             there = stored.get(repr(each.id))
             note = stored.get(repr({"of": each.id}))
-            standing = plan_state(each, there, note, self.hooks)
-            revision = there["revision"] if there else None
+            comparison = compare_state(each, there, note, self.hooks)
+            revision = there.get("revision") if there else None
             is_noted = note is not None and note["revision"] == revision
-            plans.append(StatePlan(each, standing, revision, is_noted))
+            plans.append(StatePlan(each, comparison, revision, is_noted))
         return plans
 
     async def write(self, sessions: list[SessionPlan], states: list[StatePlan]) -> None:
@@ -234,7 +250,7 @@ class Target:
                 if each.found is None or each.standing is Standing.NEW:
                     entering.append(each)
                 elif each.standing is Standing.BEHIND:
-                    await self._catch_up(each.incoming, each.found, each.plan.matched)
+                    await self._catch_up(each.incoming, each.found, each.comparison)
                 else:
                     reservation = await self._reserve_instead(each.found)
                     entering.append(each._replace(found=reservation))
@@ -359,10 +375,10 @@ class Target:
                 await remove_tombstone(self._at, key)
 
     async def _catch_up(
-        self, incoming: Incoming, stored: Document, matched: int
+        self, incoming: Incoming, stored: Document, comparison: Comparison
     ) -> None:
         """Append what an existing session lacks, which is longer at once."""
-        events = list(incoming.documents(incoming.offset + matched))
+        events = list(incoming.documents(incoming.offset + comparison.matched))
         gone: Document = {}
         apart: list[Update] | None = None
         if incoming.is_last:

@@ -14,7 +14,7 @@ from google.adk.events.event import Event
 
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import SessionKey
 
 Policy: TypeAlias = Literal["fail", "skip", "replace"]
 
@@ -108,17 +108,6 @@ class Problem:
 Item: TypeAlias = SharedState | SessionHeader | Event | Problem
 
 
-class StoredEvent(NamedTuple):
-    """An event of the target, and its fields as they are stored, before any hook."""
-
-    event: Event
-    fields: Document
-
-
-Events: TypeAlias = AsyncGenerator[Item | StoredEvent]
-"""A session's events; a store adds their fields."""
-
-
 class Totals(NamedTuple):
     """How much there is to read."""
 
@@ -154,7 +143,6 @@ class Source(Protocol):
 
 
 ODD: Final = "it is not as this package stores it; has another tool changed it?"
-MISSING: Final = "the target does not have it"
 
 
 def named(key: SessionKey) -> str:

@@ -10,8 +10,8 @@ from google.genai import types
 
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer.batches import Gathering
-from mongo_session_service.transfer.records import SessionHeader
+from mongo_session_service.transfer.import_batches import BatchEncoder
+from mongo_session_service.transfer.source_items import SessionHeader
 
 
 @pytest.mark.parametrize("limit", ["MAX_EVENTS", "MAX_BYTES"])
@@ -19,17 +19,17 @@ def test_every_part_of_a_long_session_is_full(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """However many parts went before, the next takes as many events as the first."""
-    module = "mongo_session_service.transfer.batches"
+    module = "mongo_session_service.transfer.import_batches"
     monkeypatch.setattr(f"{module}.{limit}", {"MAX_EVENTS": 9}.get(limit, 10_000))
-    gathering = Gathering(NO_HOOKS)
+    encoder = BatchEncoder(NO_HOOKS)
     header = SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.0)
     part = types.Part(text="x" * 1000)
-    batches: list[Any] = [*gathering.add(header)]
+    batches: list[Any] = [*encoder.add_item(header)]
 
     for number in range(100):
         event = Event(id=f"{number}", author="u", content=types.Content(parts=[part]))
-        batches += gathering.add(event)
-    batches += gathering.end()
+        batches += encoder.add_item(event)
+    batches += encoder.end_batch()
 
     lengths = [
         len(each.appends)

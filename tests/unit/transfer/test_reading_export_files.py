@@ -8,13 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.transfers import export_text
 
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer import JsonLinesSource, SourceError, jsonl
-from mongo_session_service.transfer.records import Item, SessionHeader
+from mongo_session_service.transfer import JsonLinesSource, SourceError
+from mongo_session_service.transfer.source_items import Item, SessionHeader
 
-SESSION = jsonl.to_line(SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.5))
-FILE = "\n".join([jsonl.as_text(jsonl.HEADER), SESSION, jsonl.end_line(1, 0), ""])
+FILE = export_text(SessionHeader(SessionKey("a", "u", "s"), {"n": 1}, 1.5))
 
 
 async def read(path: Path) -> list[Item]:
@@ -22,24 +22,19 @@ async def read(path: Path) -> list[Item]:
         return [item async for item in source.read()]
 
 
-async def test_a_line_that_is_too_long_is_left_out_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_line_that_is_too_long_is_left_out_alone(tmp_path: Path) -> None:
     """It is told by its number, and the lines after it keep theirs."""
-    source = "mongo_session_service.transfer.sources.jsonl"
-    monkeypatch.setattr(f"{source}.MAX_LINE_BYTES", len(SESSION) + 1)
     header, session, *_ = FILE.splitlines()
-    too_long = '{"app_state": "' + "x" * 5 * len(SESSION) + '"}'
+    too_long = '{"app_state": "' + "x" * 64_000_000 + '"}'
     path = tmp_path / "x.jsonl"
     path.write_text("\n".join([header, session, too_long, session[:-1], too_long]))
 
     found = list(map(str, (await read(path))[1:]))
 
-    told = f"it has over {len(SESSION) + 1} bytes"
     assert found == [
-        f"line 3: {told}",
+        "line 3: it has over 64,000,000 bytes",
         "line 4: it is not valid JSON; its events are left out, too",
-        f"line 5: {told}",
+        "line 5: it has over 64,000,000 bytes",
         "line 5: the file ends here, without its last line; it seems truncated",
     ]
 

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, Self, TypeVar
 
-from mongo_session_service.transfer.records import Selection, Totals
+from mongo_session_service.transfer.source_items import Selection, Totals
 
 Element = TypeVar("Element")
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ _TURN: Final = 0.05
 """Seconds after which no more are read, since what takes long to read is large."""
 
 
-class UnreadableError(ValueError):
+class MalformedError(ValueError):
     """A row or line does not hold what it should hold."""
 
 

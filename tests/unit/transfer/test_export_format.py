@@ -15,9 +15,9 @@ from support.strategies import identical, json_values, states
 from mongo_session_service.errors import SourceError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.transfer import jsonl
-from mongo_session_service.transfer.records import SessionHeader, SharedState
-from mongo_session_service.transfer.sources.base import UnreadableError
+from mongo_session_service.transfer import export_file
+from mongo_session_service.transfer.source_items import SessionHeader, SharedState
+from mongo_session_service.transfer.sources.base_source import MalformedError
 
 SESSION = {
     "app_name": "a",
@@ -37,11 +37,11 @@ values = json_values() | exotic | st.lists(exotic, max_size=3)
 @given(values)
 def test_values_come_back_exactly(value: Any) -> None:
     """Any value is one line of strict JSON, and is read as what it was."""
-    text = jsonl.as_text({"event": value})
+    text = export_file.json_text({"event": value})
 
     json.loads(text, parse_constant=pytest.fail)
     assert "\n" not in text
-    kind, read = jsonl.parse(text.encode())
+    kind, read = export_file.parse_line(text.encode())
     assert kind == "event"
     assert identical(read, value)
 
@@ -55,7 +55,9 @@ def test_sessions_and_state_come_back(state: dict[str, Any]) -> None:
     shared = SharedState("a", "u", state)
 
     for item in (header, shared):
-        read = jsonl.to_item(*jsonl.parse(jsonl.to_line(item).encode()))
+        read = export_file.decode_item(
+            *export_file.parse_line(export_file.encode_item(item).encode())
+        )
         assert type(read) is type(item)
         assert identical(dict(read.state), dict(sorted(state.items())))
         assert getattr(read, "details", None) == getattr(item, "details", None)
@@ -74,13 +76,13 @@ def test_events_come_back_with_bytes() -> None:
         long_running_tool_ids={"b", "a", "c"},
     )
 
-    line = jsonl.to_line(event)
-    read = jsonl.to_item(*jsonl.parse(line.encode()))
+    line = export_file.encode_item(event)
+    read = export_file.decode_item(*export_file.parse_line(line.encode()))
 
     assert isinstance(read, Event)
     assert read.content == event.content
     assert read.long_running_tool_ids == event.long_running_tool_ids
-    assert jsonl.to_line(read) == line
+    assert export_file.encode_item(read) == line
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,8 @@ def test_events_come_back_with_bytes() -> None:
 )
 def test_hostile_lines_are_refused(hostile: bytes) -> None:
     """What is no line of the form is one error, whatever it is instead."""
-    with pytest.raises(UnreadableError):
-        jsonl.parse(hostile)
+    with pytest.raises(MalformedError):
+        export_file.parse_line(hostile)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +122,8 @@ def test_hostile_lines_are_refused(hostile: bytes) -> None:
 )
 def test_lines_that_lack_something_are_refused(kind: str, value: Any) -> None:
     """A line has to hold all that its kind has, of the right type."""
-    with pytest.raises(UnreadableError):
-        jsonl.to_item(kind, value)
+    with pytest.raises(MalformedError):
+        export_file.decode_item(kind, value)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +131,11 @@ def test_lines_that_lack_something_are_refused(kind: str, value: Any) -> None:
     [
         (b"", "not a file of exported sessions"),
         (b'{"version": 1}', "not a file of exported sessions"),
+        (b'{"format": "mongo-session-service", "version": 1}', "version 1, and this"),
         (b'{"format": "mongo-session-service", "version": 3}', "Upgrade"),
     ],
 )
 def test_other_files_are_refused(first: bytes, message: str) -> None:
     """The first line tells an export of this version from anything else."""
     with pytest.raises(SourceError, match=message):
-        jsonl.check_header(first)
+        export_file.check_header(first)

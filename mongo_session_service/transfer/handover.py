@@ -17,7 +17,15 @@ from mongo_session_service.errors import ConflictError, TransferError
 from mongo_session_service.model.metadata import titled
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.service import MongoSessionService
-from mongo_session_service.transfer import records
+from mongo_session_service.transfer.source_items import (
+    EVERYTHING,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Source,
+    named,
+)
 
 _SCRATCH: Final = "mongo-session-service-handover"
 
@@ -37,12 +45,12 @@ class HandedOver:
 
 
 async def hand_over(
-    source: records.Source,
+    source: Source,
     service: BaseSessionService,
-    selection: records.Selection = records.EVERYTHING,
+    selection: Selection = EVERYTHING,
     *,
     on_conflict: Literal["fail", "skip", "replace"] = "fail",
-    on_problem: Callable[[records.Problem], None] | None = None,
+    on_problem: Callable[[Problem], None] | None = None,
 ) -> HandedOver:
     """Copy the selected sessions of an open source into another session service.
 
@@ -66,13 +74,13 @@ async def hand_over(
     async with aclosing(source.read(selection)) as items:
         async for item in items:
             match item:
-                case records.Problem():
+                case Problem():
                     if on_problem is None:
                         raise TransferError(f"Cannot be handed over: {item}.")
                     on_problem(item)
-                case records.SharedState():
+                case SharedState():
                     taker.states.append(item)
-                case records.SessionHeader():
+                case SessionHeader():
                     await taker.begin(item)
                 case Event():
                     await taker.append(item)
@@ -85,8 +93,8 @@ class _Taker:
     service: BaseSessionService
     on_conflict: str
     given: HandedOver = field(default_factory=HandedOver)
-    states: list[records.SharedState] = field(default_factory=list)
-    header: records.SessionHeader = field(init=False)
+    states: list[SharedState] = field(default_factory=list)
+    header: SessionHeader = field(init=False)
     session: Session | None = None
     """The session that is being copied; None if it is skipped."""
     known: list[Event] = field(default_factory=list)
@@ -94,7 +102,7 @@ class _Taker:
     agreed: int = 0
     """How many of them equal the source's so far."""
 
-    async def begin(self, header: records.SessionHeader) -> None:
+    async def begin(self, header: SessionHeader) -> None:
         """Load a session, or create it with its final state."""
         self.header, self.known, self.agreed = header, [], 0
         self.session = await self.service.get_session(**header.key.id)
@@ -105,7 +113,7 @@ class _Taker:
             self.known = list(self.session.events)
             self.given.known += 1
 
-    async def _create(self, header: records.SessionHeader) -> Session:
+    async def _create(self, header: SessionHeader) -> Session:
         title = header.details.title if header.details else None
         state = titled(dict(header.state), title)
         ours = self.service
@@ -127,7 +135,7 @@ class _Taker:
     async def _replace(self) -> None:
         """Recreate the session with the events that agree, or skip it."""
         if self.on_conflict == "fail":
-            where = records.named(self.header.key)
+            where = named(self.header.key)
             raise ConflictError(f"The service has other events of {where}.")
         if self.on_conflict == "skip":
             self.session = None

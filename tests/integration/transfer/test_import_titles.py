@@ -22,7 +22,7 @@ from support.transfers import (
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.transfer import StoreSource, hand_over, move
-from mongo_session_service.transfer.target import Target
+from mongo_session_service.transfer.import_target import Target
 
 KEY = "__session_metadata__"
 

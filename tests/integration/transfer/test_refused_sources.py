@@ -6,7 +6,8 @@ import sqlite3
 import sys
 
 import pytest
-from support.foreign_stores import Place, sql_sqlite, sqlite
+from google.adk import sessions
+from support.foreign_stores import Place, sql_sqlite, sql_v0_sqlite, sqlite
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import SourceError
@@ -82,6 +83,17 @@ async def test_an_unknown_schema_version_is_refused(place: Place) -> None:
     file.close()
 
     await refused(SqlSource(f"sqlite:///{place.folder}/adk.db"), "schema version 9")
+
+
+async def test_pickles_are_refused_by_an_adk_that_cannot_load_them_safely(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that converts them is named."""
+    store = await sql_v0_sqlite(place)
+    monkeypatch.delattr(sessions, "_restricted_pickle")
+    monkeypatch.setitem(sys.modules, f"{sessions.__name__}._restricted_pickle", None)
+
+    await refused(store.source, "`adk migrate session`")
 
 
 async def test_each_sqlite_layout_names_its_command(place: Place) -> None:

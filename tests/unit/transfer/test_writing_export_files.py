@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from support.transfers import export_text
 
 from mongo_session_service.errors import TransferError
 from mongo_session_service.model.records import SessionKey
@@ -18,16 +19,10 @@ from mongo_session_service.transfer import (
     JsonLinesSource,
     Selection,
     export,
-    jsonl,
 )
-from mongo_session_service.transfer.records import Item, SessionHeader
+from mongo_session_service.transfer.source_items import Item, SessionHeader
 
-LINES = [
-    jsonl.as_text(jsonl.HEADER),
-    jsonl.to_line(SessionHeader(SessionKey("a", "u", "s"), {"x": 1}, 1.0)),
-    jsonl.end_line(1, 0),
-]
-FILE = "\n".join([*LINES, ""])
+FILE = export_text(SessionHeader(SessionKey("a", "u", "s"), {"x": 1}, 1.0))
 
 
 class Slow(JsonLinesSource):
@@ -105,7 +100,7 @@ async def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> Non
     """The file of before keeps its content, and nothing is left beside it."""
     path, broken = tmp_path / "x.jsonl", tmp_path / "broken.jsonl"
     path.write_text("before")
-    broken.write_text("\n".join(LINES[:-1]))
+    broken.write_text("\n".join(FILE.splitlines()[:-1]))
 
     with pytest.raises(TransferError, match="truncated"):
         await exported(Slow(broken), path)

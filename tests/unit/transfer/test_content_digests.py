@@ -8,7 +8,7 @@ from typing import Any
 
 from bson import Decimal128, Int64, ObjectId
 
-from mongo_session_service.transfer.reconcile import content_digest
+from mongo_session_service.transfer.comparison import content_digest
 
 OTHERS: list[Any] = [
     *(None, True, 1, 1.0, float("nan"), "", "ab", "1", "True", "json:1", [], {}),

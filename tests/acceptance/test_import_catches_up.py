@@ -21,7 +21,7 @@ from support.foreign_stores import (
 from support.sample_data import KEYS
 
 from mongo_session_service.transfer import EVERYTHING, Selection
-from mongo_session_service.transfer.records import Item
+from mongo_session_service.transfer.source_items import Item
 
 MOST: Final = 12
 """Turns while one command runs."""
@@ -91,7 +91,7 @@ def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
         ("adk_mongodb._SESSIONS_TOGETHER", 1),
     ):
         monkeypatch.setattr(f"{SOURCES}.{name}", few)
-    monkeypatch.setattr("mongo_session_service.transfer.batches.MAX_EVENTS", 3)
+    monkeypatch.setattr("mongo_session_service.transfer.import_batches.MAX_EVENTS", 3)
 
 
 @pytest.mark.parametrize("make", [sql_sqlite, sql_postgresql, sqlite, adk_mongodb])

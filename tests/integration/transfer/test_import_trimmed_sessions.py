@@ -56,19 +56,6 @@ async def test_files_say_where_a_log_begins(
     assert await compared(service, copy) == []
 
 
-async def test_files_of_version_1_are_imported(
-    service: MongoSessionService, copy: MongoSessionService, tmp_path: Path
-) -> None:
-    """What an earlier release has exported is as good as ever."""
-    await fill(service)
-    path = tmp_path / "all.jsonl"
-    first, rest = (await exported(service, path)).split(b"\n", 1)
-    path.write_bytes(first.replace(b'"version": 2', b'"version": 1') + b"\n" + rest)
-
-    assert (await imported(path, copy)).new == 1
-    assert await compared(service, copy) == []
-
-
 async def test_a_log_that_begins_elsewhere_is_another(
     service: MongoSessionService,
     copy: MongoSessionService,

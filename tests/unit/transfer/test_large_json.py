@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mongo_session_service.transfer.sources import limits
-from mongo_session_service.transfer.sources.base import UnreadableError
+from mongo_session_service.transfer.sources.adk_rows import check_weight
+from mongo_session_service.transfer.sources.base_source import MalformedError
 
 DOCUMENT = 16 * 1024 * 1024
 """Bytes of the largest document."""
@@ -25,11 +25,11 @@ DOCUMENT = 16 * 1024 * 1024
 )
 def test_what_fits_into_a_document_can_be_read(text: bytes) -> None:
     """Text and values of sixteen megabytes are not refused."""
-    limits.check_json(text)
+    check_weight(text)
 
 
 @pytest.mark.parametrize("value", [b"[]", b"{}", b'{"":0}', b'"ab"'])
 def test_what_grows_much_is_refused(value: bytes) -> None:
     """Small values take many times their length."""
-    with pytest.raises(UnreadableError, match="too much memory"):
-        limits.check_json(b"[" + (value + b",") * 1_500_000 + value + b"]")
+    with pytest.raises(MalformedError, match="too much memory"):
+        check_weight(b"[" + (value + b",") * 1_500_000 + value + b"]")

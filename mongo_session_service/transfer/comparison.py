@@ -1,0 +1,347 @@
+"""Comparison of a source's sessions with those of a target, for import and verify."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import Enum
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from mongo_session_service.codec import documents
+from mongo_session_service.codec.bson_values import decode_value
+from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.errors import InvalidInputError, StorageError
+from mongo_session_service.model.metadata import (
+    ADK_METADATA,
+    DETAILS,
+    NO_DETAILS,
+    display_name,
+    titled,
+)
+from mongo_session_service.model.records import Append, Document
+from mongo_session_service.model.wording import counted
+from mongo_session_service.sessions.deletion import is_session
+from mongo_session_service.transfer.import_batches import Incoming, IncomingState
+from mongo_session_service.transfer.source_items import ODD
+
+MISSING: Final = "the target does not have it"
+
+_ROUNDING: Final = 2e-6
+"""Seconds by which equal times may differ."""
+
+
+class Standing(Enum):
+    """How a session in the target compares with the one to import."""
+
+    NEW = "new"
+    SAME = "unchanged"
+    BEHIND = "behind"
+    """The target has its first events."""
+    AHEAD = "ahead"
+    """The target has all of it, and events that were appended there."""
+    CONFLICT = "conflict"
+
+
+class Difference(NamedTuple):
+    """A field of a session's document that is not equal, and how it differs."""
+
+    field: str
+    reason: str
+
+
+class Comparison(NamedTuple):
+    """A session of the source, or a part of one, beside what the target holds of it."""
+
+    standing: Standing
+    matched: int
+    """Events of this part that are stored correctly, counted from its first."""
+    found: int
+    """Events of a session that is not visible yet, correct or not."""
+    event: str
+    """How the first event that is not equal differs; empty if all are equal."""
+    differences: tuple[Difference, ...]
+    """What else differs, in the last part."""
+    conflict: str = ""
+    """Why the two cannot be parts of one session."""
+
+    @property
+    def reasons(self) -> list[str]:
+        """Everything that differs."""
+        known = [each.reason for each in self.differences]
+        return [self.event, *known] if self.event else known
+
+
+class StateComparison(NamedTuple):
+    """The shared state of a source beside what the target holds of it."""
+
+    standing: Standing
+    differences: tuple[str, ...] = ()
+
+
+def content_digest(value: Mapping[str, Any]) -> bytes:
+    """A hash of decoded fields: equal for the same content, in any order of keys.
+
+    It distinguishes every value that BSON can hold, also those that this package does
+    not store itself, such as dates.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True)
+    except TypeError:  # bytes, or what another tool has stored
+        text = "typed:" + json.dumps(_typed(value), sort_keys=True)
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def _typed(value: Any) -> Any:
+    """A value as JSON in which each part names its type."""
+    match value:
+        case dict():
+            parts = ([_typed(key), _typed(item)] for key, item in value.items())
+            return ["dict", *sorted(parts, key=json.dumps)]
+        case list() | tuple():
+            return [_typed(item) for item in value]
+        case None | bool() | int() | float() | str():
+            return f"json:{json.dumps(value)}"
+        case _:
+            return f"{type(value).__name__}:{value!r}"
+
+
+def count_matching(incoming: Incoming, stored: Sequence[Document], hooks: Hooks) -> int:
+    """How many events of a part are stored correctly, counted from its first."""
+    for index, append in enumerate(incoming.appends):
+        if index == len(stored) or not _is_same_event(
+            append, incoming.offset + index + 1, stored[index], hooks
+        ):
+            return index
+    return len(incoming.appends)
+
+
+def _is_same_event(
+    append: Append, revision: int, stored: Document, hooks: Hooks
+) -> bool:
+    """Whether a stored event equals one to import, in any order of fields."""
+    id_ = stored["_id"]
+    is_next = id_ == append.key.event_id(revision) and isinstance(id_["revision"], int)
+    if not is_next:
+        return False
+    event = stored.get("event")
+    if not isinstance(event, dict):
+        return False
+    if documents.is_same_event(append, event, hooks):
+        return True
+    try:
+        one, other = (
+            documents.loaded_fields(each, append.key, hooks)
+            for each in (append.event, event)
+        )
+        return is_same_value(decode_value(one), decode_value(other))
+    except (StorageError, InvalidInputError):
+        return False
+
+
+def _event_difference(
+    incoming: Incoming, stored: Sequence[Document], matched: int
+) -> str:
+    append, revision = incoming.appends[matched], incoming.offset + matched + 1
+    event_id = append.event.get("id")
+    found = stored[matched] if matched < len(stored) else None
+    if found is None or found["_id"]["revision"] != revision:
+        what = "is missing"
+    else:
+        event = found.get("event")
+        is_its = isinstance(event, dict) and event.get("id") == event_id
+        what = "other content" if is_its else "another"
+    return f"event {revision}, {event_id!r}: {what} in the target"
+
+
+def compare_session(
+    incoming: Incoming,
+    session: Document | None,
+    stored: Sequence[Document],
+    hooks: Hooks,
+) -> Comparison:
+    """Compare a session, or a part of one, with what the target holds.
+
+    Args:
+        incoming: The session, or a part of it.
+        session: The target's document under its id: a session or a reservation.
+        stored: The target's events from the part's first on, at most one more.
+        hooks: The application's: content is compared as it is after loading.
+    """
+    matched = count_matching(incoming, stored, hooks)
+    if session is None or not is_session(session):
+        missing = (Difference("_id", MISSING),) if incoming.is_last else ()
+        return Comparison(Standing.NEW, matched, len(stored), "", missing)
+    try:
+        documents.checked_key(session)
+        differences = tuple(_session_differences(incoming, session, hooks))
+    except StorageError:
+        odd = (Difference("_id", ODD),)
+        return Comparison(Standing.CONFLICT, matched, 0, "", odd, ODD)
+    event = ""
+    if incoming.offset + matched < min(session["revision"], incoming.revision):
+        event = _event_difference(incoming, stored, matched)
+    reasons = {each.field: each.reason for each in reversed(differences)}
+    standing, conflict = _standing(incoming, session, reasons)
+    if event:
+        number = incoming.offset + matched + 1
+        standing, conflict = Standing.CONFLICT, f"its event {number} is different"
+    return Comparison(standing, matched, 0, event, differences, conflict)
+
+
+def _standing(
+    incoming: Incoming, session: Document, reasons: Mapping[str, str]
+) -> tuple[Standing, str]:
+    """How two sessions without different events compare, and why in a conflict.
+
+    Args:
+        incoming: The session, or a part of it.
+        session: The target's.
+        reasons: How each field that is not equal differs.
+    """
+    revision = session["revision"]
+    if documents.LOG_BEGINS in reasons:
+        return Standing.CONFLICT, reasons[documents.LOG_BEGINS]
+    if not incoming.is_last:
+        return Standing.BEHIND, ""
+    if revision == documents.log_begins(session):
+        # Without events, two sessions are one if they were created at the same time.
+        known = "state" if incoming.create_time is None else "create_time"
+        if known in reasons:
+            return Standing.CONFLICT, "it was created separately"
+    if revision != incoming.revision:
+        is_ahead = revision > incoming.revision
+        return Standing.AHEAD if is_ahead else Standing.BEHIND, ""
+    for field in ("details", "state", "update_time"):
+        if field in reasons and incoming.update_time > session["update_time"]:
+            return Standing.BEHIND, ""
+        if field in reasons:
+            return Standing.CONFLICT, reasons[field]
+    if documents.INITIAL in reasons:
+        return Standing.CONFLICT, reasons[documents.INITIAL]
+    return Standing.SAME, ""
+
+
+def _session_differences(
+    incoming: Incoming, session: Document, hooks: Hooks
+) -> Iterator[Difference]:
+    """The fields that differ; of a part that is not the last, only the log's begin."""
+    begins = documents.log_begins(session)
+    if not is_same_value(begins, incoming.log_begins):
+        reason = f"its log begins after revision {begins}, not {incoming.log_begins}"
+        yield Difference(documents.LOG_BEGINS, reason)
+    if not incoming.is_last:
+        return
+    count, other = incoming.revision - incoming.log_begins, session["revision"] - begins
+    if not is_same_value(count, other):
+        yield Difference("revision", f"{counted(count, 'event')}, there {other}")
+    owner = Owner.of_session(incoming.key)
+    here = documents.decode_state(incoming.state, owner, hooks)
+    there = documents.decode_state(session["state"], owner, hooks)
+    yield from _title_and_details(incoming, session, here, there)
+    if display_name(here) or display_name(there):
+        # A title may be stored as the display name; it was compared as one.
+        here, there = titled(here, "-"), titled(there, "-")
+    for reason in _state_differences(here, there):
+        yield Difference("state", reason)
+    if incoming.initial is not None:
+        began = documents.decode_state(incoming.initial, owner, hooks)
+        before = documents.decode_state(
+            session.get(documents.INITIAL, {}), owner, hooks
+        )
+        for reason in _state_differences(began, before):
+            yield Difference(documents.INITIAL, f"initial {reason}")
+    times = {"update_time": incoming.update_time, "create_time": incoming.create_time}
+    for name, seconds in times.items():
+        if seconds is not None and not _is_same_time(seconds, session[name]):
+            moments = f"{_moment(seconds)}, there {_moment(session[name])}"
+            yield Difference(name, f"{name.replace('_time', 'd')} at {moments}")
+
+
+def _title_and_details(
+    incoming: Incoming,
+    session: Document,
+    here: Mapping[str, Any],
+    there: Mapping[str, Any],
+) -> Iterator[Difference]:
+    """Compare titles, wherever they are stored, and details if the source has them."""
+    known = incoming.details
+    title = (known or NO_DETAILS).named(here).title
+    stored: Document = {name: session[name] for name in DETAILS if name in session}
+    if (name := display_name(there)) is not None:
+        stored.setdefault("title", name)
+    if known is not None:
+        if content_digest(replace(known, title=title).fields()) != content_digest(
+            stored
+        ):
+            reason = "title, labels or time to live are different"
+            yield Difference("details", reason)
+    elif title is not None and title != stored.get("title"):
+        # It may have been renamed here, which an import leaves as it is.
+        reason = f"state key {ADK_METADATA!r} has another value"
+        yield Difference("title", reason)
+
+
+def _moment(seconds: float) -> str:
+    """A time as ISO 8601 text; one that is in no calendar as its number."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (OSError, OverflowError, ValueError):
+        return f"{seconds!r}"
+
+
+def is_same_value(here: Any, there: Any) -> bool:
+    """Whether two decoded values are equal, and of equal types."""
+    return content_digest({"": here}) == content_digest({"": there})
+
+
+def _is_same_time(here: float, there: Any) -> bool:
+    # Databases keep microseconds, and events a little more.
+    return isinstance(there, float) and abs(here - there) <= _ROUNDING
+
+
+def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    if content_digest(here) == content_digest(there):
+        return []
+    reasons = []
+    for key in sorted(here.keys() | there.keys()):
+        if key not in there:
+            reasons.append(f"state key {key!r} is missing in the target")
+        elif key not in here:
+            reasons.append(f"state key {key!r} is only in the target")
+        elif not is_same_value(here[key], there[key]):
+            reasons.append(f"state key {key!r} has another value")
+    return reasons
+
+
+def compare_state(
+    wanted: IncomingState,
+    stored: Document | None,
+    imported: Document | None,
+    hooks: Hooks,
+) -> StateComparison:
+    """Compare the state of an app or user with what the target holds.
+
+    Args:
+        wanted: The state to import.
+        stored: The target's document.
+        imported: The note of the last import, with the revision that it wrote.
+        hooks: The application's.
+    """
+    owner = wanted.shared.owner
+    here = documents.decode_state(wanted.state, owner, hooks)
+    try:
+        fields = {} if stored is None else stored.get("state")
+        there = documents.decode_state(fields, owner, hooks)
+    except StorageError:
+        return StateComparison(Standing.CONFLICT, (ODD,))
+    differences = tuple(_state_differences(here, there))
+    if stored is None:
+        return StateComparison(Standing.NEW, differences)
+    if not differences:
+        return StateComparison(Standing.SAME)
+    if imported is not None and imported["revision"] == stored.get("revision"):
+        return StateComparison(Standing.BEHIND, differences)
+    return StateComparison(Standing.CONFLICT, differences)

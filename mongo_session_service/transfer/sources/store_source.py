@@ -1,0 +1,184 @@
+"""Source: this package's own store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Final
+
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events.event import Event
+from google.adk.platform import time as platform_time
+from typing_extensions import override
+
+from mongo_session_service.codec.bson_values import UnreadableError
+from mongo_session_service.codec.documents import (
+    INITIAL,
+    decode_event,
+    decode_state,
+    log_begins,
+)
+from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.errors import InvalidInputError, StorageError
+from mongo_session_service.model.metadata import Details
+from mongo_session_service.model.records import Document, SessionKey, session_key
+from mongo_session_service.model.wording import counted
+from mongo_session_service.schema.version import check_version
+from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.event_log import LogRange, read_log
+from mongo_session_service.sessions.history import recorded
+from mongo_session_service.transfer.source_items import (
+    EVERYTHING,
+    ODD,
+    Item,
+    Problem,
+    Selection,
+    SessionHeader,
+    SharedState,
+    Totals,
+    named,
+)
+from mongo_session_service.transfer.sources.base_source import BaseSource
+
+_SESSIONS_TOGETHER: Final = 20
+
+
+class StoreSource(BaseSource):
+    """The sessions of a ``MongoSessionService``, which stays open.
+
+    Each session is read up to the revision of its document, so concurrent appends
+    neither make it inconsistent nor have to wait.
+    """
+
+    def __init__(self, service: MongoSessionService) -> None:
+        """Reads nothing yet."""
+        self._service = service
+
+    @property
+    def name(self) -> str:
+        """The database."""
+        return f"sessions in database {self.connection.database.name!r}"
+
+    @override
+    async def _open(self) -> None:
+        # No setup: reading a database with a misspelt name must not create it.
+        async with backend_of(self._service).call(sets_up=False) as opened:
+            self.connection = opened.connection
+            await check_version(self.connection)
+
+    @override
+    async def totals(self, selection: Selection) -> Totals:
+        async with self.connection.call():
+            counting = queries.counting(_chosen(selection))
+            found = await self.connection.aggregate(self.connection.sessions, counting)
+        counts = found[0] if found else {"sessions": 0, "events": 0}
+        return Totals(counts["sessions"], counts["events"])
+
+    async def read(self, selection: Selection = EVERYTHING) -> AsyncGenerator[Item]:
+        """Shared state, then sessions, each with its events; sorted by id."""
+        async with self.connection.call():
+            async for document in self.connection.app_states.find().sort("_id"):
+                if selection.takes_app(document["_id"]):
+                    yield self._shared(document, document["_id"], None)
+            async for document in self.connection.user_states.find().sort("_id"):
+                owner = document["_id"]["app_name"], document["_id"]["user_id"]
+                if selection.takes_user(*owner):
+                    yield self._shared(document, *owner)
+            where = _chosen(selection)
+            while page := await self._sessions(where):
+                where["_id"] = {"$gt": page[-1]["_id"]}
+                for document in page:
+                    header = await self._header(document)
+                    yield header
+                    if isinstance(header, Problem):
+                        continue
+                    async for item in self._events(header):
+                        yield item
+
+    async def _sessions(self, where: Document) -> list[Document]:
+        cursor = (
+            self.connection.sessions.find(where).sort("_id").limit(_SESSIONS_TOGETHER)
+        )
+        page: list[Document] = await cursor.to_list(None)
+        return page
+
+    async def _events(self, header: SessionHeader) -> AsyncGenerator[Event | Problem]:
+        """The events of a session up to its header's revision, in order."""
+        key, revision = header.key, header.revision or 0
+        found = header.log_begins
+        wanted = LogRange(found, revision + 1)
+        with suppress(SessionNotFoundError):
+            async for page in read_log(self.connection, key, wanted):
+                for document in page:
+                    found += 1
+                    try:
+                        yield decode_event(document, self.connection.hooks)
+                    except StorageError as error:
+                        yield Problem(f"event {found} of {named(key)}", str(error))
+        if found < revision:
+            most = counted(revision - header.log_begins, "event")
+            events = f"{found - header.log_begins} of {most}"
+            reason = f"it has {events}; was it just deleted or trimmed?"
+            yield Problem(named(key), reason)
+
+    async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
+        """The keys of all selected sessions."""
+        async with self.connection.call():
+            async for each in self.connection.sessions.find(
+                _chosen(selection), {"_id": 1}
+            ):
+                yield _key(each)
+
+    async def _header(self, document: Document) -> SessionHeader | Problem:
+        key = _key(document)
+        if isinstance(key, Problem):
+            return key
+        apart = None
+        if INITIAL not in document:
+            apart = await self.connection.events.find_one({"_id": key.event_id(0)})
+        try:
+            owner = Owner.of_session(key)
+            initial = recorded(document, apart)
+            return SessionHeader(
+                key,
+                decode_state(document["state"], owner, self.connection.hooks),
+                update_time=document["update_time"],
+                create_time=document["create_time"],
+                details=Details.of(document),
+                initial=decode_state(initial, owner, self.connection.hooks),
+                revision=document["revision"],
+                log_begins=log_begins(document),
+            )
+        except (KeyError, TypeError, AttributeError, UnreadableError):
+            return Problem(named(key), ODD)
+
+    def _shared(
+        self, document: Document, app_name: str, user_id: str | None
+    ) -> SharedState | Problem:
+        owner = Owner.of_shared(app_name, user_id)
+        try:
+            state = decode_state(document["state"], owner, self.connection.hooks)
+        except (KeyError, UnreadableError):
+            empty = SharedState(app_name, user_id, {})
+            return Problem(str(empty), ODD)
+        return SharedState(app_name, user_id, state, document.get("revision"))
+
+
+def _key(document: Document) -> SessionKey | Problem:
+    id_ = document["_id"]
+    try:
+        return session_key(**id_)
+    except (TypeError, InvalidInputError):
+        return Problem(f"session document {id_!r}", ODD)
+
+
+def _chosen(selection: Selection) -> Document:
+    where = queries.visible(platform_time.get_time())
+    if selection.since is not None:
+        where["update_time"] = {"$gte": selection.since}
+    if selection.apps:
+        where["_id.app_name"] = {"$in": sorted(selection.apps)}
+    if selection.users:
+        where["_id.user_id"] = {"$in": sorted(selection.users)}
+    return where
