@@ -109,7 +109,7 @@ async def test_details_are_compared_and_caught_up_with(
         await copy.update_session(**odd, title="Another", labels=None, ttl=None)
 
         await verify(source, target, on_difference=found.append)
-        with pytest.raises(ConflictError, match="its title, labels or time to live"):
+        with pytest.raises(ConflictError, match="title, labels or time to live"):
             await move(source, copy)
         await move(source, copy, policies=Policies(on_conflict="replace"))
         verified = await verify(source, target)
