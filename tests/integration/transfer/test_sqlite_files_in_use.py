@@ -16,6 +16,7 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from mongo_session_service.errors import SourceError
 from mongo_session_service.transfer import SqliteSource, SqlSource
+from mongo_session_service.transfer.sources import base_source
 
 
 class Store:
@@ -78,8 +79,11 @@ async def test_what_is_written_later_is_not_read(store: Store) -> None:
     assert "later" in repr(again)
 
 
-async def test_no_copy_is_left_of_a_reading_that_is_broken_off(store: Store) -> None:
+async def test_no_copy_is_left_of_a_reading_that_is_broken_off(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file in which SQLite keeps the copy has no name while it is read."""
+    monkeypatch.setattr(base_source, "_TOGETHER", 1)
     with sqlite3.connect(store.path) as file:
         file.execute("CREATE TABLE large AS SELECT zeroblob(10000000)")
     file.close()
