@@ -67,7 +67,7 @@ async def sessions(
             not exist.
     """
     looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
-    after: search.Place | None = None
+    after: search.PagePosition | None = None
     left = limit
     async with backend_of(service).call(sets_up=False) as backend:
         await search.check_order(backend.connection, looked_for)

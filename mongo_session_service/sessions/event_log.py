@@ -28,7 +28,7 @@ from mongo_session_service.sessions.snapshot_read import (
 )
 
 
-class Page(NamedTuple):
+class LogPage(NamedTuple):
     """Events as they are stored, in the order of ``_id`` or against it."""
 
     events: list[Document]
@@ -49,7 +49,7 @@ async def read_page(
     at: Timestamp | None = None,
     session: Query | None = None,
     fields: tuple[str, ...] = (),
-) -> Page:
+) -> LogPage:
     """The first events that match a filter on their ``_id``.
 
     Args:
@@ -69,7 +69,7 @@ async def read_page(
     documents = await in_slices(found.decoded())
     logged = [each for each in documents if "revision" in each["_id"]]
     sessions = [each for each in documents if "revision" not in each["_id"]]
-    return Page(logged, sessions, found.at, found.is_whole and len(logged) < size)
+    return LogPage(logged, sessions, found.at, found.is_whole and len(logged) < size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ async def _load_session_page(
     where: Document | None,
     at: Timestamp | None,
     fields: tuple[str, ...],
-) -> Page:
+) -> LogPage:
     """The first page of a range, and the session as of the same time."""
     after = wanted.after
     reading = partial(
@@ -238,7 +238,7 @@ def _is_logged(event: Document, heads: dict[str, Document]) -> bool:
     return head is not None and id_["revision"] > log_begins(head) and "event" in event
 
 
-async def _load_user_page(connection: Connection, where: Document) -> Page:
+async def _load_user_page(connection: Connection, where: Document) -> LogPage:
     page = await read_page(connection, where)
     keys = {
         SessionKey(*(each["_id"][name] for name in SessionKey._fields))

@@ -25,7 +25,7 @@ from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import deletion, queries
 from mongo_session_service.sessions.deletion import Removal
 from mongo_session_service.sessions.reservations import TOMBSTONE_TIME
-from mongo_session_service.sessions.search import Place, Search
+from mongo_session_service.sessions.search import PagePosition, Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ async def _unwanted_sessions(
         app = await _next_app(connection, "")
     while app is not None:
         search = Search({"_id.app_name": app, **wanted}, newest_first=False)
-        after: Place | None = None
+        after: PagePosition | None = None
         is_last = False
         while not is_last:
             page = await _read_page(connection, search, after)
@@ -147,7 +147,7 @@ async def _next_app(connection: Connection, after: str) -> str | None:
 
 
 async def _read_page(
-    connection: Connection, search: Search, after: Place | None
+    connection: Connection, search: Search, after: PagePosition | None
 ) -> list[Document]:
     size = connection.limits.prune_page
     *stages, _ = search.stages(after, size, time.get_time(), with_state=False)

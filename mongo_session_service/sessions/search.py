@@ -57,7 +57,7 @@ ORDERS: Final = ("create_time", "update_time")
 """What sessions can be ordered by."""
 
 
-class Place(NamedTuple):
+class PagePosition(NamedTuple):
     """A session's place in the order."""
 
     time: float
@@ -81,10 +81,10 @@ class Search:
         order = {"order_by": self.order_by, "newest_first": self.newest_first}
         return bson.encode({"filter": self.filter, **order})
 
-    def place_of(self, document: Document) -> Place:
+    def place_of(self, document: Document) -> PagePosition:
         """The place of a stored session."""
         id_ = document["_id"]
-        return Place(document[self.order_by], id_["user_id"], id_["session_id"])
+        return PagePosition(document[self.order_by], id_["user_id"], id_["session_id"])
 
     def has_place(self, document: Document) -> bool:
         """Whether a document has one; for the server it is ``_placed``."""
@@ -111,7 +111,7 @@ class Search:
 
     def stages(
         self,
-        after: Place | None,
+        after: PagePosition | None,
         limit: int,
         now: float,
         *,
@@ -130,7 +130,7 @@ class Search:
             {"$project": unread},
         ]
 
-    def _later(self, after: Place | None) -> list[Document]:
+    def _later(self, after: PagePosition | None) -> list[Document]:
         """The filters for sessions after a place."""
         if after is None:
             return []
@@ -310,7 +310,7 @@ def _depth(value: Any) -> int:
     return 1 + max(map(_depth, _items(value)), default=0)
 
 
-def token(place: Place, search: Search) -> str:
+def token(place: PagePosition, search: Search) -> str:
     """The token of the page that begins after a place.
 
     The digest is no secret: it detects mistakes. A caller who computes one can choose
@@ -322,7 +322,7 @@ def token(place: Place, search: Search) -> str:
     return base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
 
 
-def place_in(page_token: object, search: Search) -> Place:
+def place_in(page_token: object, search: Search) -> PagePosition:
     """The place in a token of the same search.
 
     Raises:
@@ -337,11 +337,11 @@ def place_in(page_token: object, search: Search) -> Place:
     return place
 
 
-def _place(text: str) -> Place | None:
+def _place(text: str) -> PagePosition | None:
     """The place that a token encodes; None if it has other fields or types."""
     try:
         content = base64.urlsafe_b64decode(text + "==")[_DIGEST:]
-        place = Place(**bson.decode(content))
+        place = PagePosition(**bson.decode(content))
     except (ValueError, TypeError, BSONError):
         return None
     is_time = isinstance(place[0], int | float) and not isinstance(place[0], bool)
@@ -352,14 +352,14 @@ class Page(NamedTuple):
     """A page of a search's results."""
 
     summaries: list[SessionSummary]
-    last: Place | None
+    last: PagePosition | None
     """The place of the last session; None if no session follows it."""
 
 
 async def load_page(
     connection: Connection,
     search: Search,
-    after: Place | None,
+    after: PagePosition | None,
     limit: int,
     now: float,
     *,

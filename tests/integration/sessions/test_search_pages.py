@@ -18,7 +18,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.sessions import search
-from mongo_session_service.sessions.search import Place, new_search
+from mongo_session_service.sessions.search import PagePosition, new_search
 
 MOMENT = 1.8e9
 AT_ONCE = 6
@@ -100,7 +100,7 @@ def test_a_page_costs_what_it_shows(
         found = new_search(
             "app", **wanted, where=None, newest_first=newest_first, hooks=NO_HOOKS
         )
-        place = Place(MOMENT + after // 3, "bob", f"s{after}") if after else None
+        place = PagePosition(MOMENT + after // 3, "bob", f"s{after}") if after else None
         stages = found.stages(place, 6, MOMENT, with_state=False)
 
         shape, indexes, stats = explained(admin, database, stages)
@@ -124,7 +124,7 @@ async def test_the_activity_index_leads_to_pages(
             newest_first=newest_first,
             hooks=NO_HOOKS,
         )
-        place = Place(MOMENT + after, "bob", f"s{after}") if after else None
+        place = PagePosition(MOMENT + after, "bob", f"s{after}") if after else None
         stages = found.stages(place, 6, MOMENT, with_state=False)
 
         shape, indexes, stats = explained(sessions, database, stages)
@@ -192,7 +192,7 @@ FORGED: list[dict[str, Any]] = [
 def test_a_forged_place_has_the_types_of_one() -> None:
     """Whoever computes a token's digest still cannot send anything but a place."""
     found = new_search("app", None, None, None, None, newest_first=True, hooks=NO_HOOKS)
-    place = Place(1.0, "ada", "s")
+    place = PagePosition(1.0, "ada", "s")
     assert search.place_in(search.token(place, found), found) == place
 
     contents = [bson.encode(each) for each in FORGED]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 from support.fast_core import CORE
 from support.fast_core import TESTS as FOLDER
 
+PACKAGE = Path(__file__).parents[3] / "mongo_session_service"
 TESTS = sorted(Path(__file__).parents[2].rglob("test_*.py"))
 
 
@@ -36,3 +38,18 @@ def test_no_test_sleeps_skips_or_expects_to_fail_quietly() -> None:
 def test_the_fast_core_is_there() -> None:
     """No module that ``scripts/test --fast`` is to run has another name today."""
     assert [each for each in CORE if not (FOLDER / each).exists()] == []
+
+
+def test_names_in_the_package_are_of_one_thing() -> None:
+    """No file, and no class, has the name of another one."""
+    modules = [each for each in PACKAGE.rglob("*.py") if each.name != "__init__.py"]
+    files = [path.name for path in modules]
+    classes = [
+        node.name
+        for path in modules
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+    assert [name for name, n in Counter(files).items() if n > 1] == []
+    assert [name for name, n in Counter(classes).items() if n > 1] == []
