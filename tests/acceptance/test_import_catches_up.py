@@ -86,7 +86,7 @@ class Users:
 def little_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sources read again and again, and sessions be moved in parts."""
     for name, few in (
-        ("base._TOGETHER", 1),
+        ("base_source._TOGETHER", 1),
         ("adk_sql._SESSIONS_TOGETHER", 2),
         ("adk_mongodb._SESSIONS_TOGETHER", 1),
     ):
