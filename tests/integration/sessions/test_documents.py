@@ -14,6 +14,7 @@ from pymongo import MongoClient
 from mongo_session_service import MongoSessionService
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.snapshot_read import event_queries
 
 KEY = SessionKey("my_app", "user-1", "s")
 REPLICA_SET, BEHIND_MONGOS = (
@@ -194,7 +195,7 @@ async def test_recent_events_are_read_without_sorting(
 ) -> None:
     """The latest events come off the end of the index, however long the history."""
     await fill(service, events=50)
-    (wanted,) = queries.events(KEY, GetSessionConfig(num_recent_events=5))
+    (wanted,) = event_queries(KEY, GetSessionConfig(num_recent_events=5))
 
     plan = admin[database].command(
         {
