@@ -19,7 +19,8 @@ def sent(shown: RenderableType, columns: int | None, **environment: str) -> str:
     variables = {"COLUMNS": str(columns or 80), "TERM": "xterm", **environment}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", output)
-        patch.delenv("NO_COLOR", raising=False)
+        for name in ("NO_COLOR", "LINES"):  # with LINES, a dumb one has a width as well
+            patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(name, value)
         terminal.show(shown)
