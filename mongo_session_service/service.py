@@ -48,7 +48,10 @@ from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
 from mongo_session_service.driver.cancellation import running_loop
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
-from mongo_session_service.driver.translation import in_parts, once_written
+from mongo_session_service.driver.translation import (
+    reporting_partial_removal,
+    reporting_stored_unread,
+)
 from mongo_session_service.driver.uri import ConnectionSettings
 from mongo_session_service.errors import (
     ConfigurationError,
@@ -313,7 +316,7 @@ class MongoSessionService(BaseSessionService):
             reading = backend.store.read_shared_state(key)
             await backend.writer.create(new)
             backend.sweep.expect(details.expire_time)
-            with once_written():
+            with reporting_stored_unread():
                 shared = await asyncio.shield(reading)
                 return to_session(
                     documents.decode_new_session(new, shared, self._hooks)
@@ -962,7 +965,7 @@ class MongoSessionService(BaseSessionService):
         target = session_key(app_name, user_id, _given_or_new(new_session_id))
         async with self._backend() as backend:
             await copy_session(backend.connection, key, target, until)
-            with once_written():
+            with reporting_stored_unread():
                 stored = await backend.store.load_session(target)
         if stored is None:
             raise session_not_found_error(target.session_id)
@@ -1132,7 +1135,7 @@ class MongoSessionService(BaseSessionService):
                 sessions, events = await deletion.erase_logs(at, app_name, user_id)
             finally:
                 self._backends.forget(app_name, user_id)
-            with in_parts():
+            with reporting_partial_removal():
                 users = await at.user_states.delete_many(queries.routed(at, states))
                 await at.imports.delete_many(notes)
                 await tickets.erase_waiters(at, app_name, user_id)

@@ -154,7 +154,7 @@ class LoginLostError(PyMongoError):
 
 
 @contextmanager
-def in_doubt() -> Iterator[None]:
+def reporting_unknown_outcome() -> Iterator[None]:
     """Report that a write outside a transaction, without answer, may have been done."""
     try:
         yield
@@ -172,7 +172,7 @@ def in_doubt() -> Iterator[None]:
 
 
 @contextmanager
-def once_written() -> Iterator[None]:
+def reporting_stored_unread() -> Iterator[None]:
     """Report, if a read after a write fails or is refused, that the write was done."""
     try:
         yield
@@ -184,7 +184,7 @@ def once_written() -> Iterator[None]:
 
 
 @contextmanager
-def in_parts() -> Iterator[None]:
+def reporting_partial_removal() -> Iterator[None]:
     """Report, if a removal ends after its first step, that a part of it was done."""
     try:
         yield

@@ -15,7 +15,10 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, is_apart
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
-from mongo_session_service.driver.translation import in_doubt, is_duplicate_key
+from mongo_session_service.driver.translation import (
+    is_duplicate_key,
+    reporting_unknown_outcome,
+)
 from mongo_session_service.errors import (
     quoted,
     session_exists_error,
@@ -107,7 +110,7 @@ class BatchStore:
         """Store a session that sets nothing but its own state."""
         at = self._connection
         document = documents.session_document(new)
-        with in_doubt():
+        with reporting_unknown_outcome():
             try:
                 async with asyncio.timeout(limit):
                     if at.has_transactions:

@@ -25,7 +25,7 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
-from mongo_session_service.driver.translation import in_parts
+from mongo_session_service.driver.translation import reporting_partial_removal
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.reservations import FORK, IMPORT, TOMBSTONE_TIME
@@ -99,7 +99,7 @@ async def remove_session(connection: Connection, key: SessionKey) -> None:
     removal = await remove_some(connection, {"_id": key.id, **deletable(connection)})
     if not removal.is_last:
         # Only the tombstone: by now there may be a new session with the same id.
-        with in_parts():
+        with reporting_partial_removal():
             await remove_tombstone(connection, key)
 
 
@@ -296,7 +296,7 @@ async def erase_logs(
     wanted = queries.all_sessions(app_name, user_id)
     removal = await remove_some(connection, wanted)
     sessions, events = removal.sessions, removal.events
-    with in_parts():
+    with reporting_partial_removal():
         if not removal.is_last:
             async for removal in removals(connection, wanted):
                 sessions, events = sessions + removal.sessions, events + removal.events

@@ -19,7 +19,7 @@ from google.adk.sessions.session import Session
 
 from mongo_session_service.codec.adk_session import marker_of
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.translation import once_written
+from mongo_session_service.driver.translation import reporting_stored_unread
 from mongo_session_service.errors import (
     StorageUnavailableError,
     session_not_found_error,
@@ -250,7 +250,10 @@ class Rebaser:
 
     async def _load_stored(self, late: _Late) -> Rebased:
         """Find the place of an event that an earlier attempt has stored."""
-        with once_written(), suppress(StaleSessionError, SessionNotFoundError):
+        with (
+            reporting_stored_unread(),
+            suppress(StaleSessionError, SessionNotFoundError),
+        ):
             missed = await self._read_in_time(late, self._load_missed(late))
             ids = [each.id for each in missed.events] if missed else []
             if missed is not None and late.event.id in ids:

@@ -27,7 +27,7 @@ from mongo_session_service.codec.documents import (
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
-from mongo_session_service.driver.translation import in_parts
+from mongo_session_service.driver.translation import reporting_partial_removal
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
@@ -282,7 +282,7 @@ async def _remove(
             await connection.sessions.update_one(own, gone, session=txn)
         return len(oldest), is_last
 
-    with in_parts():
+    with reporting_partial_removal():
         while not is_over:
             count, is_over = await uninterrupted(run_transaction(connection, step))
             removed += count
