@@ -242,9 +242,9 @@ class MongoSessionService(BaseSessionService):
         here = [each for each in list(self._consumers) if each.is_here]
         await asyncio.gather(*(each.end() for each in here))
         self._turns.close()
-        self._lease_renewer.stop_thread()
         await self._feed.close()
         await self._backends.close()
+        await self._lease_renewer.end_thread()
 
     async def __aenter__(self) -> Self:
         await self.setup()

@@ -47,6 +47,8 @@ _SHORTEST: Final = 1.0
 _NEVER: Final = datetime(1970, 1, 1)  # noqa: DTZ001  as the driver decodes times
 _LINGER: Final = 10.0
 """Seconds that the thread stays after the last lease."""
+_ENDING: Final = 5.0
+"""Seconds that closing a service waits for the thread."""
 _TOGETHER: Final = 1.5
 """Seconds to renew all leases: another transaction may have locked one of them."""
 _ALONE: Final = 0.2
@@ -208,6 +210,8 @@ class LeaseRenewer:
         self._used_at = 0.0
         self._stopping: threading.Event | None = None
         """Ends the thread that runs; None if none does."""
+        self._thread: threading.Thread | None = None
+        """The thread that was started last."""
 
     def add_lease(self, lease: Lease) -> None:
         """Renew a lease from now on."""
@@ -218,23 +222,33 @@ class LeaseRenewer:
             self._held[lease.token] = lease
             if self._stopping is None:
                 stopping = self._stopping = threading.Event()
-                threading.Thread(
+                self._thread = threading.Thread(
                     target=self._keep_renewing,
                     args=[stopping, tick],
                     name=THREAD_NAME,
                     daemon=True,
-                ).start()
+                )
+                self._thread.start()
 
     def discard_lease(self, lease: Lease) -> None:
         """Renew a lease no longer; idempotent."""
         self._held.pop(lease.token, None)
 
-    def stop_thread(self) -> None:
-        """End the thread, unless leases are held."""
+    async def end_thread(self) -> None:
+        """End the thread, unless leases are held, and wait until it has ended.
+
+        A server that does not answer keeps it for a few seconds at most.
+        """
         with self._lock:
-            if not self._held and self._stopping is not None:
-                self._stopping.set()
-                self._stopping = None
+            is_needed = any(not each.is_abandoned for each in self._held.values())
+            if is_needed or self._stopping is None:
+                return
+            self._stopping.set()
+            self._stopping, thread = None, self._thread
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING):
+                while thread is not None and thread.is_alive():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
 
     def _keep_renewing(self, stopping: threading.Event, tick: float) -> None:
         with ExitStack() as closing:

@@ -214,3 +214,20 @@ async def test_the_turn_of_a_dead_process_is_taken_over(
     async with asyncio.timeout(10), service.turn(**IDS, wait=10) as session:
         await service.append_event(session, Event(author="next"))
     assert authors(await read(service)) == ["next"]
+
+
+def test_close_leaves_no_thread(mongodb_uri: str, database: str) -> None:
+    """A closed service renews nothing more, even a turn whose event loop has ended."""
+    service = MongoSessionService(mongodb_uri, database=database, _limits=BRIEF_LEASES)
+    turn = service.turn(**IDS)
+
+    async def enter() -> None:
+        await service.create_session(**IDS)
+        await turn.__aenter__()
+
+    asyncio.run(enter())
+    was_renewing = any(each.name == lease.THREAD_NAME for each in threading.enumerate())
+    asyncio.run(service.close())
+
+    assert was_renewing
+    assert not any(each.name == lease.THREAD_NAME for each in threading.enumerate())
