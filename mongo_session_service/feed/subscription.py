@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
@@ -44,10 +44,6 @@ from mongo_session_service.sessions.snapshot_read import (
     read_snapshot,
     shared_state_queries,
 )
-
-if TYPE_CHECKING:
-    from mongo_session_service.feed.feed import Feed
-
 
 logger = logging.getLogger(__name__)
 
