@@ -218,6 +218,7 @@ async def test_the_turn_of_a_dead_process_is_taken_over(
 
 def test_close_leaves_no_thread(mongodb_uri: str, database: str) -> None:
     """A closed service renews nothing more, even a turn whose event loop has ended."""
+    before = threading.enumerate()  # another test's service may renew its leases
     service = MongoSessionService(mongodb_uri, database=database, _limits=BRIEF_LEASES)
     turn = service.turn(**IDS)
 
@@ -226,8 +227,11 @@ def test_close_leaves_no_thread(mongodb_uri: str, database: str) -> None:
         await turn.__aenter__()
 
     asyncio.run(enter())
-    was_renewing = any(each.name == lease.THREAD_NAME for each in threading.enumerate())
+    [renewing] = (
+        each
+        for each in threading.enumerate()
+        if each.name == lease.THREAD_NAME and each not in before
+    )
     asyncio.run(service.close())
 
-    assert was_renewing
-    assert not any(each.name == lease.THREAD_NAME for each in threading.enumerate())
+    assert not renewing.is_alive()
