@@ -26,7 +26,7 @@ CORE: Final = frozenset(
         "http/test_live_app",
         "http/test_sse",
         "schema/test_schema_version",
-        "sessions/test_atomicity",
+        "sessions/test_append_is_atomic",
         "sessions/test_deletions",
         "sessions/test_documents",
         "sessions/test_forks",

@@ -154,7 +154,7 @@ SENT: dict[Case, list[str]] = {
     get_user_state: ["aggregate"],
 }
 """Which commands calls send; of ``append`` and ``get_session`` more is tested in
-``test_atomicity`` and ``test_snapshots``."""
+``test_append_is_atomic`` and ``test_snapshots``."""
 
 
 async def works(world: World) -> None:
