@@ -34,9 +34,11 @@ if TYPE_CHECKING:
         Pruned,
         SessionPage,
         SessionSummary,
+        TurnInfo,
         UserEvent,
     )
     from mongo_session_service.service import MongoSessionService
+    from mongo_session_service.turns.running_turns import RunningTurn
 else:
     import importlib.util
     import sys
@@ -54,10 +56,12 @@ else:
         "FeedStats": "feed.stats",
         "MongoSessionService": "service",
         "Pruned": "model.results",
+        "RunningTurn": "turns.running_turns",
         "SessionPage": "model.results",
         "SessionSummary": "model.results",
         "Subject": "codec.hooks",
         "Subscription": "feed.subscription",
+        "TurnInfo": "model.results",
         "UserEvent": "model.results",
     }
 
@@ -100,6 +104,7 @@ __all__ = [
     "MongoSessionServiceError",
     "NotAuthorizedError",
     "Pruned",
+    "RunningTurn",
     "SchemaVersionError",
     "SessionPage",
     "SessionSummary",
@@ -109,6 +114,7 @@ __all__ = [
     "Subject",
     "Subscription",
     "TrimmedError",
+    "TurnInfo",
     "UnknownOutcomeError",
     "UserEvent",
     "__version__",

@@ -199,6 +199,13 @@ def turn_lost_error(session_id: str) -> LeaseLostError:
     )
 
 
+def turn_stopped_error(session_id: str) -> LeaseLostError:
+    """Make the error for an append by what was stopped, and has not noticed."""
+    return LeaseLostError(
+        f"The turn of session {quoted(session_id)} was stopped. Nothing was stored."
+    )
+
+
 def session_not_found_error(session_id: str) -> SessionNotFoundError:
     """Make the error for a session that is not stored, or not any more."""
     from google.adk.errors.session_not_found_error import SessionNotFoundError

@@ -7,8 +7,8 @@ import inspect
 import logging
 import math
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -45,7 +45,7 @@ from mongo_session_service.consumers.leased_reader import (
     Start,
 )
 from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
-from mongo_session_service.driver.cancellation import running_loop
+from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.translation import (
@@ -57,6 +57,7 @@ from mongo_session_service.errors import (
     ConfigurationError,
     InvalidInputError,
     MongoSessionServiceError,
+    StorageUnavailableError,
     quoted,
     session_not_found_error,
 )
@@ -77,6 +78,8 @@ from mongo_session_service.model.results import (
     Pruned,
     SessionPage,
     SessionSummary,
+    TurnInfo,
+    TurnPhase,
     UserEvent,
 )
 from mongo_session_service.model.validation import check_id, lookup_id
@@ -95,8 +98,8 @@ from mongo_session_service.sessions.details import update_details
 from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.rebase import Rebased
 from mongo_session_service.telemetry import Operation, traced
-from mongo_session_service.turns import tickets
-from mongo_session_service.turns.relay import relayed
+from mongo_session_service.turns import tickets, turn_status
+from mongo_session_service.turns.running_turns import RunningTurn, RunningTurns
 from mongo_session_service.turns.turn import Turn, Turns
 
 if TYPE_CHECKING:
@@ -190,12 +193,14 @@ class MongoSessionService(BaseSessionService):
         self.database_name = settings.database
         """The name of the database that it uses."""
         self._hooks = settings.hooks
+        self._limits = limits
         limit = _check_bytes("read_cache_bytes", read_cache_bytes)
         self._backends = Backends(uri, client, settings, limit)
         closer = None if uri is None else self._backends.close_here
         self._feed = Feed(self._backend, closer, limits)
         self._lease_renewer = LeaseRenewer()
         self._turns = Turns(self._backends, self._lease_renewer, self.database_name)
+        self._running_turns = RunningTurns(self._backends)
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         observe(self)
 
@@ -234,11 +239,17 @@ class MongoSessionService(BaseSessionService):
             await backend.connection.database.command("ping")
             return perf_counter() - asked
 
-    async def close(self) -> None:
-        """Ends subscriptions and consumers, and closes the clients it has opened.
+    async def close(self, *, grace: float = 10.0) -> None:
+        """Ends turns, subscriptions and consumers, and closes the clients it opened.
 
         Appends under way are finished first. A later call opens new clients.
+
+        Args:
+            grace: Seconds that running turns have to end by themselves. Then they are
+                stopped.
         """
+        validation.check_seconds("grace", grace)
+        await self._running_turns.stop_all(grace)
         here = [each for each in list(self._consumers) if each.is_here]
         await asyncio.gather(*(each.end() for each in here))
         self._turns.close()
@@ -589,23 +600,190 @@ class MongoSessionService(BaseSessionService):
         Raises:
             InvalidInputError: an argument is invalid.
         """
-        app_name = getattr(runner, "app_name", None)
-        if not isinstance(app_name, str):
-            raise InvalidInputError("runner must be a Runner of ADK's.")
-        turn = self.turn(
-            app_name=app_name, user_id=user_id, session_id=session_id, wait=wait
+        app_name = _app_of(runner)
+        key = session_key(app_name, user_id, session_id)
+        validation.check_wait("wait", wait)
+        return self._paced_events(
+            RunningTurn(
+                Turn(self._turns, key, wait),
+                runner,
+                run_arguments,
+                is_paced=True,
+            )
         )
 
-        async def run(emit: Callable[[Event], Awaitable[None]]) -> None:
-            async with turn as session:
-                running = runner.run_async(
-                    user_id=user_id, session_id=session.id, **run_arguments
-                )
-                async with aclosing(running) as events:
-                    async for event in events:
-                        await emit(event)
+    async def _paced_events(self, running: RunningTurn) -> AsyncGenerator[Event, None]:
+        """Run a turn at the pace of its one reader, who ends it by leaving."""
+        await self._running_turns.start(running)
+        try:
+            async for event in running:
+                yield event
+        finally:
+            await uninterrupted(running.stop())
 
-        return relayed(run)
+    async def start_turn(
+        self,
+        runner: Runner,
+        *,
+        user_id: str,
+        session_id: str,
+        wait: float | None = 30.0,
+        interrupt: bool = False,
+        keep_partial_answer: bool = True,
+        **run_arguments: Any,
+    ) -> RunningTurn:
+        """Starts an ADK ``Runner`` in a :meth:`turn` of the session, and returns.
+
+        ::
+
+            running = await service.start_turn(
+                runner, user_id="ada", session_id="monday", new_message=message
+            )
+            async for event in running:
+                ...
+
+        The turn goes on in a task of the service, whether anybody reads it or not. Any
+        number of readers may come, and leave. If the process dies, the turn is
+        abandoned: see :meth:`recover_turns`.
+
+        Args:
+            runner: The runner, built with this service.
+            user_id: The user.
+            session_id: The session's id, which has to be stored.
+            wait: The longest wait for the turn, as in :meth:`turn`.
+            interrupt: Whether to stop the turn that runs, instead of waiting for its
+                end.
+            keep_partial_answer: Whether the text that was said when the turn is
+                stopped is stored as an event with ``interrupted=True``.
+            **run_arguments: Passed to ``run_async``: ``new_message``, ``run_config``
+                and others.
+
+        Raises:
+            InvalidInputError: an argument is invalid.
+            TimeoutError: the turn was not free in time; says who has it.
+            SessionNotFoundError: the session is not stored.
+            MongoSessionServiceError: the caller is in a turn of the session.
+        """
+        app_name = _app_of(runner)
+        key = session_key(app_name, user_id, session_id)
+        validation.check_wait("wait", wait)
+        if validation.check_flag("interrupt", interrupt):
+            reason = "another turn was started"
+            async with self._backends.call(sets_up=False) as backend:
+                await turn_status.request_stop(backend.connection, key, reason)
+        running = RunningTurn(
+            Turn(self._turns, key, wait),
+            runner,
+            run_arguments,
+            keeps_partial_answer=validation.check_flag(
+                "keep_partial_answer", keep_partial_answer
+            ),
+        )
+        await self._running_turns.start(running)
+        return running
+
+    @traced
+    async def stop_turn(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        reason: str | None = None,
+    ) -> bool:
+        """Stops the turn of a session that :meth:`start_turn` or ``run_turn`` runs.
+
+        Whichever process runs it notices within a second, ends the agent, and answers
+        its open calls with an error, as ADK does when a client aborts. A plain
+        :meth:`turn` has nothing to stop, and ends when its block does.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            reason: Why, for those who look at the turn: up to 1,000 characters.
+
+        Returns:
+            False if no turn was running.
+
+        Raises:
+            InvalidInputError: an argument is invalid.
+        """
+        key = session_key(app_name, user_id, session_id)
+        if reason is not None:
+            reason = validation.check_string("reason", reason)[:1000]
+        async with self._backend() as backend:
+            is_running = await turn_status.request_stop(backend.connection, key, reason)
+        if is_running and (running := self._running_turns.find(key)):
+            running.request_stop(reason)
+        return is_running
+
+    @traced
+    async def find_turns(
+        self,
+        *,
+        app_name: str | None = None,
+        user_id: str | None = None,
+        status: TurnPhase | None = None,
+    ) -> list[TurnInfo]:
+        """Returns the turns of sessions, by app, user and session.
+
+        Args:
+            app_name: Only this app's.
+            user_id: Only this user's, of the app.
+            status: Only those with this status; by default all that are running,
+                stopping or abandoned.
+
+        Raises:
+            InvalidInputError: an argument is invalid.
+        """
+        if app_name is not None:
+            app_name = check_id("app_name", app_name)
+        if user_id is not None:
+            if app_name is None:
+                raise InvalidInputError("A user_id needs its app_name.")
+            user_id = check_id("user_id", user_id)
+        if status is not None:
+            validation.check_choice("status", status, get_args(TurnPhase))
+        async with self._backend() as backend:
+            at = backend.connection
+            return await turn_status.find_turns(at, app_name, user_id, status)
+
+    async def recover_turns(self, runner: Runner, *, resume: bool = False) -> None:
+        """Seals the abandoned turns of the runner's app, until it is cancelled.
+
+        A turn is abandoned when its process has ended, or is cut off from MongoDB. The
+        calls that it has left open are answered with an error, so that the session can
+        go on; those that wait for a person stay open. The next turn of the session does
+        so too. Any number of processes may call this.
+
+        Args:
+            runner: The runner, built with this service.
+            resume: Whether the invocation goes on then, once, if the app is resumable.
+
+        Raises:
+            InvalidInputError: an argument is invalid.
+        """
+        app_name = check_id("app_name", _app_of(runner))
+        validation.check_flag("resume", resume)
+        while True:
+            with suppress(StorageUnavailableError):  # it looks again soon
+                for each in await self.find_turns(
+                    app_name=app_name, status="abandoned"
+                ):
+                    await self._recover(runner, each, resume=resume)
+            await asyncio.sleep(self._limits.recovery_seconds)
+
+    async def _recover(self, runner: Runner, found: TurnInfo, *, resume: bool) -> None:
+        """Seal an abandoned turn, and resume its invocation if it was not before."""
+        key = SessionKey(found.app_name, found.user_id, found.session_id)
+        turn = Turn(self._turns, key, 0)
+        with suppress(TimeoutError, SessionNotFoundError):  # others were faster
+            if not (resume and _is_resumable(runner)):
+                async with turn:
+                    return
+            running = RunningTurn(turn, runner, {}, is_resumption=True)
+            await self._running_turns.start(running)
 
     @override
     @traced
@@ -1316,6 +1494,18 @@ class MongoSessionService(BaseSessionService):
 
     def _backend(self) -> BackendCall:
         return self._backends.call()
+
+
+def _app_of(runner: object) -> str:
+    app_name = getattr(runner, "app_name", None)
+    if not isinstance(app_name, str):
+        raise InvalidInputError("runner must be a Runner of ADK's.")
+    return app_name
+
+
+def _is_resumable(runner: Runner) -> bool:
+    config = runner.resumability_config
+    return bool(config and config.is_resumable)
 
 
 def _refuse_unknown(adk_kwargs: Mapping[str, object]) -> None:

@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -89,7 +89,11 @@ class Lease:
         return self._loop.is_closed()
 
     async def acquire(
-        self, where: Document | None = None, limit: float = math.inf
+        self,
+        where: Document | None = None,
+        limit: float = math.inf,
+        *,
+        forget: Iterable[str] = (),
     ) -> Document | None:
         """Acquire the lease if it is free; the lease as it is then.
 
@@ -98,6 +102,7 @@ class Lease:
         Args:
             where: What else its document has to fulfil.
             limit: Seconds after which the server gives up if the document is locked.
+            forget: Names of other fields of the lease, about who had it before.
 
         Raises:
             NetworkTimeout: there was no answer before the lease could have expired.
@@ -115,6 +120,8 @@ class Lease:
             "$set": {f"{path}holder": {**holder, "token": self.token}},
             "$currentDate": {f"{path}since": True, f"{path}renewed_at": True},
         }
+        if names := {f"{path}{name}": "" for name in forget}:
+            change["$unset"] = names
         limit_ms = round(1000 * max(min(limit, seconds), _SHORTEST))
         is_mock = self.connection.driver is Driver.MOCK
         options = {} if is_mock else {"maxTimeMS": limit_ms}
@@ -135,17 +142,26 @@ class Lease:
             message = f"no answer within {seconds:g} seconds"
             raise NetworkTimeout(message) from None
 
-    async def release(self) -> Document | None:
+    async def release(
+        self, ended: Document | None = None, *, forget: Iterable[str] = ()
+    ) -> Document | None:
         """Release the lease; what remains of it, or None if it is another's.
+
+        Args:
+            ended: What its field ``ended`` says from now on.
+            forget: Names of other fields of the lease that go.
 
         Raises:
             TimeoutError: it took so long that the lease has expired by itself.
         """
         path = self.path
         mine = {"_id": self.id, f"{path}holder.token": self.token}
-        fields = (f"{path}{name}" for name in ("holder", "since", "renewed_at"))
+        gone = ("holder", "since", "renewed_at", *forget)
+        change: Document = {"$unset": {f"{path}{name}": "" for name in gone}}
+        if ended is not None:
+            change["$set"] = {f"{path}ended": ended}
         async with asyncio.timeout(self.connection.limits.lease_seconds):
-            return await self._update_lease(mine, {"$unset": dict.fromkeys(fields, "")})
+            return await self._update_lease(mine, change)
 
     async def _update_lease(
         self, where: Document, change: Document, **options: Any

@@ -44,6 +44,15 @@ class Limits:
     """Seconds for which a replay reads the log at one time; MongoDB allows 300."""
     turn_poll_seconds: float = 0.1
     """Seconds between looks of those who wait for the turns of sessions."""
+    stop_poll_seconds: float = 0.5
+    """Seconds between looks whether running turns are to be stopped."""
+    abort_seconds: float = 0.5
+    """Seconds in which a stopped agent has to heed ADK's signal; then its task is
+    cancelled."""
+    cancel_seconds: float = 5.0
+    """Seconds in which its task has to end then; later it can store nothing."""
+    recovery_seconds: float = 5.0
+    """Seconds between looks for abandoned turns."""
     response_seconds: float = 10.0
     """Seconds in total that a late append waits for responses to function calls."""
     rebase_attempts: int = 100

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
 
 from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict
@@ -51,6 +52,30 @@ class SessionPage(BaseModel):
     sessions: list[SessionSummary]
     next_page_token: str | None = None
     """For the next page; None if this is the last."""
+
+
+TurnPhase = Literal["running", "stopping", "ended", "stopped", "failed", "abandoned"]
+
+
+@public
+class TurnInfo(NamedTuple):
+    """The turn that a session has, or had last."""
+
+    app_name: str
+    user_id: str
+    session_id: str
+    epoch: int
+    """Its number: each turn of a session has a higher one."""
+    status: TurnPhase
+    """``abandoned``: the process that had it has ended, or is cut off."""
+    since: datetime
+    """When it began, by the server's clock, in UTC."""
+    host: str
+    """The name of the host that has it, or had it."""
+    reason: str | None = None
+    """Why it was stopped, as the caller of ``stop_turn`` has said."""
+    error_type: str | None = None
+    """The class of the error that has ended a failed one."""
 
 
 @public

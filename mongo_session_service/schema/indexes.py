@@ -95,6 +95,13 @@ INDEXES: Final = (
     ),
     Index(
         collection="sessions",
+        name="by_turn",
+        keys=("turn.since", "_id.app_name", "_id.user_id"),
+        only_with="turn.holder",
+        serves="the turns that run or are abandoned, among any number of sessions",
+    ),
+    Index(
+        collection="sessions",
         name="by_title",
         keys=("_id.app_name", "title", *_BY_CREATION),
         only_with="title",

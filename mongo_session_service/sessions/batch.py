@@ -37,6 +37,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.sessions.details import announce_details, fields_update
 from mongo_session_service.sessions.queries import (
     TURN_EPOCH,
+    TURN_FIRST_REVISION,
     TURN_RENEWED,
     user_state_id,
 )
@@ -294,20 +295,23 @@ def session_updates(planned: Iterable[PlannedWrite]) -> list[Update]:
         update = updates.get(append.key)
         if update is None:
             revision, create_time, ttl = expected
-            first = {
+            expectation = {
                 "_id": append.key.id,
                 "revision": revision,
                 "create_time": create_time,
                 "ttl": ttl,
                 "expire_time": {"$not": {"$lte": now}},  # as in visible()
             }
-            update = updates[append.key] = Update(first, {"$set": {}})
+            update = updates[append.key] = Update(expectation, {"$set": {}})
         if append.hold is not None:
             epoch, create_time = append.hold
             held = {TURN_EPOCH: epoch, "create_time": create_time}
             wanted = update.filter.setdefault("$and", [])
             wanted += [held] if held not in wanted else []
             update.change["$currentDate"] = {TURN_RENEWED: True}
+            # The least is that of the turn's first event.
+            first = {TURN_FIRST_REVISION: expected.revision + 1}
+            update.change.setdefault("$min", first)
         changes = update.change["$set"]
         for name, value in append.delta.session.items():
             changes[_STATE + name] = value

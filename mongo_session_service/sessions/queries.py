@@ -30,6 +30,9 @@ TURN_EPOCH: Final = "turn.epoch"
 TURN_RENEWED: Final = "turn.renewed_at"
 """The field that says when its turn was taken or renewed, by the server's clock."""
 
+TURN_FIRST_REVISION: Final = "turn.first_revision"
+"""The revision of the first event that was appended within its turn."""
+
 UPDATED: Final = "updated"
 """What it has that says: the session has these details from now on."""
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import time
 from contextlib import suppress
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Final
 
+from google.adk.events.event import Event
 from google.adk.sessions.session import Session
 
 from mongo_session_service.backend import Backend, Backends, forget_closed_loops
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.driver.lease import Lease, LeaseRenewer
@@ -20,10 +24,18 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
     session_not_found_error,
+    turn_stopped_error,
 )
-from mongo_session_service.model.records import Hold, SessionKey
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.model.records import (
+    Document,
+    Hold,
+    SessionKey,
+    StoredSession,
+)
 from mongo_session_service.telemetry import Operation
-from mongo_session_service.turns import tickets
+from mongo_session_service.turns import tickets, turn_status
+from mongo_session_service.turns.seals import abandoned_seals
 from mongo_session_service.turns.tickets import Ticket
 from mongo_session_service.turns.waiting_line import WaitingLine
 
@@ -54,10 +66,17 @@ class Turns:
         return type(self), (self.backends, self.renewer, self.database_name)
 
     def held_turn(self, key: SessionKey) -> Turn | None:
-        """The turn of a session in whose body the caller is."""
+        """The turn of a session in whose body the caller is.
+
+        Raises:
+            LeaseLostError: it was stopped, and the caller has not noticed.
+        """
         for each in _held.get():
-            if each.key == key and each.turns is self and each.is_held:
-                return each
+            if each.key == key and each.turns is self:
+                if each.is_held:
+                    return each
+                if each.is_stopped:
+                    raise turn_stopped_error(key.session_id)
         return None
 
     def waiting_line(self, backend: Backend) -> WaitingLine:
@@ -93,8 +112,60 @@ class Turn:
         """What an append within it expects: the fence."""
         self.is_held = False
         self._limit = math.inf if wait is None else wait
+        self.abandoned_invocation: str | None = None
+        """What the one before it was running when its process died."""
+        self._first_revision = 0
+        """The revision of its first event; 0 if it has none."""
+        self._since: datetime | None = None
         self._ticket: Ticket | None = None
         """Its place in the line, while it has one."""
+        self.is_stopped = False
+        """Whether it was stopped; what still runs in it then can append nothing."""
+        self.stop_reason: str | None = None
+        self.error_type: str | None = None
+        """The class of the error that has ended it."""
+
+    @property
+    def epoch(self) -> int:
+        """How often the turn of this session was acquired, this time included."""
+        return self._lease.epoch
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the service."""
+        return self._lease.connection.limits
+
+    async def load_own_events(self) -> list[Event]:
+        """The events that were appended in this turn."""
+        async with self.turns.backends.call() as backend:
+            at = backend.connection
+            self._first_revision = await turn_status.first_revision(at, self.key)
+            return self._own_events(await self._load(backend))
+
+    async def note_resumption(self) -> str | None:
+        """The id of the abandoned invocation, if this is the first to resume it."""
+        invocation_id = self.abandoned_invocation
+        if invocation_id is not None:
+            async with self.turns.backends.call() as backend:
+                at = backend.connection
+                if await turn_status.note_resumption(at, self.key, invocation_id):
+                    return invocation_id
+        return None
+
+    async def append_event(self, event: Event) -> None:
+        """Append an event at the end of the log, after whatever is there.
+
+        Raises:
+            LeaseLostError: another caller has taken the turn over.
+        """
+        started = time.monotonic()
+        async with self.turns.backends.call() as backend:
+            end = await backend.store.load_end(self.key)
+            hooks = backend.connection.hooks
+            append = documents.encode_append(self.key, event, hooks, self.hold)
+            await backend.rebaser.write_rebased(
+                append, to_session(end), event, end.marker, started
+            )
 
     def note_append(self, started: float) -> None:
         """Note an append in its body, which has renewed it."""
@@ -142,12 +213,28 @@ class Turn:
             raise await self._busy_error()
         self.is_held = True
         self.turns.renewer.add_lease(self._lease)
-        loading = backend.store.load_session(self.key)
-        stored, _ = await asyncio.gather(loading, self._return_ticket())
+        stored, _ = await asyncio.gather(self._load(backend), self._return_ticket())
+        if self._first_revision:  # whoever had the turn before has not released it
+            own = self._own_events(stored)
+            self.abandoned_invocation = own[-1].invocation_id if own else None
+            if seals := abandoned_seals(own):
+                for seal in seals:
+                    await self.append_event(seal)
+                stored = await self._load(backend)
+            await turn_status.forget_first_revision(backend.connection, self.key)
+        return to_session(stored)
+
+    async def _load(self, backend: Backend) -> StoredSession:
+        stored = await backend.store.load_session(self.key)
         if stored is None:
             raise session_not_found_error(self.key.session_id)
         self.hold = Hold(self._lease.epoch, stored.marker.create_time)
-        return to_session(stored)
+        return stored
+
+    def _own_events(self, stored: StoredSession) -> list[Event]:
+        """The events of a session from the first one of this turn on."""
+        count = stored.marker.revision - self._first_revision + 1
+        return stored.events[-count:] if self._first_revision and count > 0 else []
 
     @property
     def _seconds_left(self) -> float:
@@ -159,7 +246,12 @@ class Turn:
         where = tickets.visible_session(self.key)
         if ticket is None:
             where["turn.is_awaited"] = None
-        turn = await self._lease.acquire(where, self._seconds_left)
+        turn = await self._lease.acquire(
+            where, self._seconds_left, forget=("stop", "ended")
+        )
+        if turn is not None:
+            self._since = turn["since"]
+            self._first_revision = turn.get("first_revision", 0)
         if turn is not None and ticket and turn["ticket"] == ticket.number:
             await uninterrupted(tickets.end_line(self._lease.connection, ticket))
         return turn is not None
@@ -230,9 +322,22 @@ class Turn:
         finally:
             self.turns.announce_release()
 
+    @property
+    def _ended(self) -> Document:
+        """The end of this turn, as the session's document keeps it."""
+        status = "failed" if self.error_type else "ended"
+        ended = {
+            "status": "stopped" if self.is_stopped else status,
+            "since": self._since,
+            "host": socket.gethostname(),
+            "reason": self.stop_reason,
+            "error": self.error_type,
+        }
+        return {name: value for name, value in ended.items() if value is not None}
+
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
         async with self.turns.backends.call(sets_up=False) as backend:
             self._lease.connection = backend.connection
-            await self._lease.release()
+            await self._lease.release(self._ended, forget=("stop", "first_revision"))
             await self._return_ticket()

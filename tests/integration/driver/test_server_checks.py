@@ -230,6 +230,7 @@ async def test_setup_may_be_repeated(
             "by_user",
             "by_app",
             "by_title",
+            "by_turn",
             "by_label",
         },
         "events": {"_id_", "event_id_once_per_session"},

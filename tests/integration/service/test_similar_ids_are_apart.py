@@ -139,6 +139,7 @@ WRITES = (
     Write("append", adding, lambda key: the_log(key) | shared_state(key)),
     Write("append_event", partial(appending, own="x"), the_log),
     Write("turn", naming, lambda key: {("sessions", key)}),
+    Write("stop_turn", naming, lambda _: set()),
     Write("update_session", labelling, lambda key: {("sessions", key)}),
     Write("fork_session", forking, lambda key: the_log(fork_of(key))),
     Write("trim_session", trimming, lambda key: the_log(fork_of(key))),
@@ -169,6 +170,9 @@ NOT_HERE = {
     "prune": "is about the whole database: test_isolated_databases.py",
     "consumer": "reads the feed: test_isolated_feed.py",
     "run_turn": "is a turn in which a runner calls others of these",
+    "start_turn": "is such a turn",
+    "find_turns": "tells of no content: test_start_turn.py",
+    "recover_turns": "begins the turns that find_turns returns",
 }
 
 

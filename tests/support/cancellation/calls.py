@@ -27,6 +27,8 @@ WRITES = [
     Case("MongoSessionService.prune", writes.prune, 5),
     Case("MongoSessionService.turn", writes.turn, 10),
     Case("MongoSessionService.run_turn", writes.run_turn, 10),
+    Case("MongoSessionService.start_turn", writes.start_turn, 10),
+    Case("MongoSessionService.stop_turn", writes.stop_turn, 2),
     Case("MongoSessionService.flush", writes.flush),
     Case("MongoSessionService.close", writes.close),
 ]
@@ -49,6 +51,7 @@ READS = [
     Case("MongoSessionService.iter_user_events", reads.leave_user, 15),
     Case("MongoSessionService.ping", reads.ping, 1),
     Case("MongoSessionService.prune", reads.count_expired, 3),
+    Case("MongoSessionService.find_turns", reads.find_turns, 3),
     Case("MongoSessionService.consumers", reads.consumers, 3),
 ]
 
@@ -77,6 +80,9 @@ WAITS_FOR_NOTHING = {
     "MongoSessionService.watch",
     "Subscription.close",
 }
+
+ENDS_ONLY_SO = {"MongoSessionService.recover_turns"}
+"""What works until it is cancelled, and has a test of its own."""
 
 
 def methods() -> Iterator[str]:

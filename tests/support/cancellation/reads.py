@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from support.cancellation.world import STATE, Prepared, World, ids_of, of_user, works
+from support.cancellation.world import (
+    APP,
+    STATE,
+    USER,
+    Prepared,
+    World,
+    ids_of,
+    of_user,
+    works,
+)
 
 
 async def get(world: World) -> Prepared:
@@ -168,6 +177,18 @@ async def consumers(world: World) -> Prepared:
         assert [each.name for each in await world.service.consumers()] == [*"abc"]
 
     return world.service.consumers(), check
+
+
+async def find_turns(world: World) -> Prepared:
+    ids = ids_of(await world.known())
+    async with world.service.turn(**ids):
+        pass
+    finding = world.service.find_turns(app_name=APP, user_id=USER)
+
+    async def check() -> None:
+        assert await world.service.find_turns() == []
+
+    return finding, check
 
 
 async def wait_for(world: World) -> Prepared:

@@ -264,6 +264,41 @@ async def run_turn(world: World) -> Prepared:
     return respond(), partial(_is_free, world, ids)
 
 
+async def start_turn(world: World) -> Prepared:
+    session = await world.session(events=0)
+    ids = ids_of(session)
+
+    class Runner:
+        """One that answers once."""
+
+        app_name = session.app_name
+
+        async def run_async(self, **_: object) -> AsyncGenerator[Event, None]:
+            yield await world.service.append_event(session, new_event())
+
+    async def respond() -> None:
+        of_user = {"user_id": session.user_id, "session_id": session.id}
+        runner: Any = Runner()
+        running = await world.service.start_turn(runner, **of_user)
+        assert len(await running.result()) == 1
+
+    async def check() -> None:
+        async with world.service.turn(**ids):  # whatever has begun ends
+            pass
+        await _is_free(world, ids)
+
+    return respond(), check
+
+
+async def stop_turn(world: World) -> Prepared:
+    ids = ids_of(await world.session(events=0))
+
+    async def stop() -> None:
+        assert not await world.service.stop_turn(**ids)
+
+    return stop(), partial(_is_free, world, ids)
+
+
 async def _turn(world: World, stored: dict[str, Any]) -> Prepared:
     session = await world.session(events=0)
     ids, database = ids_of(session), world.client[world.database]

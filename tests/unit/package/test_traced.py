@@ -12,6 +12,8 @@ from mongo_session_service import MongoSessionService, telemetry
 UNTRACED = {
     "flush": "does nothing",
     "close": "asks the server for nothing",
+    "start_turn": "goes on when it returns; its turn and its calls are traced",
+    "recover_turns": "never returns; the calls that it makes are traced",
 }
 
 

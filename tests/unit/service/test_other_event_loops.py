@@ -40,6 +40,7 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
     """Every public call of the service, not yet begun."""
     consumer = service.consumer("c")
     session = Session(id="s", **USER)
+    runner: Any = FakeRunner()
     return {
         "append": service.append(**SESSION, event=Event(author="x")),
         "append_event": service.append_event(session, Event(author="x")),
@@ -52,6 +53,7 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
         "delete_user": service.delete_user(**USER),
         "find_sessions": service.find_sessions(**APP),
         "fork_session": service.fork_session(**SESSION),
+        "find_turns": service.find_turns(),
         "get_event": service.get_event(**SESSION, event_id="e"),
         "get_session": service.get_session(**SESSION),
         "get_session_at": service.get_session_at(**SESSION, revision=0),
@@ -61,8 +63,11 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
         "list_sessions": service.list_sessions(**APP),
         "ping": service.ping(),
         "prune": service.prune(),
+        "recover_turns": service.recover_turns(runner),
         "setup": service.setup(),
-        "run_turn": read(service.run_turn(FakeRunner(), **OF_USER)),
+        "start_turn": service.start_turn(runner, **OF_USER),
+        "stop_turn": service.stop_turn(**SESSION),
+        "run_turn": read(service.run_turn(runner, **OF_USER)),
         "turn": entered(service.turn(**SESSION)),
         "trim_session": service.trim_session(**SESSION, keep_last=1),
         "update_session": service.update_session(**SESSION, title="t"),

@@ -1,0 +1,375 @@
+"""Running turns: each an ADK ``Runner`` at work in the turn of a session, in a task.
+
+The task belongs to nobody's request: readers come and leave. It ends with its runner,
+or when it is stopped: here, or by whoever asks for it in the session's document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+
+from google.adk.events.event import Event
+
+from mongo_session_service._public import public
+from mongo_session_service.backend import Backends, forget_closed_loops
+from mongo_session_service.driver.cancellation import (
+    background,
+    running_loop,
+    uninterrupted,
+)
+from mongo_session_service.errors import MongoSessionServiceError, quoted
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.turns import turn_status
+from mongo_session_service.turns.partial_texts import EventInbox, PartialText, text_kind
+from mongo_session_service.turns.seals import abandoned_seals, interrupted, stop_seals
+from mongo_session_service.turns.turn import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from google.adk.runners import Runner
+
+logger = logging.getLogger(__name__)
+
+_CLOSED: Final = "the service was closed"
+
+
+@public
+class RunningTurn:
+    """A turn in which an agent runs, begun by ``MongoSessionService.start_turn``.
+
+    ::
+
+        async for event in running:
+            ...  # leave when you like: the turn goes on
+
+    Each reader receives the runner's events from the first one on. A reader that comes
+    late, or reads slowly, receives the pieces of a text that wait for it as one piece;
+    those of an event that is complete by then are left out. What the runner raises is
+    raised to each reader, after the events.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        runner: Runner,
+        run_arguments: dict[str, Any],
+        *,
+        keeps_partial_answer: bool = True,
+        is_paced: bool = False,
+        is_resumption: bool = False,
+    ) -> None:
+        self._turn = turn
+        self._runner = runner
+        self._run_arguments = run_arguments
+        self._keeps_partial_answer = keeps_partial_answer
+        self._is_paced = is_paced
+        """Whether the runner continues only when its reader wants the next event."""
+        self._is_resumption = is_resumption
+        """Whether it goes on with what an abandoned turn was running."""
+        self._wanted = asyncio.Semaphore(0)
+        self._has_begun = asyncio.Event()
+        self._is_stopped = asyncio.Event()
+        self._aborts = asyncio.Event()
+        """ADK's signal."""
+        self._events: list[Event] = []
+        """All whole ones."""
+        self._texts: dict[Hashable, PartialText] = {}
+        """What was said so far of events that are not whole yet."""
+        self._inboxes: dict[EventInbox, asyncio.Event] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<RunningTurn {self.epoch} of session {self._turn.key.session_id!r}>"
+
+    @property
+    def epoch(self) -> int:
+        """The number of the turn: each turn of a session has a higher one."""
+        return self._turn.epoch
+
+    @property
+    def turn(self) -> Turn:
+        """The turn that it holds."""
+        return self._turn
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, and its turn is released."""
+        return self._task is not None and self._task.done()
+
+    async def begin(self) -> None:
+        """Start the task, and return when it has the turn.
+
+        Raises:
+            TimeoutError: it was not free in time.
+            SessionNotFoundError: the session is not stored.
+        """
+        # In a copy of the caller's context: spans of the turn are below the caller's.
+        self._task = task = asyncio.create_task(self._hold_turn())
+        task.add_done_callback(_ignore_failure)  # whoever asks receives it
+        begun = asyncio.create_task(self._has_begun.wait())
+        try:
+            await asyncio.wait({task, begun}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if self._has_begun.is_set():
+                self._is_stopped.set()
+            else:
+                task.cancel()
+            await uninterrupted(asyncio.wait({task}))
+            raise
+        finally:
+            begun.cancel()
+        if not self._has_begun.is_set():
+            task.result()
+
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        inbox, has_more = EventInbox(), asyncio.Event()
+        for event in (*self._events, *(it.joined() for it in self._texts.values())):
+            inbox.add_event(event)
+        self._inboxes[inbox] = has_more
+        try:
+            while True:
+                for event in inbox.drain():
+                    yield event
+                    self._wanted.release()
+                if self.is_done and not inbox:
+                    break
+                await self._more(has_more)
+        finally:
+            del self._inboxes[inbox]
+        self._raise_failure()
+
+    async def _more(self, has_more: asyncio.Event) -> None:
+        """Wait until there are more events, or it has ended."""
+        more = asyncio.ensure_future(has_more.wait())
+        try:
+            ends: set[asyncio.Future[Any]] = {more, self._running_task()}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            more.cancel()
+            has_more.clear()
+
+    async def result(self) -> list[Event]:
+        """Wait for its end, and return all whole events of the runner.
+
+        Raises:
+            MongoSessionServiceError: storage failed, or the turn was lost, as its
+                subclasses say; what the agent raised is raised as it is.
+        """
+        await self.wait_end()
+        self._raise_failure()
+        return [*self._events]
+
+    async def wait_end(self) -> None:
+        """Wait until it has ended, however."""
+        await asyncio.wait({self._running_task()})
+
+    def request_stop(self, reason: str | None) -> None:
+        """Have it stop soon; the first reason counts."""
+        if not self._is_stopped.is_set():
+            self._turn.stop_reason = reason
+            self._is_stopped.set()
+
+    async def stop(self, reason: str | None = None) -> None:
+        """Stop the agent, and return when the turn has ended; idempotent.
+
+        Open calls are answered with an error, as ADK does it when a client aborts, and
+        what was said of an answer so far is kept, see ``start_turn``.
+
+        Args:
+            reason: Why: shown in the turn's status.
+        """
+        self.request_stop(reason)
+        await self.wait_end()
+
+    def _running_task(self) -> asyncio.Task[None]:
+        if self._task is None:
+            raise MongoSessionServiceError("This turn was not begun.")
+        return self._task
+
+    def _raise_failure(self) -> None:
+        if error := self._running_task().exception():
+            raise error
+
+    async def _hold_turn(self) -> None:
+        """Hold the turn while the runner runs, and seal what it leaves."""
+        async with self._turn:
+            if self._is_resumption:
+                invocation_id = await self._turn.note_resumption()
+                if invocation_id is None:
+                    return
+                self._run_arguments["invocation_id"] = invocation_id
+            running = asyncio.create_task(self._run_agent())
+            stopped = asyncio.create_task(self._is_stopped.wait())
+            self._has_begun.set()
+            try:
+                await asyncio.wait(
+                    {running, stopped}, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not running.done():
+                    await self._end_agent(running)
+            finally:  # also when the event loop ends, which cancels all tasks
+                running.cancel()
+                stopped.cancel()
+            await self._seal_log(running)
+        if self._turn.error_type is not None:
+            running.result()
+
+    async def _run_agent(self) -> None:
+        arguments = dict(self._run_arguments)
+        if "abort_signal" in signature(self._runner.run_async).parameters:
+            arguments.setdefault("abort_signal", self._aborts)  # since ADK 2.11
+        key = self._turn.key
+        running = self._runner.run_async(
+            user_id=key.user_id, session_id=key.session_id, **arguments
+        )
+        async with aclosing(running) as events:
+            async for event in events:
+                self._publish(event)
+                if self._is_paced and not self._is_stopped.is_set():
+                    await self._wanted.acquire()
+
+    def _publish(self, event: Event) -> None:
+        """Hand an event to all readers, and keep it for those that come later."""
+        if kind := text_kind(event):
+            if kind in self._texts:
+                self._texts[kind].add_piece(event)
+            else:
+                self._texts[kind] = PartialText(event)
+        elif not event.partial:
+            self._events.append(event)
+            self._texts = {
+                kind: text
+                for kind, text in self._texts.items()
+                if text.event_id != event.id
+            }
+        for inbox, has_more in self._inboxes.items():
+            inbox.add_event(event)
+            has_more.set()
+
+    async def _end_agent(self, running: asyncio.Task[None]) -> None:
+        """Have the runner end, gently at first."""
+        limits = self._turn.limits
+        self._aborts.set()
+        self._wanted.release()
+        _, pending = await asyncio.wait({running}, timeout=limits.abort_seconds)
+        if pending:  # a SequentialAgent looks at the signal between events only
+            running.cancel()
+            _, pending = await asyncio.wait({running}, timeout=limits.cancel_seconds)
+        if pending:
+            running.add_done_callback(_ignore_failure)
+            logger.warning(
+                "The agent in the turn of session %s ignores that it was stopped and"
+                " cancelled. It stores nothing more.",
+                quoted(self._turn.key.session_id),
+            )
+
+    async def _seal_log(self, running: asyncio.Task[None]) -> None:
+        """Leave no call open, and note how the turn has ended."""
+        turn = self._turn
+        error = (
+            None if running.cancelled() or not running.done() else running.exception()
+        )
+        is_stopped = self._is_stopped.is_set()
+        if error is not None and not is_stopped:
+            turn.error_type = type(error).__qualname__
+            logger.warning(
+                "The turn of session %s has failed with %s.",
+                quoted(turn.key.session_id),
+                turn.error_type,
+            )
+        if is_stopped or error is not None:
+            with suppress(MongoSessionServiceError):  # the next turn seals it
+                log = await turn.load_own_events()
+                if not is_stopped:
+                    seals = abandoned_seals(log)
+                else:
+                    turn.is_stopped = True
+                    seals = stop_seals(log, self._runner.agent.name)
+                    if self._keeps_partial_answer:
+                        said = [text.joined() for text in self._texts.values()]
+                        seals += interrupted(said, log)
+                for seal in seals:
+                    await turn.append_event(seal)
+                    self._publish(seal)
+
+
+def _ignore_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+class RunningTurns:
+    """The running turns of one service, in whichever event loop they run."""
+
+    def __init__(self, backends: Backends) -> None:
+        self.backends = backends
+        self._turns: dict[asyncio.AbstractEventLoop, set[RunningTurn]] = {}
+        self._polls: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+
+    def __reduce__(self) -> tuple[type[RunningTurns], tuple[Backends]]:
+        return type(self), (self.backends,)  # none runs where it is unpickled
+
+    async def start(self, running: RunningTurn) -> None:
+        """Have a turn begin, and end when its session's document says so.
+
+        Raises:
+            TimeoutError: it was not free in time.
+            SessionNotFoundError: the session is not stored.
+        """
+        loop = running_loop()
+        forget_closed_loops(self._turns)
+        forget_closed_loops(self._polls)
+        await running.begin()
+        self._turns.setdefault(loop, set()).add(running)
+        if loop not in self._polls:
+            self._polls[loop] = background(self._poll_stops(loop))
+
+    def find(self, key: SessionKey) -> RunningTurn | None:
+        """The turn of a session that runs in this event loop."""
+        for each in self._turns.get(running_loop(), ()):
+            if each.turn.key == key and not each.is_done:
+                return each
+        return None
+
+    async def stop_all(self, grace: float) -> None:
+        """Stop what does not end in time, and wait for it; of other event loops, all.
+
+        Args:
+            grace: Seconds that turns of this event loop have to end by themselves.
+        """
+        here = running_loop()
+        for loop, turns in list(self._turns.items()):
+            for each in turns if loop is not here else ():
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(each.request_stop, _CLOSED)
+        if turns := {each for each in self._turns.pop(here, ()) if not each.is_done}:
+            await asyncio.wait(
+                {asyncio.ensure_future(it.wait_end()) for it in turns}, timeout=grace
+            )
+            await asyncio.gather(*(each.stop(_CLOSED) for each in turns))
+        if poll := self._polls.pop(here, None):
+            poll.cancel()
+
+    async def _poll_stops(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look which turns are to be stopped, as long as any runs here."""
+        pause = 0.0
+        while turns := {each for each in self._turns.get(loop, ()) if not each.is_done}:
+            self._turns[loop] = turns
+            with suppress(MongoSessionServiceError):  # it looks again soon
+                async with self.backends.call(sets_up=False) as backend:
+                    pause = backend.connection.limits.stop_poll_seconds
+                    keys = [each.turn.key for each in turns]
+                    stops = await turn_status.requested_stops(backend.connection, keys)
+                for each in turns:
+                    epoch, reason = stops.get(each.turn.key, (0, None))
+                    if epoch == each.epoch:
+                        each.request_stop(reason)
+            await asyncio.sleep(pause)
+        self._turns.pop(loop, None)
+        del self._polls[loop]

@@ -1,0 +1,108 @@
+"""Seals: the events that answer the open calls of an invocation that was cut off.
+
+ADK seals an invocation that its caller aborts in the same way, but only in the process
+that runs it. See ``google.adk.events._abort_events``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from google.adk.events.event import Event
+from google.genai import types
+
+ABORTED: Final = "INVOCATION_ABORTED"
+"""The error code of ADK's seals, by which it knows them."""
+_STOPPED: Final = "Invocation was aborted by client."
+"""ADK's own message."""
+_ABANDONED: Final = "The process that ran this call has ended."
+
+
+def stop_seals(events: Sequence[Event], root_agent_name: str) -> list[Event]:
+    """Seal the invocations that a stop has cut off, unless ADK has done it.
+
+    Args:
+        events: The events of the stopped turn, in the order of the log.
+        root_agent_name: The author of the event that seals what left no call open.
+    """
+    seals: list[Event] = []
+    for invocation_id, own in _by_invocation(events).items():
+        if any(each.error_code == ABORTED for each in own):
+            continue
+        if own[-1].isolation_scope and own[-1].is_final_response():
+            continue  # a task agent that waits for its user
+        answers = _answers(own, _STOPPED, is_waiting_sealed=True)
+        plain = Event(
+            invocation_id=invocation_id,
+            author=root_agent_name,
+            error_code=ABORTED,
+            error_message=_STOPPED,
+        )
+        seals += answers or [plain]
+    return seals
+
+
+def abandoned_seals(events: Sequence[Event]) -> list[Event]:
+    """Seal the calls that a dead process has left open; those for people stay open.
+
+    Args:
+        events: The events of the abandoned turn, in the order of the log.
+    """
+    return [
+        seal
+        for own in _by_invocation(events).values()
+        for seal in _answers(own, _ABANDONED, is_waiting_sealed=False)
+    ]
+
+
+def _by_invocation(events: Iterable[Event]) -> dict[str, list[Event]]:
+    found: dict[str, list[Event]] = {}
+    for event in events:
+        found.setdefault(event.invocation_id, []).append(event)
+    return found
+
+
+def _answers(
+    events: list[Event], message: str, *, is_waiting_sealed: bool
+) -> list[Event]:
+    """Answer the open calls of one invocation with an error, as their agents would."""
+    answered = {each.id for event in events for each in event.get_function_responses()}
+    seals: dict[tuple[str, str | None, str | None], Event] = {}
+    for event in events:
+        for call in event.get_function_calls():
+            waits = call.id in (event.long_running_tool_ids or ())
+            if not call.id or call.id in answered or (waits and not is_waiting_sealed):
+                continue
+            agent = (event.author, event.branch, event.isolation_scope)
+            if agent not in seals:
+                seals[agent] = Event(
+                    invocation_id=event.invocation_id,
+                    author=event.author,
+                    branch=event.branch,
+                    isolation_scope=event.isolation_scope,
+                    content=types.Content(role="user", parts=[]),
+                    error_code=ABORTED,
+                    error_message=message,
+                )
+            response = types.FunctionResponse(
+                id=call.id, name=call.name, response={"error": message}
+            )
+            parts = seals[agent].content.parts  # type: ignore[union-attr]
+            parts.append(types.Part(function_response=response))  # type: ignore[union-attr]
+    return list(seals.values())
+
+
+def interrupted(pieces: Iterable[Event], log: Iterable[Event]) -> list[Event]:
+    """Make whole events of the answers that a stop has interrupted; thoughts go.
+
+    Args:
+        pieces: What was said so far, one partial event for each text.
+        log: The events of the turn that are stored.
+    """
+    stored = {each.id for each in log}
+    return [
+        each.model_copy(update={"partial": None, "interrupted": True})
+        for each in pieces
+        if each.id not in stored and not each.content.parts[0].thought  # type: ignore[union-attr, index]
+    ]

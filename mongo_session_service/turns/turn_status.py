@@ -1,0 +1,130 @@
+"""Turn status: what the field ``turn`` of a session says of its turn, and of the last.
+
+Beside the lease's fields and those of the line, it has:
+
+- ``first_revision``: of the first event that was appended within the turn. It goes when
+  the turn is released; so who acquires the turn knows whether it was abandoned.
+- ``stop``: that somebody wants the turn to be stopped, and why.
+- ``resumed``: the invocation that was resumed last after its turn was abandoned.
+- ``ended``: status, begin, host, reason and error of the last turn that was released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from google.adk.platform import time as platform_time
+
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.lease import lease_is_free
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.results import TurnInfo, TurnPhase
+from mongo_session_service.sessions import queries
+
+HELD: Final = "turn.holder"
+_LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def first_revision(connection: Connection, key: SessionKey) -> int:
+    """The revision of the first event of the turn; 0 if it has none."""
+    fields = {queries.TURN_FIRST_REVISION: 1}
+    session = await connection.sessions.find_one({"_id": key.id}, fields)
+    revision: int = ((session or {}).get("turn") or {}).get("first_revision", 0)
+    return revision
+
+
+async def forget_first_revision(connection: Connection, key: SessionKey) -> None:
+    """Note that the calls which an abandoned turn has left open are sealed."""
+    gone = {queries.TURN_FIRST_REVISION: ""}
+    await connection.sessions.update_one({"_id": key.id}, {"$unset": gone})
+
+
+async def note_resumption(
+    connection: Connection, key: SessionKey, invocation_id: str
+) -> bool:
+    """Note that an invocation is resumed; whether it was not resumed before."""
+    new = {"_id": key.id, "turn.resumed": {"$ne": invocation_id}}
+    change = {"$set": {"turn.resumed": invocation_id}}
+    found = await connection.sessions.update_one(new, change)
+    return bool(found.matched_count)
+
+
+async def request_stop(
+    connection: Connection, key: SessionKey, reason: str | None
+) -> bool:
+    """Note that the turn of a session is to be stopped; whether one runs."""
+    stop = {"turn.stop": {} if reason is None else {"reason": reason}}
+    running = {"_id": key.id, HELD: {"$exists": True}}
+    is_held = {"$expr": {"$not": lease_is_free(connection, "turn.")}}
+    found = await connection.sessions.update_one({**running, **is_held}, {"$set": stop})
+    return bool(found.matched_count)
+
+
+async def requested_stops(
+    connection: Connection, keys: Iterable[SessionKey]
+) -> dict[SessionKey, tuple[int, str | None]]:
+    """Epochs of the turns that are to be stopped, among those of some sessions."""
+    ids = [each.id for each in keys]
+    where = {"_id": {"$in": ids}, "turn.stop": {"$exists": True}}
+    found = connection.sessions.find(
+        queries.routed(connection, where), {"turn.epoch": 1, "turn.stop": 1}
+    )
+    return {
+        SessionKey(**each["_id"]): (
+            each["turn"]["epoch"],
+            each["turn"]["stop"].get("reason"),
+        )
+        async for each in found
+    }
+
+
+async def find_turns(
+    connection: Connection,
+    app_name: str | None,
+    user_id: str | None,
+    status: TurnPhase | None,
+) -> list[TurnInfo]:
+    """The turns of sessions, by app, user and session."""
+    where = turns_filter(app_name, user_id, status)
+    fields = {"turn": 1, "is_free": lease_is_free(connection, "turn.")}
+    pipeline = [{"$match": where}, {"$project": fields}]
+    found = await connection.aggregate(connection.sessions, pipeline)
+    turns = [_turn_info(each) for each in found]
+    return sorted(each for each in turns if status in {None, each.status})
+
+
+def turns_filter(
+    app_name: str | None, user_id: str | None, status: TurnPhase | None
+) -> Document:
+    """The filter of sessions whose turns may have a status."""
+    where: Document = {**queries.visible(platform_time.get_time())}
+    if app_name is not None:
+        where["_id.app_name"] = app_name
+    if user_id is not None:
+        where["_id.user_id"] = user_id
+    if status in {None, "running", "stopping", "abandoned"}:
+        # All of them are in an index, in the order of their begin.
+        return {**where, HELD: {"$exists": True}, "turn.since": {"$gt": _LONG_AGO}}
+    return {**where, "turn.ended.status": status}
+
+
+def _turn_info(session: Document) -> TurnInfo:
+    turn = session["turn"]
+    ended = turn.get("ended")
+    if "holder" not in turn:
+        status, since, host = ended["status"], ended["since"], ended["host"]
+    else:
+        running: TurnPhase = "stopping" if "stop" in turn else "running"
+        status = "abandoned" if session["is_free"] else running
+        since, host = turn["since"], turn["holder"]["host"]
+    return TurnInfo(
+        *SessionKey(**session["_id"]),
+        epoch=turn["epoch"],
+        status=status,
+        since=since.replace(tzinfo=UTC),
+        host=host,
+        reason=(turn.get("stop") or ended or {}).get("reason"),
+        error_type=(ended or {}).get("error"),
+    )

@@ -1,0 +1,422 @@
+"""Turns that run by themselves: read by anybody, stopped from anywhere, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.apps import App
+from google.adk.apps.app import ResumabilityConfig
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event
+from google.adk.models import BaseLlm, LlmRequest, LlmResponse
+from google.adk.runners import Runner
+from google.adk.tools import LongRunningFunctionTool
+from google.genai import types
+from pydantic import PrivateAttr
+from pymongo import MongoClient
+from support.one_session import IDS, read
+from support.scripted_model import ScriptedModel, call, said
+
+from mongo_session_service import (
+    InvalidInputError,
+    LeaseLostError,
+    MongoSessionService,
+    RunningTurn,
+)
+from mongo_session_service.turns.turn_status import turns_filter
+
+OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
+STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
+SEALED = "INVOCATION_ABORTED"
+
+
+def runner_of(service: MongoSessionService, model: BaseLlm, *tools: Any) -> Runner:
+    """A runner of one agent."""
+    agent = LlmAgent(name="agent", model=model, tools=list(tools))
+    return Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+
+
+def streamed(*pieces: str) -> list[LlmResponse]:
+    """An answer in pieces, and then as a whole."""
+    return [
+        *(response(each, partial=True) for each in pieces),
+        response("".join(pieces)),
+    ]
+
+
+def response(text: str, *, partial: bool | None = None) -> LlmResponse:
+    """An answer, or a piece of it."""
+    content = types.Content(role="model", parts=[types.Part(text=text)])
+    return LlmResponse(content=content, partial=partial)
+
+
+class SilentModel(BaseLlm):
+    """A model that says two words and then nothing more."""
+
+    model: str = "silent"
+    _is_silent: asyncio.Event = PrivateAttr(default_factory=asyncio.Event)
+
+    async def generate_content_async(
+        self,
+        llm_request: LlmRequest,  # noqa: ARG002
+        stream: bool = False,  # noqa: ARG002, FBT001, FBT002  ADK's signature
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Yield two pieces, and never end."""
+        yield response("Well, ", partial=True)
+        yield response("I", partial=True)
+        self._is_silent.set()
+        await asyncio.Event().wait()
+
+    async def fell_silent(self) -> None:
+        """Wait until both pieces were said."""
+        await self._is_silent.wait()
+
+
+async def start(
+    service: MongoSessionService, runner: Runner, text: str = "hi", **options: Any
+) -> RunningTurn:
+    """A running turn of the session."""
+    return await service.start_turn(
+        runner, **OWNER, new_message=said(text), run_config=STREAMED, **options
+    )
+
+
+def texts(events: list[Event]) -> list[str]:
+    """What events say."""
+    return [
+        part.text
+        for event in events
+        if event.content
+        for part in event.content.parts or []
+        if part.text
+    ]
+
+
+async def test_an_answer_survives_its_readers(service: MongoSessionService) -> None:
+    """One reads all, one leaves after the first piece, one comes when it is over."""
+    await service.create_session(**IDS)
+    model = ScriptedModel(script=[streamed("one ", "two ", "three")])
+    running = await start(service, runner_of(service, model))
+
+    async for _ in running:
+        break
+    followed = [event async for event in running]
+    whole = await running.result()
+    late = [event async for event in running]
+
+    assert "".join(texts([it for it in followed if it.partial])) in (
+        "",
+        "one two three",
+    )
+    assert texts(whole) == texts(late) == ["one two three"]
+    assert texts((await read(service)).events) == ["hi", "one two three"]
+    assert running.epoch == 1
+
+
+async def test_readers_share_one_run(service: MongoSessionService) -> None:
+    """Each receives every word, whenever it comes."""
+    await service.create_session(**IDS)
+    model = SilentModel()
+    running = await start(service, runner_of(service, model))
+
+    async def words() -> str:
+        heard = ""
+        async for event in running:
+            heard += "".join(texts([event]))
+            if heard == "Well, I":
+                return heard
+        return heard
+
+    early = asyncio.create_task(words())
+    await model.fell_silent()
+    assert await words() == await early == "Well, I"
+    await running.stop()
+
+
+async def test_a_failure_is_raised_to_all_who_ask(
+    service: MongoSessionService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once, and the session's next turn works."""
+    await service.create_session(**IDS)
+
+    def explode() -> None:
+        raise ZeroDivisionError
+
+    runner = runner_of(
+        service, ScriptedModel(script=[call("explode"), "sorry"]), explode
+    )
+    running = await start(service, runner)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            await running.result()
+    with pytest.raises(ZeroDivisionError):
+        [event async for event in running]
+
+    assert [it.levelname for it in caplog.records if "has failed" in it.message] == [
+        "WARNING"
+    ]
+    (turn,) = await service.find_turns(status="failed")
+    assert (turn.epoch, turn.error_type) == (1, "ZeroDivisionError")
+    assert await open_calls(service) == set()
+    again = await start(service, runner, "again")
+    assert texts(await again.result()) == ["sorry"]
+
+
+async def open_calls(service: MongoSessionService) -> set[str | None]:
+    """Ids of the calls in the log that have no response."""
+    events = (await read(service)).events
+    calls = {each.id for event in events for each in event.get_function_calls()}
+    return calls - {it.id for event in events for it in event.get_function_responses()}
+
+
+@pytest.mark.filterwarnings("ignore:SequentialAgent is deprecated")
+@pytest.mark.parametrize("is_sequential", [False, True])
+async def test_a_stop_ends_the_agent_and_keeps_what_was_said(
+    service: MongoSessionService, *, is_sequential: bool
+) -> None:
+    """A model that has fallen silent, also below an agent that heeds no signal."""
+    await service.create_session(**IDS)
+    model = SilentModel()
+    runner = runner_of(service, model)
+    if is_sequential:
+        agent = LlmAgent(name="agent", model=model)
+        root = SequentialAgent(name="root", sub_agents=[agent])
+        runner = Runner(agent=root, app_name=IDS["app_name"], session_service=service)
+    running = await start(service, runner)
+    await model.fell_silent()
+    (turn,) = await service.find_turns(app_name="app")
+    assert (turn.status, turn.epoch) == ("running", 1)
+
+    await running.stop("enough")
+
+    events = (await read(service)).events
+    assert texts(events) == ["hi", "Well, I"]
+    assert [it.interrupted for it in events if texts([it]) == ["Well, I"]] == [True]
+    assert [it.error_code for it in events].count(SEALED) == 1
+    assert await service.find_turns() == []
+    (turn,) = await service.find_turns(status="stopped")
+    assert turn.reason == "enough"
+
+
+@pytest.mark.limits(stop_poll_seconds=0.05)
+async def test_any_process_can_stop_a_turn(
+    service: MongoSessionService, mongodb_uri: str, database: str
+) -> None:
+    """Another service asks for it; the holder hears it while its tool waits."""
+    await service.create_session(**IDS)
+    has_begun = asyncio.Event()
+
+    async def wait_for_ever() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    model = ScriptedModel(script=[call("wait_for_ever")])
+    running = await start(service, runner_of(service, model, wait_for_ever))
+    await has_begun.wait()
+    async with MongoSessionService(mongodb_uri, database=database) as other:
+        assert await other.stop_turn(**IDS, reason="from elsewhere")
+        await running.result()
+        assert not await other.stop_turn(**IDS)
+
+    assert await open_calls(service) == set()
+    (turn,) = await service.find_turns(status="stopped")
+    assert turn.reason == "from elsewhere"
+
+
+async def test_a_turn_may_interrupt_the_one_before(
+    service: MongoSessionService,
+) -> None:
+    """The new message is answered after the stopped turn was sealed."""
+    await service.create_session(**IDS)
+    model = SilentModel()
+    first = await start(service, runner_of(service, model), keep_partial_answer=False)
+    await model.fell_silent()
+    scripted = runner_of(service, ScriptedModel(script=["here"]))
+    second = await start(service, scripted, "listen", interrupt=True)
+    await second.result()
+
+    assert first.is_done
+    assert texts((await read(service)).events) == ["hi", "listen", "here"]
+
+
+@pytest.mark.limits(cancel_seconds=0.1)
+async def test_what_ignores_its_stop_can_store_nothing(
+    service: MongoSessionService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No answer appears after the stop, and the log names the session."""
+    await service.create_session(**IDS)
+    may_end, has_begun = asyncio.Event(), asyncio.Event()
+    was_refused = asyncio.Event()
+
+    async def stubborn() -> str:
+        has_begun.set()
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                continue
+        with pytest.raises(LeaseLostError, match="was stopped"):
+            await service.append(**IDS, event=Event(author="ghost"))
+        was_refused.set()
+        return "done"
+
+    model = ScriptedModel(script=[call("stubborn"), "ghost"])
+    running = await start(service, runner_of(service, model, stubborn))
+    await has_begun.wait()
+    await running.stop()
+    before = [event.id for event in (await read(service)).events]
+    may_end.set()
+    await was_refused.wait()
+
+    assert [event.id for event in (await read(service)).events] == before
+    assert any("ignores that it was stopped" in it.message for it in caplog.records)
+
+
+@pytest.mark.limits(lease_seconds=0.5, lease_renewal_seconds=0.1)
+async def test_the_next_turn_seals_an_abandoned_one(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """The open call is answered; one that waits for a person since before stays."""
+    await service.create_session(**IDS)
+
+    def ask_person() -> None:
+        """Ask."""
+
+    model = ScriptedModel(script=[call("ask_person"), "wait please"])
+    tool = LongRunningFunctionTool(ask_person)
+    await (await start(service, runner_of(service, model, tool))).result()
+    waiting = await open_calls(service)
+    await abandon_turn(service, database, admin)
+    (turn,) = await service.find_turns()
+    assert turn.status == "abandoned"
+
+    async with service.turn(**IDS) as session:
+        assert session.events[-1].error_code == SEALED
+    assert await open_calls(service) == waiting
+    async with service.turn(**IDS) as session:
+        assert [it.error_code for it in session.events].count(SEALED) == 1
+
+
+async def abandon_turn(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """Leave the session as a process does that dies within a tool."""
+    sessions = admin[database].sessions
+    async with service.turn(**IDS) as session:
+        calling = types.FunctionCall(id="open", name="tool", args={})
+        content = types.Content(parts=[types.Part(function_call=calling)])
+        event = Event(author="agent", invocation_id="died", content=content)
+        await service.append_event(session, event)
+        held = sessions.find_one({})["turn"]  # type: ignore[index]
+    fields = ("holder", "since", "first_revision")
+    long_ago = {"turn.renewed_at": held["renewed_at"].replace(year=2000)}
+    dead = {f"turn.{name}": held[name] for name in fields} | long_ago
+    sessions.update_one({}, {"$set": dead, "$unset": {"turn.ended": ""}})
+
+
+@pytest.mark.limits(recovery_seconds=0.05)
+async def test_abandoned_turns_are_recovered_and_resumed_once(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """Nobody has to send a message; a turn that dies again is not resumed again."""
+    await service.create_session(**IDS)
+    model = ScriptedModel(script=["the tool failed", "never said"])
+    agent = LlmAgent(name="agent", model=model)
+    app = App(
+        name="app",
+        root_agent=agent,
+        resumability_config=ResumabilityConfig(is_resumable=True),
+    )
+    runner = Runner(app=app, session_service=service)
+    await abandon_turn(service, database, admin)
+
+    await recover(service, runner)
+    events = (await read(service)).events
+    assert texts(events) == ["the tool failed"]
+    assert [event.error_code for event in events].count(SEALED) == 1
+    assert {event.invocation_id for event in events} == {"died"}
+
+    await abandon_turn(service, database, admin)
+    await recover(service, runner)
+    assert "never said" not in texts((await read(service)).events)
+
+
+async def recover(service: MongoSessionService, runner: Runner) -> None:
+    """Recover turns until all have ended."""
+    recovering = asyncio.create_task(service.recover_turns(runner, resume=True))
+    while await service.find_turns(app_name="app"):
+        assert not recovering.done()
+    recovering.cancel()
+
+
+async def test_closing_stops_what_runs(mongodb_uri: str, database: str) -> None:
+    """After the grace, and with its log sealed; nothing is left."""
+    service = MongoSessionService(mongodb_uri, database=database)
+    await service.create_session(**IDS)
+    model = SilentModel()
+    running = await start(service, runner_of(service, model))
+    await model.fell_silent()
+    await service.close(grace=0.1)
+
+    assert running.is_done
+    async with MongoSessionService(mongodb_uri, database=database) as other:
+        assert (await read(other)).events[-1].interrupted
+        (turn,) = await other.find_turns(status="stopped")
+        assert turn.reason == "the service was closed"
+
+
+async def test_turns_are_found_by_app_and_user(service: MongoSessionService) -> None:
+    """Whoever asks for one user's gets no other's."""
+    for app_name, user_id in [("a", "ada"), ("a", "bob"), ("b", "ada")]:
+        ids = {"app_name": app_name, "user_id": user_id, "session_id": "s"}
+        await service.create_session(**ids)
+        async with service.turn(**ids):
+            running = await service.find_turns(app_name=app_name, user_id=user_id)
+        assert [turn[:2] for turn in running] == [(app_name, user_id)]
+
+    ended = await service.find_turns(status="ended")
+    of_app = await service.find_turns(app_name="a", status="ended")
+    assert [turn[:2] for turn in ended] == [("a", "ada"), ("a", "bob"), ("b", "ada")]
+    assert of_app == ended[:2]
+
+
+async def test_running_turns_are_found_by_an_index(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """Of any number of sessions, only those that have one are looked at."""
+    sessions = admin[database].sessions
+    stored = {"state": {}, "revision": 0, "create_time": 1.0, "update_time": 1.0}
+    documents = [
+        {"_id": IDS | {"session_id": f"s{number}"}, **stored} for number in range(500)
+    ]
+    await service.setup()
+    sessions.insert_many(documents)
+    async with service.turn(**IDS | {"session_id": "s7"}):
+        for user_id in (None, IDS["user_id"]):
+            wanted = turns_filter("app", user_id, None)
+            find = {"find": "sessions", "filter": wanted}
+            plan = admin[database].command(
+                {"explain": find, "verbosity": "executionStats"}
+            )
+            assert plan["executionStats"]["totalKeysExamined"] <= 2
+            assert plan["executionStats"]["totalDocsExamined"] == 1
+
+
+async def test_bad_input_starts_nothing(service: MongoSessionService) -> None:
+    """No session, no runner, no such status, a turn within itself."""
+    runner = runner_of(service, ScriptedModel())
+    with pytest.raises(SessionNotFoundError):
+        await start(service, runner)
+    with pytest.raises(InvalidInputError):
+        await service.start_turn("runner", **OWNER)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError):
+        await service.find_turns(status="busy")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError):
+        await service.find_turns(user_id="ada")
+    assert not await service.stop_turn(**IDS)
+    assert await service.find_turns() == []
