@@ -31,6 +31,7 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.translation import FOREIGN_LOOP
 from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
 from mongo_session_service.schema.setup import create_index, is_undone, set_up
 from mongo_session_service.sessions.batch import BatchStore
@@ -136,6 +137,11 @@ class Backends:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+    @property
+    def limits(self) -> Limits:
+        """What the service works with."""
+        return self._settings.limits
 
     def call(self, *, sets_up: bool = True) -> BackendCall:
         """Begin a call, as a context; without ``sets_up`` nothing is created."""

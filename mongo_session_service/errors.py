@@ -134,6 +134,10 @@ class LeaseLostError(MongoSessionServiceError):
     """
 
 
+class TurnTakenError(TimeoutError):
+    """The turn of a session was not free in time."""
+
+
 @public
 class StorageError(MongoSessionServiceError):
     """MongoDB refused or failed the operation."""

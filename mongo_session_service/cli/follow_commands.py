@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from mongo_session_service.model.records import SessionKey
-
 
 @click.command()
 @options.uri_argument
@@ -84,7 +82,7 @@ async def live(
     """Serves a page that shows a session live, to this machine only.
 
     The URL it prints first has a random token. Without it, other users of the machine
-    read nothing. `/sessions` and `/changes` need it as well.
+    read nothing.
 
     \b
     Example:
@@ -96,30 +94,29 @@ async def live(
 
     from uvicorn import Config, Server
 
-    from mongo_session_service.http.sse import live_app
-    from mongo_session_service.http.writes import FORK
+    from mongo_session_service.http import live_app
 
     async with place.service() as service:
         token = secrets.token_urlsafe()
 
-        async def may_read(_: Request, key: SessionKey) -> bool:
-            return watched.includes(key)
-
-        async def may_fork(_: Request, key: SessionKey, action: str) -> bool:
-            return watched.includes(key) and action == FORK
+        async def may(
+            _: Request, *, session_id: str | None, action: str, **_user: str
+        ) -> bool:
+            is_watched = watched.session_id in {None, session_id}
+            # Of a single session, a fork could not be shown.
+            may_fork = action == "fork" and watched.session_id is None
+            return is_watched and (action in {"list", "read"} or may_fork)
 
         app = live_app(
             service,
-            authorize=may_read,
-            # Of a single session, a fork could not be shown.
-            authorize_write=None if watched.session_id else may_fork,
+            authorize=may,
             token=token,
             app_name=watched.app_name,
             user_id=watched.user_id,
         )
         with closing(_listen(port)) as listener:
             chosen = {k: v for k, v in watched._asdict().items() if v is not None}
-            query = urlencode({**chosen, "token": token})
+            query = urlencode({"token": token, **chosen})
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/?{query}"
             click.echo(url)
             where = place.describe(service)

@@ -96,7 +96,8 @@ def _policy(nonce: str) -> str:
     The scripts that a script with the nonce imports have it, too.
     """
     return (
-        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}';"
+        f"default-src 'none'; script-src 'nonce-{nonce}' 'self';"
+        f" style-src 'nonce-{nonce}' 'self';"
         " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
         " frame-ancestors 'self'"
     )
@@ -121,7 +122,10 @@ class TokenCheck:
         # By port: a browser sends cookies of one port to all ports of a host.
         cookie = f"live-{request.url.port}"
         has_parameter = self._is_token(request.query_params.get("token"))
-        if not has_parameter and not self._is_token(request.cookies.get(cookie)):
+        header = request.headers.get("authorization", "").removeprefix("Bearer ")
+        known = header, request.cookies.get(cookie)
+        is_page = scope["path"] == "/" or scope["path"].startswith("/static/")
+        if not (is_page or has_parameter or any(map(self._is_token, known))):
             detail = "Open the URL that was printed: it ends with a token."
             refusal = responses.JSONResponse({"detail": detail}, 401, _NO_STORE)
             await refusal(scope, receive, send)

@@ -20,10 +20,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -51,7 +48,8 @@ from mongo_session_service.http.access import (
     AuthorizeWrite,
     LocalAccess,
 )
-from mongo_session_service.http.live_page import TokenCheck, live_page_route, server_of
+from mongo_session_service.http.live_page import live_page_route, server_of
+from mongo_session_service.http.permission import Permission
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.service import MongoSessionService
 
@@ -64,7 +62,7 @@ except ImportError as error:
         " pip install 'mongo-session-service[sse]'"
     ) from error
 
-__all__ = ["Authorize", "changes_route", "live_app", "live_page_route"]
+__all__ = ["Authorize", "changes_route", "live_page_route"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +85,6 @@ SEND_PATIENCE: Final = 60.0
 
 _FAREWELL: Final = 1.0
 """Seconds for a client to read the end of its stream when the server is shut down."""
-
-_LOCAL_HOSTS: Final = ["127.0.0.1", "localhost"]
 
 
 def changes_route(
@@ -195,33 +191,18 @@ def _changes_route(
     return Route(path, changes, methods=access.methods, name="changes")
 
 
-def live_app(
-    service: MongoSessionService,
-    *,
-    authorize: Authorize | None = None,
-    authorize_write: AuthorizeWrite | None = None,
-    token: str | None = None,
-    app_name: str | None = None,
-    user_id: str | None = None,
-) -> Starlette:
-    """An app that shows sessions live: the page, their changes, and lists of them.
+def old_routes(
+    service: MongoSessionService, permission: Permission, within: Scope
+) -> list[Route]:
+    """Make the routes that the page's scripts still use."""
 
-    It is meant for this machine only, and refuses other host names: otherwise a web
-    page elsewhere could point a name of its own here (DNS rebinding) and read along.
-    With a ``token``, every request needs it, as the query parameter ``token`` or in the
-    ``SameSite`` cookie that an answer to the parameter sets; others get 401.
+    async def may_read(request: Request, key: SessionKey) -> bool:
+        return await permission.allows(request, key, "read")
 
-    Lists and streams may be of a user, of an app, or of all apps, within ``app_name``
-    and ``user_id`` if they are given. They have what ``authorize`` permits.
+    async def may_write(request: Request, key: SessionKey, action: Any) -> bool:
+        return await permission.allows(request, key, action)
 
-    Raises:
-        ConfigurationError: ``authorize`` is missing; see :func:`changes_route`.
-    """
-    access = LocalAccess(
-        authorize,  # type: ignore[arg-type]  # refused if it is None
-        authorize_write=authorize_write,
-        within=Scope(app_name, user_id),
-    )
+    access = LocalAccess(may_read, authorize_write=may_write, within=within)
     route = _changes_route(service, access, "/changes", heartbeat=15.0)
 
     async def sessions(request: Request) -> Response:
@@ -230,17 +211,11 @@ def live_app(
         except answers.REFUSED as error:
             return answers.refusal_of(error)
 
-    return Starlette(
-        routes=[
-            live_page_route("/", changes=route.path, sessions="/sessions"),
-            route,
-            Route("/sessions", sessions, methods=["GET"]),
-        ],
-        middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_HOSTS),
-            *([] if token is None else [Middleware(TokenCheck, token=token)]),
-        ],
-    )
+    return [
+        live_page_route("/", changes=route.path, sessions="/sessions"),
+        route,
+        Route("/sessions", sessions, methods=["GET"]),
+    ]
 
 
 def trouble(error: MongoSessionServiceError) -> tuple[int, str]:

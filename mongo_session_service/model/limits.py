@@ -88,6 +88,19 @@ class Limits:
     """Events removed in one transaction: about 30 ms, and 200 kB of MongoDB's oplog."""
     prune_page: int = 1000
     """Idle or old sessions found by one query of ``prune``."""
+    http_authorize_seconds: float = 10.0
+    """Seconds that ``authorize`` may take to answer a request over HTTP."""
+    http_answer_seconds: float = 10.0
+    """Seconds that a request over HTTP waits for MongoDB to read something."""
+    http_heartbeat_seconds: float = 15.0
+    """Seconds after which a silent stream says that it is there; after as many,
+    ``authorize`` is asked again."""
+    http_unread_seconds: float = 30.0
+    """Seconds after which a stream is ended whose reader takes nothing."""
+    http_unread_bytes: int = 8_000_000
+    """Bytes of changes that may wait for the reader of a stream."""
+    http_page_bytes: int = 4_000_000
+    """Characters of JSON after which a page of events ends."""
     prune_batch: int = 40
     """Sessions that ``prune`` examines together; fewer than one step removes."""
 

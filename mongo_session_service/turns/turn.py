@@ -22,6 +22,7 @@ from mongo_session_service.driver.cancellation import running_loop, uninterrupte
 from mongo_session_service.driver.lease import Lease, LeaseRenewer
 from mongo_session_service.errors import (
     MongoSessionServiceError,
+    TurnTakenError,
     quoted,
     session_not_found_error,
     turn_stopped_error,
@@ -305,7 +306,7 @@ class Turn:
             since = f"{turn['since']:%Y-%m-%d %H:%M:%S} UTC"
             where = f"process {holder['pid']} on host {holder['host']}"
             who = f"{where} has had its turn since {since}"
-        return TimeoutError(
+        return TurnTakenError(
             f"Session {quoted(self.key.session_id)} was not free within"
             f" {self._limit:g} seconds: {who}. Try again, or wait for longer with"
             " turn(wait=...)."

@@ -19,7 +19,7 @@ from playwright.async_api import Page, async_playwright
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
-from mongo_session_service.http import live_app
+from mongo_session_service.http import allow_everyone, live_app
 
 SHOP, USER, SESSION = "shop", "ada", "order-1099"
 NOW = datetime(2026, 5, 4, 10, 0, tzinfo=UTC)
@@ -148,7 +148,7 @@ async def fill(service: MongoSessionService) -> None:
 @asynccontextmanager
 async def serving(service: MongoSessionService) -> AsyncIterator[str]:
     """The live page on a port of this machine."""
-    app = live_app(service, authorize=lambda *_: True, authorize_write=lambda *_: True)
+    app = live_app(service, authorize=allow_everyone)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         task = asyncio.create_task(server.serve(sockets=[listener]))

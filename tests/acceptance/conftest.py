@@ -11,7 +11,7 @@ import pytest
 from google.adk.sessions import Session
 from playwright.async_api import Browser, Page, async_playwright, expect
 from starlette.applications import Starlette
-from support.http_server import serving
+from support.http_server import may_read, serving
 from support.live_pages import KEY
 
 from mongo_session_service import MongoSessionService
@@ -69,7 +69,7 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
 @pytest.fixture
 def app(service: MongoSessionService) -> Starlette:
     """The app that the command line serves."""
-    return live_app(service, authorize=lambda *_: True)
+    return live_app(service, authorize=may_read)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from google.adk.sessions import Session
 from google.genai import types
 from playwright.async_api import Page, expect
 from starlette.applications import Starlette
-from support.http_server import serving
+from support.http_server import may_read, serving
 from support.live_pages import KEY, of, revisions, say
 
 from mongo_session_service import MongoSessionService
@@ -127,7 +127,7 @@ async def test_the_token_leaves_the_address_and_lasts(
     """The page swaps the token for a cookie, with which it reads and reloads."""
     await say(service, session, "hello")
     token = secrets.token_urlsafe()
-    app = live_app(service, authorize=lambda *_: True, token=token)
+    app = live_app(service, authorize=may_read, token=token)
     async with serving(app) as url:
         await page.goto(of(url, token=token))
         await expect(page.locator(".event .text")).to_have_text("hello")

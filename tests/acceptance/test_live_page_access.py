@@ -16,7 +16,12 @@ from support.http_server import serving
 from support.live_pages import KEY, of
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import changes_route, live_app, live_page_route
+from mongo_session_service.http import (
+    allow_everyone,
+    changes_route,
+    live_app,
+    live_page_route,
+)
 
 pytestmark = pytest.mark.release
 
@@ -38,7 +43,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 async def app(service: MongoSessionService) -> Starlette:
     """The page as the command line serves it, which may fork."""
-    return live_app(service, authorize=lambda *_: True, authorize_write=lambda *_: True)
+    return live_app(service, authorize=allow_everyone)
 
 
 @pytest.fixture

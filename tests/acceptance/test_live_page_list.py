@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, expect
 from starlette.applications import Starlette
-from support.http_server import serving
+from support.http_server import may_read, serving
 from support.live_pages import KEY, say
 
 from mongo_session_service import MongoSessionService
@@ -46,9 +46,7 @@ async def test_what_is_asked_for_is_listed_whatever_else_there_is(
     """Of an app with few old sessions, and many newer ones of another, those few."""
     await create(service, "old", app_name="quiet", title="A quiet one")
     await asyncio.gather(*(create(service, f"s{n}") for n in range(120)))
-    async with serving(
-        live_app(service, authorize=lambda *_: True, app_name="quiet")
-    ) as url:
+    async with serving(live_app(service, authorize=may_read, app_name="quiet")) as url:
         for address in (f"{url}/?app_name=quiet", url):
             await page.goto(address)
             await expect(page.locator("#sessions .name")).to_have_text(["A quiet one"])
@@ -214,7 +212,7 @@ async def test_a_cut_connection_brings_the_list_up_to_date(
 ) -> None:
     """What happened while the server was away is there once it is back."""
     await create(service, "s")
-    app = live_app(service, authorize=lambda *_: True)
+    app = live_app(service, authorize=may_read)
     async with serving(app) as url:
         await page.goto(f"{url}/?app_name=weather")
         await expect(page.locator("#sessions .name")).to_have_text(["s"])

@@ -12,7 +12,7 @@ from support.http_server import serving
 from support.live_pages import KEY, of, say
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import live_app
+from mongo_session_service.http import allow_everyone, live_app
 
 ROWS = "#state-then .row > div:first-child"
 
@@ -20,7 +20,7 @@ ROWS = "#state-then .row > div:first-child"
 @pytest.fixture
 def app(service: MongoSessionService) -> Starlette:
     """An app in which everybody may fork."""
-    return live_app(service, authorize=lambda *_: True, authorize_write=lambda *_: True)
+    return live_app(service, authorize=allow_everyone)
 
 
 @pytest.fixture
@@ -149,8 +149,7 @@ async def test_nobody_is_offered_what_they_may_not_do(
     """Where an app permits other writing only, the page has no fork."""
     app = live_app(
         service,
-        authorize=lambda *_: True,
-        authorize_write=lambda _, __, action: action == "update",
+        authorize=lambda _, *, action, **__: action != "fork",
     )
     async with serving(app) as url:
         await page.goto(of(url))

@@ -20,7 +20,6 @@ from support.http_server import PATIENCE, serving
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import live_app
-from mongo_session_service.model.records import SessionKey
 
 OWN = {b"app_name": b"app", b"user_id": b"user", b"session_id": b"own"}
 DOCUMENTED = {200, 307, 400, 403, 404, 405}
@@ -49,8 +48,11 @@ headers = st.none() | numbers | raw
 paths = st.sampled_from(["/changes"] * 8 + ["/sessions", "/", "/changes/", "/x/.."])
 
 
-def of_the_user(_: Request, key: SessionKey) -> bool:
-    return (key.app_name, key.user_id) == ("app", "user")
+def of_the_user(
+    _: Request, *, app_name: str, user_id: str, action: str, **__: object
+) -> bool:
+    is_read = action in {"read", "list"}
+    return is_read and (app_name, user_id) == ("app", "user")
 
 
 @pytest.fixture

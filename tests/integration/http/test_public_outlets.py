@@ -27,7 +27,7 @@ from support.http_server import Client, serving
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes.change import Change
-from mongo_session_service.http import changes_route, live_app
+from mongo_session_service.http import allow_everyone, changes_route, live_app
 
 WHERE: Final = {"app_name": "app", "user_id": "user", "session_id": "s"}
 CONSUMER: Final = "billing"
@@ -63,7 +63,7 @@ class World:
 
     async def streamed(self, **query: str | None) -> str:
         """The lines of a stream with the session, until it is deleted."""
-        app = live_app(self.service, authorize=lambda *_: True)
+        app = live_app(self.service, authorize=allow_everyone)
         async with serving(app) as url, Client(f"{url}/changes", **query) as client:
             lines = [await client.line()]
             session = await self.service.get_session(**WHERE)
@@ -78,16 +78,14 @@ class World:
 
     async def answered(self, path: str) -> str:
         """The live app's answer to a request."""
-        app = live_app(self.service, authorize=lambda *_: True)
+        app = live_app(self.service, authorize=allow_everyone)
         async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
             response = await http.get(f"{url}{path}")
         return f"{response.headers}{response.text}"
 
     async def written(self, **body: str) -> str:
         """The live app's answer to a request to write to the session."""
-        app = live_app(
-            self.service, authorize=lambda *_: True, authorize_write=lambda *_: True
-        )
+        app = live_app(self.service, authorize=allow_everyone)
         async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
             response = await http.post(
                 f"{url}/changes", json={**WHERE, **body}, headers={"Origin": url}

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from pymongo import MongoClient
-from support.http_server import serving
+from support.http_server import may_read, serving
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import live_app
@@ -102,7 +102,7 @@ async def test_a_list_has_the_others(
 
 async def test_a_browser_gets_the_others(damaged: MongoSessionService) -> None:
     """The lists over HTTP answer, and so does the search for an id."""
-    app = live_app(damaged, authorize=lambda *_: True)
+    app = live_app(damaged, authorize=may_read)
     async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
         for query in ({"app_name": APP}, OF_USER):
             asked = {**query, "list": "sessions", "limit": 50}

@@ -16,7 +16,7 @@ from support.encryption_hooks import (
     clear_text,
     cluster_time,
 )
-from support.http_server import Client, serving
+from support.http_server import Client, may_read, serving
 from support.subscriptions import Follower
 from support.transfers import differences, moved
 
@@ -144,7 +144,7 @@ async def test_browsers_are_told_in_clear(sealed: MongoSessionService) -> None:
     """The live page's stream, its history included, is of what was said."""
     session = await sealed.create_session(**KEY, state=STATE)
     await sealed.append_event(session, canary_event())
-    app = live_app(sealed, authorize=lambda *_: True)
+    app = live_app(sealed, authorize=may_read)
     async with serving(app) as url, Client(f"{url}/changes", history="all") as client:
         snapshot, appended = await client.next(), await client.next()
 

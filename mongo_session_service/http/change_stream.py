@@ -1,0 +1,341 @@
+"""Change streams over HTTP: server-sent events of a session, of many, or of both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from typing import Final, NamedTuple
+
+from google.adk.platform import time
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from mongo_session_service.changes.change import Change
+from mongo_session_service.codec import public_view
+from mongo_session_service.errors import (
+    HistoryLostError,
+    InvalidInputError,
+    MongoSessionServiceError,
+    SlowSubscriberError,
+    StorageUnavailableError,
+    TrimmedError,
+)
+from mongo_session_service.feed.subscription import Subscription
+from mongo_session_service.http import problems
+from mongo_session_service.http.shapes import StreamStart
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.service import MongoSessionService, backend_of
+
+try:
+    from sse_starlette.sse import EventSourceResponse
+except ImportError as error:
+    raise ImportError(
+        "Changes over HTTP need sse-starlette 3 or later:"
+        " pip install 'mongo-session-service[sse]'"
+    ) from error
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 2
+"""Seconds after which a client should reconnect."""
+
+_MUCH_LATER: Final = 60
+"""Seconds after which it should if MongoDB refuses."""
+
+_FAREWELL: Final = 1.0
+"""Seconds for a client to read the end of its stream when the server is shut down."""
+
+_PIECE: Final = 32_768
+"""Characters that are sent at once: a server holds so many for a client, or twice."""
+
+_CONTENT: Final = {"event", "state", "state_delta"}
+"""The fields of a change that its outline lacks."""
+
+_NEVER: Final = 10**9
+"""Seconds between comments of sse-starlette, which would cut into what is sent."""
+
+_END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+class Frame(NamedTuple):
+    """One server-sent event."""
+
+    kind: str
+    data: str
+    id: int | None = None
+
+    def pieces(self) -> Iterator[bytes]:
+        """Encode it a piece at a time; its text is shared by all its readers."""
+        named = "" if self.id is None else f"id: {self.id}\n"
+        begin = f"event: {self.kind}\n{named}data: "
+        if len(self.data) < _PIECE:
+            yield f"{begin}{self.data}\n\n".encode()
+            return
+        yield begin.encode()
+        for at in range(0, len(self.data), _PIECE):
+            yield self.data[at : at + _PIECE].encode()
+        yield b"\n\n"
+
+
+class Content:
+    """Everything that happens to one session."""
+
+    def __init__(self, subscription: Subscription, first: Change | None) -> None:
+        """Begin with a change that has no id: a client could not resume from it."""
+        self.subscription = subscription
+        self._first = first
+
+    async def next_frame(self) -> Frame | None:
+        """Wait for what is to be sent next; None at the end."""
+        if self._first is not None:
+            change, self._first = self._first, None
+            return Frame(change.kind, change.json_text)
+        async for change in self.subscription:
+            return Frame(change.kind, change.json_text, change.revision)
+        return None
+
+
+class Outlines:
+    """What happens to several sessions, without events and state."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        is_shown: Callable[[Change], Awaitable[bool]],
+    ) -> None:
+        self.subscription = subscription
+        self._is_shown = is_shown
+
+    async def next_frame(self) -> Frame | None:
+        """Wait for what is to be sent next; None at the end."""
+        async for change in self.subscription:
+            if await self._is_shown(change):
+                names = type(change).model_fields.keys() - _CONTENT
+                fields = {name: getattr(change, name) for name in names}
+                known = {k: it for k, it in fields.items() if it is not None}
+                return Frame(change.kind, public_view.json_text(known))
+        return None
+
+
+class Start(NamedTuple):
+    """Beginning of a session's stream."""
+
+    after_revision: int | None = None
+    is_reconnect: bool = False
+    with_history: bool = False
+
+    @classmethod
+    def of_request(cls, query: StreamStart, last_event_id: str | None) -> Start:
+        """Read where a stream is to begin; an id of a former stream goes first.
+
+        Raises:
+            InvalidInputError: there are two beginnings, or the id is no id of a stream.
+        """
+        with_history = query.history is not None
+        if with_history and query.after_revision is not None:
+            raise InvalidInputError("Give history or after_revision, not both.")
+        if last_event_id is None:
+            return cls(query.after_revision, with_history=with_history)
+        is_number = last_event_id.isascii() and last_event_id.isdecimal()
+        if not is_number or len(last_event_id) >= len(str(2**63)):
+            raise InvalidInputError("Last-Event-ID is not an id of this stream.")
+        return cls(int(last_event_id), is_reconnect=True, with_history=with_history)
+
+
+async def open_content(
+    service: MongoSessionService, key: SessionKey, start: Start
+) -> Content:
+    """Open the stream of a session.
+
+    A client that comes back from where the session has not come to begins anew.
+
+    Raises:
+        InvalidInputError: the session has not reached the revision, or was trimmed.
+        SessionNotFoundError: it is not stored.
+    """
+    after_revision, is_reconnect, with_history = start
+    size = backend_of(service).limits.http_unread_bytes
+    from_start = with_history and after_revision is None
+    log_begins = 0
+    while True:
+        after = log_begins if from_start else after_revision
+        try:
+            async with AsyncExitStack() as opening:
+                subscription = await opening.enter_async_context(
+                    service.watch(*key, after_revision=after, max_bytes=size)
+                )
+                # After the subscription: if the session is recreated in between, the
+                # subscription delivers ``deleted``.
+                first = await _read_snapshot(service, key) if from_start else None
+                opening.pop_all()
+                return Content(subscription, first)
+        except InvalidInputError as error:
+            if isinstance(error, TrimmedError) and from_start:
+                log_begins = error.log_begins
+            elif is_reconnect:
+                after_revision, is_reconnect = None, False
+                from_start = with_history
+            else:
+                raise
+
+
+async def _read_snapshot(service: MongoSessionService, key: SessionKey) -> Change:
+    async with service.watch(*key) as changes:
+        return await anext(changes)
+
+
+def deleted_content(service: MongoSessionService, key: SessionKey) -> Content:
+    """Make the stream of a session that was deleted while its reader was away."""
+    subscription = service.watch(*key)
+    subscription.close()
+    gone = Change(kind="deleted", **key.id, time=time.get_time())
+    return Content(subscription, gone)
+
+
+class ChangeStream(EventSourceResponse):
+    """Sends what its sources have until the first of them ends, or nobody may read it.
+
+    A reader that takes nothing for ``http_unread_seconds`` is cut off.
+    """
+
+    def __init__(
+        self,
+        *sources: Content | Outlines,
+        permit: Callable[[], Awaitable[None]],
+        limits: Limits,
+        headers: dict[str, str],
+    ) -> None:
+        """Ask for the permission again at each heartbeat; it raises if there is none.
+
+        Heartbeats are comments, sent whenever nothing else was for so many seconds.
+        """
+        self._sources = sources
+        self._permit = permit
+        self._heartbeat = limits.http_heartbeat_seconds
+        self._unread_seconds = limits.http_unread_seconds
+        self._refusal: str | None = None
+        super().__init__(self._bytes(), ping=_NEVER, headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything."""
+        asking = asyncio.create_task(self._ask_again())
+        is_open = False
+
+        async def send_in_time(message: Message) -> None:
+            nonlocal is_open
+            try:
+                async with asyncio.timeout(self._unread_seconds):
+                    await send(message)
+                    is_open = bool(message.get("more_body", True))
+            except TimeoutError:
+                logger.info("A client that did not read its stream was cut off.")
+                asking.cancel()
+                self._close()
+                await self.body_iterator.aclose()  # type: ignore[attr-defined]  # a generator
+                # No server lets an app close a connection: the little that the client
+                # has not read waits for it, without a limit, as any answer does.
+                await send(_END)
+                is_open = False
+                raise _ReaderStuckError from None
+
+        try:
+            await super().__call__(scope, receive, send_in_time)
+            if is_open:  # the server is shut down: it would log an error
+                # ASGI lets servers raise one as well if the client has left.
+                with suppress(OSError):
+                    async with asyncio.timeout(_FAREWELL):
+                        await send(_END)
+        except _ReaderStuckError:
+            pass
+        finally:
+            asking.cancel()
+            # The generator does not run if the client left before the first frame.
+            self._close()
+
+    def _close(self) -> None:
+        for each in self._sources:
+            each.subscription.close()
+
+    async def _ask_again(self) -> None:
+        """End the stream once its client may not read any more."""
+        try:
+            while True:
+                await asyncio.sleep(self._heartbeat)
+                await self._permit()
+        except HTTPException as error:
+            self._refusal = str(error.detail)
+            self._close()
+
+    async def _bytes(self) -> AsyncIterator[bytes]:
+        heartbeat = f": heartbeat {self._heartbeat:g}\n".encode()
+        yield heartbeat + f"retry: {RETRY_SECONDS * 1000}\n\n".encode()
+        try:
+            async for frame in self._frames():
+                if frame is None:
+                    yield heartbeat + b"\n"
+                    continue
+                for piece in frame.pieces():
+                    yield piece
+                    if self._refusal is not None and not piece.endswith(b"\n\n"):
+                        return
+        except MongoSessionServiceError as error:
+            logger.info("A client's stream ends. %s", error)
+            yield trouble(*reason_of(error))
+        except HTTPException as error:
+            self._refusal = str(error.detail)
+        if self._refusal is not None:
+            yield trouble(RETRY_SECONDS, self._refusal)
+
+    async def _frames(self) -> AsyncGenerator[Frame | None, None]:
+        """Wait for whatever a source has; None for each heartbeat of silence."""
+        reading = {asyncio.ensure_future(it.next_frame()): it for it in self._sources}
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    reading,
+                    timeout=self._heartbeat,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    yield None
+                for task in done:
+                    source = reading.pop(task)
+                    frame = task.result()
+                    if self._refusal is not None:
+                        return
+                    if frame is not None:
+                        yield frame
+                        reading[asyncio.ensure_future(source.next_frame())] = source
+                    elif source is self._sources[0]:
+                        return
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+
+
+class _ReaderStuckError(Exception):
+    """A client that does not read has left, or was told the end of its stream."""
+
+
+def trouble(seconds: int, reason: str) -> bytes:
+    """Tell a client why its stream ends, and when to come back."""
+    data = json.dumps({"reason": reason})
+    return f"retry: {seconds * 1000}\nevent: trouble\ndata: {data}\n\n".encode()
+
+
+def reason_of(error: MongoSessionServiceError) -> tuple[int, str]:
+    """Return the seconds until a client should reconnect, and why its stream ended."""
+    match error:
+        case SlowSubscriberError():
+            return RETRY_SECONDS, "This client read too slowly."
+        case HistoryLostError():
+            return RETRY_SECONDS, "Changes were missed and cannot be recovered."
+        case StorageUnavailableError():
+            return problems.RETRY_SECONDS, problems.UNAVAILABLE
+        case _:
+            return _MUCH_LATER, problems.SEE_LOG

@@ -1,0 +1,188 @@
+"""Shapes of what is asked and answered over HTTP, for FastAPI's schema and checks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from fastapi import Path
+from google.adk.events.event import Event
+from pydantic import BaseModel, ConfigDict, Field
+
+from mongo_session_service.model.validation import MAX_ID_BYTES
+
+MAX_PAGE: Final = 200
+"""Sessions, or events, on a page."""
+
+AppName: TypeAlias = Annotated[str, Path(max_length=MAX_ID_BYTES, examples=["chat"])]
+UserId: TypeAlias = Annotated[str, Path(max_length=MAX_ID_BYTES, examples=["ada"])]
+SessionId: TypeAlias = Annotated[
+    str, Path(max_length=MAX_ID_BYTES, examples=["monday"])
+]
+
+Revision: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+"""Number of events appended to a session."""
+
+
+class SessionRow(BaseModel):
+    """A session without its events and state. Times are seconds since 1970."""
+
+    app_name: str = Field(examples=["chat"])
+    user_id: str = Field(examples=["ada"])
+    session_id: str = Field(examples=["monday"])
+    title: str | None = Field(examples=["A trip to Turin"])
+    labels: dict[str, str] = Field(examples=[{"env": "prod"}])
+    revision: int = Field(description="How many events were appended.", examples=[12])
+    log_begins: int = Field(description="How many of these were trimmed.")
+    create_time: float
+    last_update_time: float = Field(description="Of the last event, or the creation.")
+    ttl: float | None = Field(description="Seconds that it lives after an append.")
+    expire_time: float | None = Field(description="When it expires, unless renewed.")
+
+
+class SessionList(BaseModel):
+    """A page of sessions."""
+
+    sessions: list[SessionRow]
+    next_page_token: str | None = Field(description="None on the last page.")
+
+
+class EventRow(BaseModel):
+    """An event, and where it stands in its session's log."""
+
+    revision: int = Field(examples=[3])
+    event: Event
+
+
+class EventList(BaseModel):
+    """A page of a session's events."""
+
+    events: list[EventRow]
+    has_more: bool = Field(
+        description="Whether more follow: ask for what is after, or newest first"
+        " before, the last revision of this page."
+    )
+
+
+class SessionChange(BaseModel):
+    """The ``data`` of a server-sent event, whose ``event`` is the ``kind``.
+
+    What is not there is left out; an outline has no event, state and state_delta.
+    """
+
+    kind: Literal["snapshot", "created", "appended", "state", "updated", "deleted"]
+    app_name: str
+    user_id: str | None = None
+    session_id: str | None = None
+    revision: int | None = Field(
+        default=None, description="The session's, after this change."
+    )
+    event: Event | None = None
+    state_delta: dict[str, Any] | None = None
+    state: dict[str, Any] | None = Field(
+        default=None, description="All of it: a snapshot's."
+    )
+    title: str | None = None
+    labels: dict[str, str] | None = None
+    expire_time: float | None = None
+    time: float = Field(description="Seconds since 1970.")
+
+
+class SessionQuery(BaseModel):
+    """Which of the sessions are listed, and how many."""
+
+    title: str | None = Field(default=None, description="Exactly this title.")
+    label: list[Annotated[str, Field(pattern="=")]] = Field(
+        default=[], description="Exactly this label, as name=value; repeatable."
+    )
+    session_id: str | None = Field(default=None, description="Exactly this session.")
+    order_by: Literal["create_time", "update_time"] | None = Field(
+        default=None, description="The latest first; of their creation, unless given."
+    )
+    limit: int = Field(default=50, ge=1, le=MAX_PAGE)
+    page_token: str | None = Field(
+        default=None, description="The next_page_token of a page."
+    )
+    include_eval: bool = Field(
+        default=False, description="Also those that ADK's evaluations made."
+    )
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that a session is to have."""
+        pairs = (each.partition("=") for each in self.label)
+        return {name: value for name, _, value in pairs}
+
+
+class EventQuery(BaseModel):
+    """Which of a session's events are listed, and how many."""
+
+    limit: int = Field(default=50, ge=1, le=MAX_PAGE)
+    after_revision: Revision = 0
+    before_revision: Revision | None = None
+    newest_first: bool = False
+
+
+class SessionRead(BaseModel):
+    """Which of a session's events are shown, and at which of its revisions."""
+
+    at_revision: Revision | None = Field(
+        default=None,
+        description="The session as it was after so many events, 0 for its creation."
+        " State of the app and the user is as it is now.",
+    )
+    num_recent_events: int | None = Field(
+        default=None, ge=0, alias="numRecentEvents", description="Only the last events."
+    )
+    after_timestamp: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        alias="afterTimestamp",
+        description="Only events from this time on.",
+    )
+
+
+class StreamStart(BaseModel):
+    """Where the stream of a session begins; by a snapshot, unless given."""
+
+    after_revision: Revision | None = Field(
+        default=None, description="By the events after this revision, however old."
+    )
+    history: Literal["all"] | None = Field(
+        default=None, description="By a snapshot without an id, and then every event."
+    )
+
+
+class UserStreamStart(StreamStart):
+    """What the stream of a user's sessions has."""
+
+    session_id: str | None = Field(
+        default=None, description="Also the whole content of this session."
+    )
+    include_eval: bool = Field(
+        default=False, description="Also what ADK's evaluations do."
+    )
+
+
+class SessionUpdate(BaseModel):
+    """What is changed; what is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    title: str | None = Field(
+        default=None, description="None for no title.", examples=["A trip to Turin"]
+    )
+    labels: dict[str, str] | None = Field(
+        default=None,
+        description="All its labels; None for none.",
+        examples=[{"env": "prod"}],
+    )
+
+
+class ForkRequest(BaseModel):
+    """Where a session is forked."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    at_revision: Revision | None = Field(
+        default=None, description="After so many events; after all, unless given."
+    )
