@@ -218,6 +218,7 @@ class ChangeStream(EventSourceResponse):
         self._heartbeat = limits.http_heartbeat_seconds
         self._unread_seconds = limits.http_unread_seconds
         self._refusal: str | None = None
+        self._is_ending = False
         super().__init__(self._bytes(), ping=_NEVER, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -232,7 +233,7 @@ class ChangeStream(EventSourceResponse):
                     await send(message)
                     is_open = bool(message.get("more_body", True))
             except TimeoutError:
-                logger.info("A client that did not read its stream was cut off.")
+                self._log_end("It did not read.")
                 asking.cancel()
                 self._close()
                 await self.body_iterator.aclose()  # type: ignore[attr-defined]  # a generator
@@ -255,6 +256,11 @@ class ChangeStream(EventSourceResponse):
             asking.cancel()
             # The generator does not run if the client left before the first frame.
             self._close()
+
+    def _log_end(self, reason: str) -> None:
+        if not self._is_ending:
+            logger.info("A client's stream ends. %s", reason)
+        self._is_ending = True
 
     def _close(self) -> None:
         for each in self._sources:
@@ -283,7 +289,7 @@ class ChangeStream(EventSourceResponse):
                     if self._refusal is not None and not piece.endswith(b"\n\n"):
                         return
         except MongoSessionServiceError as error:
-            logger.info("A client's stream ends. %s", error)
+            self._log_end(str(error))
             yield trouble(*reason_of(error))
         except HTTPException as error:
             self._refusal = str(error.detail)

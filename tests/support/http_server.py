@@ -18,11 +18,15 @@ PATIENCE = 20.0
 
 
 @asynccontextmanager
-async def serving(app: Any, port: int = 0) -> AsyncIterator[str]:
+async def serving(
+    app: Any, port: int = 0, log_level: str = "critical"
+) -> AsyncIterator[str]:
     """Serve an app until the end of the block, cutting off who is connected then."""
     with socket.create_server(("127.0.0.1", port)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
+        config = uvicorn.Config(
+            app, log_level=log_level, log_config=None, lifespan="off", ws="none"
+        )
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         async with asyncio.timeout(PATIENCE):
@@ -91,7 +95,7 @@ class Client:
     async def __aenter__(self) -> Self:
         self._http = httpx.AsyncClient(timeout=PATIENCE, trust_env=False)
         request = self._http.build_request(
-            "GET", self._url, params=self._query, headers=self._headers
+            "GET", self._url, params=self._query or None, headers=self._headers
         )
         self.response = await self._http.send(request, stream=True)
         self._lines = self.response.aiter_lines()

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from contextlib import closing
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -14,19 +14,13 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from google.genai import types
 from pymongo import MongoClient
-from starlette.applications import Starlette
 from starlette.types import Message
 from support.failpoints import failing, victim_uri
+from support.http_paths import CHANGES, app_of
 from support.http_server import PATIENCE, Client, serving, until
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import changes_route, sse
-
-
-def app_of(service: MongoSessionService, heartbeat: float = 15) -> Starlette:
-    route = changes_route(service, authorize=lambda *_: True, heartbeat=heartbeat)
-    return Starlette(routes=[route])
 
 
 @pytest.fixture
@@ -41,11 +35,18 @@ def unread(url: str) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect((address.hostname, address.port))
-    asked = (
-        f"GET /changes?{urlencode(SESSION)} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
-    )
+    asked = f"GET {CHANGES}?history=all HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
     client.sendall(asked.encode())
     return client
+
+
+def read_to_end(client: socket.socket) -> None:
+    """Read until the end of a chunked answer."""
+    end = b""
+    while end != b"0\r\n\r\n":
+        read = client.recv(2**20)
+        assert read
+        end = (end + read)[-5:]
 
 
 async def flood(service: MongoSessionService, session: Session, until_: Any) -> int:
@@ -64,24 +65,25 @@ async def test_a_deleted_session_ends_the_stream_for_good(
 ) -> None:
     """The stream ends after deleted; who comes back is refused, and so stays away."""
     async with serving(app_of(service)) as url:
-        async with Client(f"{url}/changes") as client:
+        async with Client(f"{url}{CHANGES}") as client:
             await client.next()
             await service.delete_session(**SESSION)
             told = await client.rest()
-        async with Client(f"{url}/changes", {"Last-Event-ID": "0"}) as client:
+        async with Client(f"{url}{CHANGES}", {"Last-Event-ID": "0"}) as client:
             assert client.response.status_code == 404
 
     assert [each.kind for each in told] == ["deleted"]
 
 
 @pytest.mark.usefixtures("session")
+@pytest.mark.limits(http_heartbeat_seconds=0.05)
 async def test_a_silent_stream_has_heartbeats(
     service: MongoSessionService,
 ) -> None:
     """A comment comes at once and again and again, which no client takes for more."""
     async with (
-        serving(app_of(service, heartbeat=0.05)) as url,
-        Client(f"{url}/changes") as client,
+        serving(app_of(service)) as url,
+        Client(f"{url}{CHANGES}") as client,
     ):
         while len(client.comments) < 4:
             await client.line()
@@ -96,24 +98,10 @@ async def test_a_client_that_leaves_frees_its_subscription(
 ) -> None:
     """A closed connection leaves nothing behind, even if nothing happens next."""
     async with serving(app_of(service)) as url:
-        async with Client(f"{url}/changes", **query) as client:
+        async with Client(f"{url}{CHANGES}", **query) as client:
             await client.next()
             await until(lambda: service.feed_stats().subscriptions == 1)
         await until(lambda: service.feed_stats().subscriptions == 0)
-
-
-@pytest.mark.usefixtures("session")
-async def test_a_head_request_leaves_nothing_open(
-    service: MongoSessionService,
-) -> None:
-    """HEAD gets the headers of a stream, and subscribes to nothing."""
-    async with serving(app_of(service)) as url, httpx.AsyncClient() as http:
-        response = await http.head(f"{url}/changes", params=SESSION)
-
-        assert response.headers["content-type"].startswith("text/event-stream")
-        async with asyncio.timeout(PATIENCE):
-            while service.feed_stats().subscriptions:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # the feed's thread lets it go
 
 
 @pytest.mark.limits(inbox_changes=8)
@@ -122,8 +110,8 @@ async def test_a_slow_client_is_ended_and_comes_back(
 ) -> None:
     """What a slow client did not get is there when it comes back; others go on."""
     async with serving(app_of(service)) as url:
-        slow = Client(f"{url}/changes")
-        async with slow, Client(f"{url}/changes") as quick:
+        slow = Client(f"{url}{CHANGES}")
+        async with slow, Client(f"{url}{CHANGES}") as quick:
             await slow.next()
             await quick.next()
             appended = 0
@@ -136,7 +124,7 @@ async def test_a_slow_client_is_ended_and_comes_back(
                 assert appended < 60
             *read, trouble = await slow.rest()
         last = len(read)
-        async with Client(f"{url}/changes", {"Last-Event-ID": str(last)}) as client:
+        async with Client(f"{url}{CHANGES}", {"Last-Event-ID": str(last)}) as client:
             read += await client.take(appended - last)
 
     assert trouble.kind == "trouble"
@@ -144,19 +132,27 @@ async def test_a_slow_client_is_ended_and_comes_back(
     assert [each.id for each in read] == [str(n + 1) for n in range(appended)]
 
 
+@pytest.mark.limits(http_unread_seconds=0.3, http_unread_bytes=10**9)
 async def test_a_client_that_never_reads_is_cut_off(
-    service: MongoSessionService, session: Session, monkeypatch: pytest.MonkeyPatch
+    service: MongoSessionService, session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client that takes nothing for too long loses its subscription."""
-    monkeypatch.setattr(sse, "SEND_PATIENCE", 0.3)
-    async with serving(app_of(service)) as url:
-        with closing(unread(url)):
+    """The log says so once; should it read after all, it finds the end."""
+    caplog.set_level("INFO")
+    async with serving(app_of(service), log_level="info") as url:
+        with closing(unread(url)) as client:
             await until(lambda: service.feed_stats().subscriptions == 1)
             await flood(
                 service, session, lambda: service.feed_stats().subscriptions == 0
             )
+            client.settimeout(PATIENCE)
+            await asyncio.to_thread(read_to_end, client)
+    ours = [each for each in caplog.records if each.name.startswith("mongo_session")]
+    theirs = [each for each in caplog.records if each.name == "uvicorn.error"]
 
-    assert service.feed_stats().drops == 0
+    assert [each.getMessage() for each in ours] == [
+        "A client's stream ends. It did not read."
+    ]
+    assert [each for each in theirs if each.levelname in {"WARNING", "ERROR"}] == []
 
 
 async def test_a_stream_that_cannot_go_on_says_so(
@@ -168,13 +164,15 @@ async def test_a_stream_that_cannot_go_on_says_so(
         serving(app_of(service)) as url,
     ):
         await service.create_session(**SESSION)
-        async with Client(f"{url}/changes") as client:
+        async with Client(f"{url}{CHANGES}") as client:
             await client.next()
             with failing(admin, "getMore", errorCode=2):
                 told = await client.rest()
 
     assert [each.summary for each in told] == [("trouble", None)]
-    assert told[0].data == {"reason": "Sessions cannot be read; see the server's log."}
+    assert told[0].data == {
+        "reason": "Sessions cannot be read or written; see the server's log."
+    }
     assert client.retry == 60_000
 
 
@@ -183,7 +181,7 @@ async def test_a_closed_service_ends_its_streams(
     service: MongoSessionService,
 ) -> None:
     """A service that closes lets its clients go, who may come back."""
-    async with serving(app_of(service)) as url, Client(f"{url}/changes") as client:
+    async with serving(app_of(service)) as url, Client(f"{url}{CHANGES}") as client:
         await client.next()
         await service.close()
 
@@ -201,26 +199,26 @@ async def test_mongodb_away_is_told_with_a_time_to_come_back() -> None:
         serving(app_of(service)) as url,
         httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http,
     ):
-        response = await http.get(f"{url}/changes", params=SESSION)
+        response = await http.get(f"{url}{CHANGES}")
     await service.close()
 
     assert response.status_code == 503
     assert response.headers["retry-after"] == "10"
-    assert response.json() == {"detail": "MongoDB is unavailable."}
+    assert response.json()["detail"] == "MongoDB is unavailable."
 
 
+@pytest.mark.limits(http_answer_seconds=0.3)
 async def test_nobody_waits_long_for_mongodb(
-    victim: MongoSessionService, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+    victim: MongoSessionService, admin: MongoClient
 ) -> None:
     """A server that is slow to answer is 503 in time, and nothing stays open."""
-    monkeypatch.setattr(sse, "OPENING_PATIENCE", 0.3)
     session = await victim.create_session(**SESSION)
     await victim.append_event(session, new_event(a=1))
     stuck = {"blockConnection": True, "blockTimeMS": 1_500}
 
     async with serving(app_of(victim)) as url, httpx.AsyncClient() as http:
         with failing(admin, "aggregate", **stuck):
-            response = await http.get(f"{url}/changes", params=SESSION)
+            response = await http.get(f"{url}{CHANGES}")
         await until(lambda: victim.feed_stats().subscriptions == 0)
 
     assert response.status_code == 503
@@ -236,7 +234,7 @@ async def test_nobody_can_end_anothers_stream(
     awkward = {"app:motd": {"\ud800": [1, "\udfff"]}, "app:note": "\ud800"}
     async with (
         serving(app_of(service)) as url,
-        Client(f"{url}/changes") as client,
+        Client(f"{url}{CHANGES}") as client,
     ):
         assert (await client.next()).kind == "snapshot"
         actions = EventActions(state_delta=awkward)
@@ -244,7 +242,7 @@ async def test_nobody_can_end_anothers_stream(
         told = await client.next()
         await service.append_event(session, new_event())
         assert (await client.next()).kind == "appended"
-        async with Client(f"{url}/changes") as again:
+        async with Client(f"{url}{CHANGES}") as again:
             snapshot = await again.next()
 
     assert (told.kind, told.data["state_delta"]) == ("state", awkward)
@@ -273,8 +271,8 @@ async def test_the_end_of_a_stream_that_nobody_reads_may_fail(
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "method": "GET",
-        "path": "/changes",
-        "query_string": urlencode(SESSION).encode(),
+        "path": CHANGES,
+        "query_string": b"",
         "headers": [(b"host", b"127.0.0.1")],
     }
     await app_of(service)(scope, receive, send)
