@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -116,6 +117,9 @@ class Backends:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._entries: dict[asyncio.AbstractEventLoop, Backend] = {}
+        if self._uri is not None:
+            closing = weakref.finalize(self, _close_forgotten, self._pid, self._entries)
+            closing.atexit = False  # their event loops have closed them by then
         self._latest = Latest()
         self._sweeps = SweepSchedule.of_limits(self._settings.limits)
         limit = self._read_cache_bytes
@@ -273,14 +277,35 @@ class Backends:
             if loop.is_closed():
                 continue
             if loop is here:
-                try:
-                    await entry.sweep.stop()
-                    await entry.writer.settled()
-                finally:
-                    if entry.keeper is not None:
-                        await entry.keeper.aclose()
+                await _close_backend(entry)
             else:
                 await _close_elsewhere(entry, loop)
+
+
+def _close_forgotten(
+    pid: int, entries: dict[asyncio.AbstractEventLoop, Backend]
+) -> None:
+    """Close the clients of a service that nobody refers to any more; in any thread."""
+    if pid != os.getpid():
+        return  # its clients stayed in the parent
+
+    for loop, entry in entries.items():
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_start_closing, entry)
+
+
+def _start_closing(entry: Backend) -> None:
+    background(_close_backend(entry))
+
+
+async def _close_backend(entry: Backend) -> None:
+    """Close a client in its own loop, after the writes that are under way."""
+    try:
+        await entry.sweep.stop()
+        await entry.writer.settled()
+    finally:
+        if entry.keeper is not None:
+            await entry.keeper.aclose()
 
 
 async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:

@@ -258,7 +258,12 @@ class MongoSessionService(BaseSessionService):
         await self._lease_renewer.end_thread()
 
     async def __aenter__(self) -> Self:
-        await self.setup()
+        running_loop()
+        try:
+            await self.setup()
+        except BaseException:  # the body does not run, so nobody would close it
+            await uninterrupted(self.close())
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

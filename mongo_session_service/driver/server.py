@@ -30,6 +30,8 @@ async def greeted(client: Any) -> dict[str, Any]:
         PyMongoError: no server has answered.
     """
     asking = asyncio.ensure_future(client.admin.command("hello"))
+    # If the caller is cancelled, the client may be closed before it ends.
+    asking.add_done_callback(lambda it: it.cancelled() or it.exception())
     try:
         while not (await asyncio.wait([asking], timeout=_POLL))[0]:
             servers = client.topology_description.server_descriptions().values()
