@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol, TypeVar
 
 import bson
 
@@ -14,10 +14,36 @@ from mongo_session_service.model.records import Append, NewSession
 MAX_DOCUMENT_BYTES: Final = 15_500_000
 """Below the server's 16 MiB, which leaves room for ids and a change's envelope."""
 
+MAX_ID_BYTES: Final = 4_000_000
+"""Bytes of ``_id``s in one command, which may name each of them twice."""
+
 _REMEDY: Final = (
     "Nothing was changed. Keep large content in an ADK artifact and only its name in"
     " state."
 )
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> Any:
+        """The ``_id`` of its document."""
+
+
+Identified = TypeVar("Identified", bound=_HasId)
+
+
+def cut_by_id_size(items: Iterable[Identified]) -> Iterator[list[Identified]]:
+    """Lists of some of the items each, whose ``_id``s fit into one command."""
+    part: list[Identified] = []
+    size = 0
+    for each in items:
+        size += len(bson.encode({"": each.id}))
+        if size > MAX_ID_BYTES and part:
+            yield part
+            part, size = [], len(bson.encode({"": each.id}))
+        part.append(each)
+    if part:
+        yield part
 
 
 def check_event_size(event_id: str, delta: Mapping[str, Any], size: int) -> None:

@@ -33,9 +33,11 @@ import pymongo
 from pymongo import WriteConcern
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
 
+from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.model.records import Document
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ THREAD_NAME: Final = "mongo-session-service-leases"
 
 _SHORTEST: Final = 1.0
 """Seconds that the server may at least wait for a document that is locked."""
+_SUPERVISOR: Final = Supervisor("The renewal of leases")
 _NEVER: Final = datetime(1970, 1, 1)  # noqa: DTZ001  as the driver decodes times
 _LINGER: Final = 10.0
 """Seconds that the thread stays after the last lease."""
@@ -239,8 +242,8 @@ class LeaseRenewer:
             if self._stopping is None:
                 stopping = self._stopping = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._keep_renewing,
-                    args=[stopping, tick],
+                    target=_SUPERVISOR.run_thread,
+                    args=[self._keep_renewing, stopping, tick],
                     name=THREAD_NAME,
                     daemon=True,
                 )
@@ -279,9 +282,6 @@ class LeaseRenewer:
                 except PyMongoError as error:
                     # They may be lost, which their next write finds out.
                     logger.debug("No lease was renewed: %s.", type(error).__name__)
-                except Exception as error:  # noqa: BLE001  a certificate's file is gone
-                    # Without this thread, no lease would be renewed any more.
-                    logger.warning("No lease was renewed: %s.", type(error).__name__)
                 del due  # or it would keep them alive
 
     def _is_idle(self) -> bool:
@@ -320,7 +320,8 @@ def _renew_due(database: Any, due: list[Lease]) -> None:
     by_collection: dict[str, list[Lease]] = defaultdict(list)
     for each in due:
         by_collection[each.collection].append(each)
-    for name, leases in by_collection.items():
+    cut = ((name, cut_by_id_size(each)) for name, each in by_collection.items())
+    for name, leases in ((name, leases) for name, parts in cut for leases in parts):
         collection = leases[0].connection.plain(database[name])
         # The next renewal comes soon enough, if a failover loses one.
         collection = collection.with_options(write_concern=WriteConcern(1))

@@ -11,7 +11,6 @@ import copy
 import logging
 import threading
 import time
-import traceback
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
@@ -27,6 +26,7 @@ from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
+from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.feed.inbox import RESYNC, Inbox, Notification
 from mongo_session_service.feed.stats import Counters
 from mongo_session_service.model.records import Document
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 LINGER: Final = 10.0
 """Seconds the stream stays open after its last subscription, if event loops remain."""
 
+_SUPERVISOR: Final = Supervisor("The change feed")
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
 _SWEPT_EVERY: Final = 1.0  # seconds
 _BATCH: Final = 256
@@ -116,9 +117,7 @@ class Reader:
         except errors.MongoSessionServiceError as failure:
             error = failure
         except Exception as failure:  # noqa: BLE001  raised by the subscriptions
-            where = traceback.extract_tb(failure.__traceback__)[-1]
-            # Without its text, which may quote what is stored.
-            logger.error("The change feed failed at %s.", where)  # noqa: TRY400
+            _SUPERVISOR.log_death(failure)
             text = f"The change feed failed with {type(failure).__name__}."
             error = errors.MongoSessionServiceError(text)
         finally:

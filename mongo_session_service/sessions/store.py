@@ -48,6 +48,8 @@ from mongo_session_service.sessions.snapshot_read import (
     shared_states_queries,
 )
 
+_KEYS_AT_ONCE: Final = 1000
+"""Sessions whose shared state is read at once: a command holds 16 MB of their ids."""
 _HEADS: Final = 3
 """Documents before the events, at most: a session and the state that it shares."""
 
@@ -231,13 +233,15 @@ class SessionStore:
         All who ask in the same iteration of the event loop share the read, of one point
         in time, so none of them may cancel it.
         """
-        if self._next_read is None:
-            self._next_read = background(self._read_next_shared_states())
+        if self._next_read is None or len(self._next_keys) >= _KEYS_AT_ONCE:
+            self._next_keys = set()
+            self._next_read = background(self._read_shared_states(self._next_keys))
         self._next_keys.add(key)
         return self._next_read
 
-    async def _read_next_shared_states(self) -> list[Document]:
-        keys, self._next_keys, self._next_read = self._next_keys, set(), None
+    async def _read_shared_states(self, keys: set[SessionKey]) -> list[Document]:
+        if keys is self._next_keys:
+            self._next_read = None  # who asks from now on comes too late
         return await load_documents(self._connection, *shared_states_queries(keys))
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:

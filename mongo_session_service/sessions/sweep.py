@@ -24,6 +24,7 @@ from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.compat import Driver, renew_connections
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import deletion, queries
@@ -35,6 +36,7 @@ _JITTER: Final = 0.4
 _AFTER_FAILURE: Final = 5.0
 """Seconds after a sweep that failed."""
 _UNAUTHORIZED: Final = 13
+_SUPERVISOR: Final = Supervisor("The sweep of expired sessions")
 
 
 @dataclass(slots=True)
@@ -125,7 +127,7 @@ class Sweep:
         is_running = self._task is not None and not self._task.done()
         if self._schedule.delay <= 0 and not is_running:
             self._schedule.begin()
-            self._task = background(self._sweep())
+            self._task = background(_SUPERVISOR.run_task(self._sweep))
         self._set_timer()
 
     async def _sweep(self) -> None:

@@ -22,6 +22,7 @@ from mongo_session_service.driver.cancellation import (
     running_loop,
     uninterrupted,
 )
+from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.turns import turn_status
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSED: Final = "the service was closed"
+_SUPERVISOR: Final = Supervisor("The look for turns to be stopped")
 
 
 @public
@@ -328,7 +330,7 @@ class RunningTurns:
         await running.begin()
         self._turns.setdefault(loop, set()).add(running)
         if loop not in self._polls:
-            self._polls[loop] = background(self._poll_stops(loop))
+            self._polls[loop] = background(_SUPERVISOR.run_task(self._poll_stops, loop))
 
     def find(self, key: SessionKey) -> RunningTurn | None:
         """The turn of a session that runs in this event loop."""

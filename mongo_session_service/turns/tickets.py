@@ -11,11 +11,12 @@ session changes, so no loaded ``Session`` becomes stale.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from google.adk.platform import time as platform_time
 
+from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import lease_is_free, renewal
 from mongo_session_service.errors import session_not_found_error
@@ -75,8 +76,9 @@ async def return_ticket(connection: Connection, ticket: Ticket) -> None:
 
 async def renew_tickets(connection: Connection, tickets: Iterable[Ticket]) -> None:
     """Note that these waiters are still there."""
-    ids = [each.id for each in tickets]
-    await connection.leases.update_many({"_id": {"$in": ids}}, _RENEWAL)
+    for some in cut_by_id_size(tickets):
+        ids = {"_id": {"$in": [each.id for each in some]}}
+        await connection.leases.update_many(ids, _RENEWAL)
 
 
 async def find_turns(
@@ -84,32 +86,31 @@ async def find_turns(
 ) -> dict[SessionKey, TurnStatus]:
     """The turns of some sessions, without those that are not stored."""
     now = platform_time.get_time()
-    ids = {"_id": {"$in": [each.id for each in keys]}}
-    pipeline: list[Document] = [
-        {"$match": {**queries.routed(connection, ids), **queries.visible(now)}},
-        {"$project": {"create_time": 1, "is_free": lease_is_free(connection, "turn.")}},
-    ]
-    found = await connection.aggregate(connection.sessions, pipeline)
-    return {
-        SessionKey(**each["_id"]): TurnStatus(each["create_time"], each["is_free"])
-        for each in found
-    }
+    fields = {"create_time": 1, "is_free": lease_is_free(connection, "turn.")}
+    turns: dict[SessionKey, TurnStatus] = {}
+    for some in cut_by_id_size(keys):
+        ids = queries.routed(connection, {"_id": {"$in": [each.id for each in some]}})
+        wanted = {**ids, **queries.visible(now)}
+        pipeline: list[Document] = [{"$match": wanted}, {"$project": fields}]
+        for each in await connection.aggregate(connection.sessions, pipeline):
+            turn = TurnStatus(each["create_time"], each["is_free"])
+            turns[SessionKey(**each["_id"])] = turn
+    return turns
 
 
 async def first_tickets(
-    connection: Connection, keys: Collection[SessionKey]
+    connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, int]:
     """The lowest ticket in the line of each session that has waiters."""
-    if not keys:
-        return {}
     is_alive = {"$expr": renewal(connection, "$gte")}
     owner = {name: f"$_id.{name}" for name in SessionKey._fields}
-    pipeline: list[Document] = [
-        {"$match": {"$or": [_waiters(key) for key in keys], **is_alive}},
-        {"$group": {"_id": owner, "first": {"$min": f"$_id.{_NUMBER}"}}},
-    ]
-    found = await connection.aggregate(connection.leases, pipeline)
-    return {SessionKey(**each["_id"]): each["first"] for each in found}
+    first = {"$group": {"_id": owner, "first": {"$min": f"$_id.{_NUMBER}"}}}
+    numbers: dict[SessionKey, int] = {}
+    for some in cut_by_id_size(keys):
+        waiting = {"$match": {"$or": [_waiters(key) for key in some], **is_alive}}
+        for each in await connection.aggregate(connection.leases, [waiting, first]):
+            numbers[SessionKey(**each["_id"])] = each["first"]
+    return numbers
 
 
 async def end_line(connection: Connection, last: Ticket) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from google.adk.platform import time as platform_time
 
+from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import lease_is_free
 from mongo_session_service.model.records import Document, SessionKey
@@ -66,18 +67,16 @@ async def requested_stops(
     connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, tuple[int, str | None]]:
     """Epochs of the turns that are to be stopped, among those of some sessions."""
-    ids = [each.id for each in keys]
-    where = {"_id": {"$in": ids}, "turn.stop": {"$exists": True}}
-    found = connection.sessions.find(
-        queries.routed(connection, where), {"turn.epoch": 1, "turn.stop": 1}
-    )
-    return {
-        SessionKey(**each["_id"]): (
-            each["turn"]["epoch"],
-            each["turn"]["stop"].get("reason"),
-        )
-        async for each in found
-    }
+    stops: dict[SessionKey, tuple[int, str | None]] = {}
+    for some in cut_by_id_size(keys):
+        ids = {"$in": [each.id for each in some]}
+        where = queries.routed(connection, {"_id": ids})
+        where["turn.stop"] = {"$exists": True}
+        fields = {"turn.epoch": 1, "turn.stop": 1}
+        async for each in connection.sessions.find(where, fields):
+            turn = each["turn"]
+            stops[SessionKey(**each["_id"])] = turn["epoch"], turn["stop"].get("reason")
+    return stops
 
 
 async def find_turns(

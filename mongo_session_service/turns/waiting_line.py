@@ -18,6 +18,7 @@ from pymongo.errors import PyMongoError
 from mongo_session_service.driver.calls import is_passing
 from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     session_not_found_error,
@@ -31,6 +32,7 @@ from mongo_session_service.turns.tickets import (
 )
 
 _RENEW_EVERY: Final = 2.0  # seconds
+_SUPERVISOR: Final = Supervisor("The look for free turns")
 
 
 class Waiter:
@@ -89,7 +91,7 @@ class WaitingLine:
         line = self._lines.setdefault(ticket.key, set())
         line.add(waiter)
         if self._looking is None:
-            self._looking = background(self._keep_looking())
+            self._looking = background(_SUPERVISOR.run_task(self._keep_looking))
         self.look()  # the turn may have been released before
         try:
             yield waiter

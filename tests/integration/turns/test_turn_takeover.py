@@ -38,7 +38,7 @@ brief_leases = pytest.mark.limits(lease_seconds=BRIEF, lease_renewal_seconds=0.1
 
 
 def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] | None:
-    """Try to have the turn, from another thread; the error it ends with."""
+    """Try to have the turn, from another thread; TimeoutError if it is not free."""
 
     async def attempt() -> None:
         async with (
@@ -54,8 +54,8 @@ def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] |
     def run() -> None:
         try:
             asyncio.run(attempt())
-        except TimeoutError as error:
-            errors[0] = type(error)
+        except TimeoutError:
+            errors[0] = TimeoutError
 
     thread = threading.Thread(target=run)
     thread.start()

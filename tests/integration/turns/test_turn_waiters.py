@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from contextvars import Context
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,11 @@ from pymongo import MongoClient
 from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.lease import Lease, LeaseRenewer
+from mongo_session_service.model.records import SessionKey
+from mongo_session_service.turns import tickets, turn_status
+from mongo_session_service.turns.waiting_line import WaitingLine
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -163,3 +169,70 @@ async def test_erasing_and_pruning_leave_no_waiter(
     ]
     await service.prune()
     assert [each["_id"] for each in waiters(admin, database)] == ["a consumer"]
+
+
+async def test_a_long_line_of_long_ids_dies_of_no_size(
+    service: MongoSessionService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their ids take 17 MB, more than a command: all are looked for and renewed."""
+    parts = {name: letter * 4096 for name, letter in zip(IDS, "aus", strict=True)}
+    await service.create_session(**parts)
+    at = (await service._backends.here()).connection  # noqa: SLF001
+    key = SessionKey(**parts)
+    async with service.turn(**parts):
+        first = await tickets.draw_ticket(at, key)
+        line = [first._replace(number=number) for number in range(1, 1401)]
+        stored = [{"_id": each.id, "renewed_at": LONG_AGO} for each in line]
+        await at.leases.insert_many(stored[1:])
+        renewed_by = asyncio.create_task(renewed(at, len(line)))
+        waiting_line = WaitingLine(at)
+        with ExitStack() as joined:
+            waiters = [joined.enter_context(waiting_line.join(it)) for it in line]
+            await renewed_by
+            many = [key._replace(session_id=f"{n:04}" * 1024) for n in range(1400)]
+            assert list(await tickets.find_turns(at, [*many, key])) == [key]
+            assert await tickets.first_tickets(at, [*many, key]) == {key: 1}
+            assert await turn_status.requested_stops(at, [*many, key]) == {}
+            waiting_line.fail_all()
+            for each in waiters:
+                with pytest.raises(MongoSessionServiceError, match="closed"):
+                    await each.called()
+    assert not caplog.records
+
+
+async def renewed(at: Connection, count: int) -> None:
+    """Return when so many waiters have renewed their tickets."""
+    fresh = {"renewed_at": {"$gt": LONG_AGO}}
+    async with asyncio.timeout(30):
+        while await at.leases.count_documents(fresh) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.limits(lease_seconds=6.0, lease_renewal_seconds=0.1)
+async def test_many_leases_of_long_ids_are_renewed(
+    service: MongoSessionService,
+) -> None:
+    """The thread cuts its command as well."""
+    at = (await service._backends.here()).connection  # noqa: SLF001
+    held = []
+    for number in range(1400):
+        lease = Lease(at, at.sessions.name, {"id": f"{number:04}" * 3072}, "turn.")
+        held.append(lease)
+    stored = [
+        {
+            "_id": each.id,
+            "turn": {"holder": {"token": each.token}, "renewed_at": LONG_AGO},
+        }
+        for each in held
+    ]
+    await at.sessions.insert_many(stored)
+    renewer = LeaseRenewer()
+    for each in held:
+        renewer.add_lease(each)
+    fresh = {"turn.renewed_at": {"$gt": LONG_AGO}}
+    async with asyncio.timeout(30):
+        while await at.sessions.count_documents(fresh) < len(held):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    for each in held:
+        renewer.discard_lease(each)
+    await renewer.end_thread()
