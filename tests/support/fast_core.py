@@ -24,7 +24,7 @@ CORE: Final = frozenset(
         "feed/test_watch_scopes",
         "feed/test_watch_sessions",
         "http/test_live_app",
-        "http/test_change_streams",
+        "http/test_router_streams",
         "schema/test_schema_version",
         "sessions/test_append_is_atomic",
         "sessions/test_deletions",

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.limits(fork_step=1, removed_events=1, sweep_interval=math.inf),
 ]
 
-ATTEMPTS = 3
+ATTEMPTS = 10
 """Of a cursor to be left, where a server may begin a read that is given up already."""
 
 Late = Callable[[int], bool]
