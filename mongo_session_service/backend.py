@@ -21,6 +21,7 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import (
     SwallowedCancellation,
     background,
@@ -186,11 +187,13 @@ class Backends:
         await self._set_up(connection, builds=True)
         if index is not None:
             async with connection.call():
-                await create_index(connection, index)
+                await repeat(create_index, connection, index)
 
     async def _set_up(self, connection: Connection, *, builds: bool) -> None:
         async with connection.call():
-            self._missing, is_to_be_built = await set_up(connection, builds=builds)
+            self._missing, is_to_be_built = await repeat(
+                set_up, connection, builds=builds
+            )
         self._is_set_up = True
         if is_to_be_built:
             self._build = background(self._set_up(connection, builds=True))

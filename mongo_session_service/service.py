@@ -45,6 +45,7 @@ from mongo_session_service.consumers.leased_reader import (
     Start,
 )
 from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
@@ -1319,13 +1320,15 @@ class MongoSessionService(BaseSessionService):
             finally:
                 self._backends.forget(app_name, user_id)
             with reporting_partial_removal():
-                users = await at.user_states.delete_many(queries.routed(at, states))
-                await at.imports.delete_many(notes)
+                users = await repeat(
+                    at.user_states.delete_many, queries.routed(at, states)
+                )
+                await repeat(at.imports.delete_many, notes)
                 await tickets.erase_waiters(at, app_name, user_id)
                 letters = await erasure.erase_dead_letters(at, app_name, user_id)
                 apps = consumers = 0
                 if user_id is None:
-                    app = await at.app_states.delete_one({"_id": app_name})
+                    app = await repeat(at.app_states.delete_one, {"_id": app_name})
                     apps = app.deleted_count
                     consumers = await erasure.remove_consumers(at, app_name)
                 places = await erasure.erase_from_checkpoints(at, app_name, user_id)

@@ -28,6 +28,7 @@ from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import handler as handlers
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
@@ -143,8 +144,8 @@ async def load_dead_letters(
     """A consumer's dead letters, the oldest first."""
     letters, hooks = connection.dead_letters, connection.hooks
     ids = letters.find({"_id.consumer": consumer}, {"_id": 1}).sort("time", 1)
-    for each in await ids.to_list(None):
-        stored = await letters.find_one(each)
+    for each in await repeat(lambda: ids.clone().to_list(None)):
+        stored = await repeat(letters.find_one, each)
         if stored is not None:
             error, attempts = stored["error"], stored["attempts"]
             item = _decode(stored, hooks)
@@ -164,14 +165,14 @@ async def replay_dead_letters(
                 await handlers.in_transaction(at, work, remove)
             else:
                 await work(None)
-                await uninterrupted(remove(None))
+                await uninterrupted(repeat(remove, None))
             handled += 1
         except AlreadyHandledError:
             pass  # nothing is handled twice
         except handlers.HandlerFailedError as failed:
             attempts = letter.attempts + 1
             again = new_dead_letter(consumer, letter.item, failed.error, attempts)
-            await uninterrupted(store_dead_letter(at, again))
+            await uninterrupted(repeat(store_dead_letter, at, again))
     return handled
 
 

@@ -3,11 +3,12 @@
 :class:`DriverCall` is put around the work of each public call, thread and task.
 :func:`retry` is put around what may be done twice: a pure read, or a write that has the
 same result the second time. The driver itself repeats every command once, on another
-connection, and a transaction until its time limit. Beside that:
+connection, and a transaction that was turned away until its time limit. Beside that:
 
 - What passes through :func:`retry` is repeated for :data:`RETRY_LIMIT` seconds, while
   the failures are transient (:func:`is_passing`), after pauses that grow.
-- A snapshot read is repeated three times, soon: see ``snapshots.read``.
+- What passes through :func:`repeat`, and a snapshot read, is repeated three times,
+  soon, if a server answers that it cannot do it now.
 - Anything else fails at once. Its outcome may be unknown, and the caller decides.
 """
 
@@ -34,6 +35,7 @@ from mongo_session_service.driver.translation import (
     is_bad_login,
     is_logged_out,
     is_starting,
+    is_turned_away,
     translation,
 )
 from mongo_session_service.errors import (
@@ -50,6 +52,9 @@ RETRY_LIMIT: Final = 60.0
 
 PAUSE_AFTER_LOSS: Final = 0.5
 """Seconds before a stream that lost its history is reopened, to avoid a busy loop."""
+
+REPEAT_PAUSES: Final = (0.01, 0.05, 0.2)
+"""Seconds between the attempts of what is repeated soon."""
 
 _FIRST_PAUSE: Final = 0.02  # seconds
 _LONGEST_PAUSE: Final = 2.0  # seconds
@@ -121,6 +126,26 @@ async def retry(
             if pause is None:
                 raise given_up(error) from None
         await asyncio.sleep(pause)
+
+
+async def repeat(
+    function: Callable[Arguments, Awaitable[Result]],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result:
+    """Call what may be done twice, soon again while a server turns it away.
+
+    Raises:
+        PyMongoError: it failed otherwise, or too often.
+    """
+    for pause in REPEAT_PAUSES:
+        try:
+            return await function(*args, **kwargs)
+        except PyMongoError as error:
+            if not is_turned_away(error):
+                raise
+        await asyncio.sleep(pause)
+    return await function(*args, **kwargs)
 
 
 def pauses() -> Iterator[float]:

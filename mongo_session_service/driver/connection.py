@@ -110,12 +110,15 @@ class Connection:
 
     async def acknowledged(self, write: Callable[[Any], Awaitable[Result]]) -> Result:
         """Write one document in a client session."""
+
+        async def attempt() -> Result:
+            async with self.writing() as session:
+                return await write(session)
+
         try:
-            async with self.writing() as session:
-                return await write(session)
+            return await calls.repeat(attempt)
         except LoginLostError:
-            async with self.writing() as session:
-                return await write(session)
+            return await attempt()
 
     def plain(self, collection: Any) -> Any:
         """Return a collection that is read without this package's decoders.
@@ -172,13 +175,20 @@ class Connection:
     async def aggregate(
         self, collection: Any, pipeline: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Return an aggregation's results, not before this service's latest write."""
-        async with self.reading() as session:
-            self.latest.bring_to(session)
-            options = {"session": session, "batchSize": self.limits.reply_documents}
-            return await self.driver.fetch_all(
-                collection.aggregate(pipeline, **options)
-            )
+        """Return an aggregation's results, not before this service's latest write.
+
+        It is repeated soon if it is turned away.
+        """
+
+        async def attempt() -> list[dict[str, Any]]:
+            async with self.reading() as session:
+                self.latest.bring_to(session)
+                options = {"session": session, "batchSize": self.limits.reply_documents}
+                return await self.driver.fetch_all(
+                    collection.aggregate(pipeline, **options)
+                )
+
+        return await calls.repeat(attempt)
 
 
 async def kill_client_session(

@@ -14,7 +14,7 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.replies import Encoded
-from mongo_session_service.driver.calls import is_passing
+from mongo_session_service.driver.calls import REPEAT_PAUSES, is_passing
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Secondaries
 from mongo_session_service.driver.connection import Connection, kill_client_session
@@ -25,10 +25,7 @@ _RETRY: Final = 0.02  # seconds
 _OPLOG_LIMIT: Final = 2.0  # seconds
 _MAJORITY: Final = ReadConcern("majority")
 _SNAPSHOT: Final = ReadConcern("snapshot")
-_SNAPSHOT_UNAVAILABLE: Final = 246
 NO_TIME: Final = Timestamp(0, 0)
-_PAUSES: Final = (0.01, 0.05, 0.2)
-"""Seconds between the attempts of a read that fails."""
 
 
 class Documents(NamedTuple):
@@ -121,7 +118,7 @@ async def read(
         encoded: Whether to leave few documents encoded, too.
     """
     preferred = connection.secondaries if anywhere else None
-    pauses = iter(_PAUSES)
+    pauses = iter(REPEAT_PAUSES)
     while True:
         try:
             if preferred is not None:
@@ -152,9 +149,7 @@ async def read(
 def _may_pass(error: errors.PyMongoError) -> bool:
     if isinstance(error, errors.ServerSelectionTimeoutError):
         return False  # the driver has waited already
-    # The collection, or an index that is used, may have been created just now.
-    is_too_new = getattr(error, "code", None) == _SNAPSHOT_UNAVAILABLE
-    return is_too_new or is_passing(error)
+    return is_passing(error)
 
 
 def _is_current(

@@ -18,13 +18,18 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service import telemetry
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.compat import renew_connections
 from mongo_session_service.driver.connection import (
     FAREWELL,
     Connection,
     kill_client_session,
 )
-from mongo_session_service.driver.translation import DUPLICATE_KEY, WRITE_CONFLICT
+from mongo_session_service.driver.translation import (
+    DUPLICATE_KEY,
+    WRITE_CONFLICT,
+    is_turned_away,
+)
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
@@ -76,7 +81,17 @@ async def run_transaction(
     """
     if not connection.has_transactions:
         return await work(None)
+    # What it raises was a commit's, if it was turned away: nothing is done.
     limit = connection.patience if limit is None else max(limit, 0.0)
+    return await repeat(_run_committed, connection, work, limit, attempts)
+
+
+async def _run_committed(
+    connection: Connection,
+    work: Callable[[Txn], Awaitable[Result]],
+    limit: float,
+    attempts: int | None,
+) -> Result:
     async with connection.writing() as session:
         attempt = _Attempt(work, connection.database.name, attempts)
         try:
@@ -147,7 +162,8 @@ class _Attempt(Generic[Result]):
                 telemetry.count_conflict(self._database)
                 if self._count == self._most:
                     raise LockedError(getattr(error, "collection", "")) from None
-            if await renew_connections(txn.client, error):
+            # The driver repeats what has the label, which servers do not always give.
+            if await renew_connections(txn.client, error) or is_turned_away(error):
                 raise PyMongoError(str(error), [_PASSING]) from None
             raise
         self.is_done = True

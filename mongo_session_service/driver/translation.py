@@ -94,28 +94,45 @@ _LOGIN_REFUSED: Final = {
 }
 TRANSIENT_CODES: Final = frozenset(
     {
+        # The server's category RetriableError, in its error_codes.yml, which holds all
+        # that PyMongo retries; without the codes that never leave a server.
         6,  # HostUnreachable
         7,  # HostNotFound
-        43,  # CursorNotFound
         89,  # NetworkTimeout
         91,  # ShutdownInProgress
         134,  # ReadConcernMajorityNotAvailableYet
-        175,  # QueryPlanKilled, as by a rollback after a failover
         189,  # PrimarySteppedDown
-        237,  # CursorKilled
-        239,  # SnapshotTooOld
-        246,  # SnapshotUnavailable
         262,  # ExceededTimeLimit
+        358,  # InternalTransactionNotSupported
+        402,  # ResourceExhausted
+        406,  # MigrationBlockingOperationCoordinatorCleaningUp
+        407,  # PooledConnectionAcquisitionExceededTimeLimit
+        412,  # UpdatesStillPending
         9001,  # SocketException
         10107,  # NotWritablePrimary
         11600,  # InterruptedAtShutdown
-        11601,  # Interrupted
         11602,  # InterruptedDueToReplStateChange
         13435,  # NotPrimaryNoSecondaryOk
         13436,  # NotPrimaryOrSecondary
+        # Its category SystemOverloadedError.
+        433,  # AdmissionQueueOverflow
+        449,  # RateLimitExceeded
+        462,  # IngressRequestRateLimitExceeded
+        # Its category SnapshotError: another snapshot may be read.
+        239,  # SnapshotTooOld
+        246,  # SnapshotUnavailable
+        250,  # StaleChunkHistory
+        272,  # MigrationConflict
+        # A cursor or an operation that was ended, as by a rollback after a failover.
+        43,  # CursorNotFound
+        175,  # QueryPlanKilled
+        237,  # CursorKilled
+        11601,  # Interrupted
+        # The storage engine's cache is full; in no category, though it passes.
+        365,  # TemporarilyUnavailable
     }
 )
-"""Codes of failures that pass: a read is retried, a caller may try again."""
+"""Codes of failures that pass: what may be repeated is, and a caller may try again."""
 WRITE_CONFLICT: Final = 112
 _LIMIT_CODES: Final = {
     24,  # LockTimeout
@@ -126,6 +143,8 @@ _LIMIT_CODES: Final = {
 """Codes that arrive when a time limit has run out: the caller's, or that of the
 driver's retries of a transaction. A caller may try again; a retry here would exceed
 that limit."""
+_REPEATED: Final = ("RetryableWriteError", "UnknownTransactionCommitResult")
+"""Labels of what the driver repeats by itself."""
 _TRANSIENT_LABELS: Final = ("TransientTransactionError", "RetryableWriteError")
 
 
@@ -147,6 +166,17 @@ def is_logged_out(error: PyMongoError) -> bool:
     """
     is_refused = isinstance(error, OperationFailure)
     return is_refused and "requires authentication" in str(error)
+
+
+def is_turned_away(error: PyMongoError) -> bool:
+    """Tell whether a server answered that it cannot do a command now, but will soon.
+
+    The driver has repeated what has one of the labels, and it may have been done.
+    """
+    is_refused = isinstance(error, OperationFailure) and error.code in TRANSIENT_CODES
+    is_labelled = any(error.has_error_label(label) for label in _REPEATED)
+    is_not_primary = isinstance(error, driver_errors.NotPrimaryError)
+    return (is_refused or is_not_primary) and not is_labelled
 
 
 class LoginLostError(PyMongoError):

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
@@ -116,7 +117,8 @@ async def remove_expired(connection: Connection, key: SessionKey) -> bool:
     """
     async for _ in removals(connection, {"_id": key.id, **expired(connection)}):
         pass
-    return await connection.sessions.find_one({"_id": key.id}, {"_id": 1}) is None
+    found = await repeat(connection.sessions.find_one, {"_id": key.id}, {"_id": 1})
+    return found is None
 
 
 async def removals(

@@ -21,6 +21,7 @@ from mongo_session_service.codec.documents import (
     log_begins,
     session_document,
 )
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
@@ -139,7 +140,7 @@ class Fork:
         for left in reversed(range(deletion.ATTEMPTS)):
             reservation = self.reservations.new(id_)
             try:
-                await uninterrupted(at.sessions.insert_one(reservation))
+                await uninterrupted(repeat(at.sessions.insert_one, reservation))
             except errors.DuplicateKeyError:
                 if not (await deletion.remove_expired(at, self.target) and left):
                     raise session_exists_error(self.target.session_id) from None
@@ -149,7 +150,9 @@ class Fork:
     async def renew(self) -> None:
         """Hold the place for longer."""
         renewal = self.reservations.renewal(self.connection)
-        held = await self.connection.sessions.update_one(self.reservation, renewal)
+        held = await repeat(
+            self.connection.sessions.update_one, self.reservation, renewal
+        )
         if not held.matched_count:
             raise StorageUnavailableError(_LOST)
 
@@ -161,7 +164,7 @@ class Fork:
             await self.renew()
             until = min(after + step, self.revision)
             try:
-                await uninterrupted(self.copy_events(after, until))
+                await uninterrupted(repeat(self.copy_events, after, until))
             except errors.ExecutionTimeout:
                 if step == 1:
                     raise

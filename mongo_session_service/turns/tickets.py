@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.document_size import cut_by_id_size
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import lease_is_free, renewal
 from mongo_session_service.errors import session_not_found_error
@@ -56,7 +57,8 @@ async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
     Raises:
         SessionNotFoundError: the session is not stored.
     """
-    session = await connection.plain(connection.sessions).find_one_and_update(
+    session = await repeat(
+        connection.plain(connection.sessions).find_one_and_update,
         visible_session(key),
         {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}},
         projection={"turn.ticket": 1, "create_time": 1},
@@ -65,13 +67,14 @@ async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
     if session is None:
         raise session_not_found_error(key.session_id)
     ticket = Ticket(key, session["turn"]["ticket"], session["create_time"])
-    await connection.leases.update_one({"_id": ticket.id}, _RENEWAL, upsert=True)
+    renew = connection.leases.update_one
+    await repeat(renew, {"_id": ticket.id}, _RENEWAL, upsert=True)
     return ticket
 
 
 async def return_ticket(connection: Connection, ticket: Ticket) -> None:
     """Leave the line."""
-    await connection.leases.delete_one({"_id": ticket.id})
+    await repeat(connection.leases.delete_one, {"_id": ticket.id})
 
 
 async def renew_tickets(connection: Connection, tickets: Iterable[Ticket]) -> None:
@@ -115,8 +118,10 @@ async def first_tickets(
 
 async def end_line(connection: Connection, last: Ticket) -> None:
     """Note that nobody waits any more, unless somebody has come after the last."""
-    await connection.leases.delete_many({**_waiters(last.key), **_silent(connection)})
-    await connection.sessions.update_one(
+    gone = {**_waiters(last.key), **_silent(connection)}
+    await repeat(connection.leases.delete_many, gone)
+    await repeat(
+        connection.sessions.update_one,
         {"_id": last.key.id, "turn.ticket": last.number},
         {"$unset": {"turn.is_awaited": ""}},
     )
@@ -125,14 +130,15 @@ async def end_line(connection: Connection, last: Ticket) -> None:
 async def remove_silent_waiters(connection: Connection) -> None:
     """Remove the documents of waiters whose process has died."""
     silent = {f"_id.{_NUMBER}": {"$gte": 0}, **_silent(connection)}
-    await connection.leases.delete_many(silent)
+    await repeat(connection.leases.delete_many, silent)
 
 
 async def erase_waiters(
     connection: Connection, app_name: str, user_id: str | None
 ) -> None:
     """Remove all who wait for a turn of an app's sessions, or of one user's."""
-    await connection.leases.delete_many(queries.all_sessions(app_name, user_id))
+    waiters = queries.all_sessions(app_name, user_id)
+    await repeat(connection.leases.delete_many, waiters)
 
 
 def visible_session(key: SessionKey) -> Document:

@@ -18,6 +18,7 @@ from google.adk.sessions.session import Session
 from mongo_session_service.backend import Backend, Backends, forget_closed_loops
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.driver.lease import Lease, LeaseRenewer
 from mongo_session_service.errors import (
@@ -295,8 +296,8 @@ class Turn:
             SessionNotFoundError: the session is not stored.
         """
         sessions = self._lease.connection.sessions
-        session = await sessions.find_one(
-            tickets.visible_session(self.key), {"turn": 1}
+        session = await repeat(
+            sessions.find_one, tickets.visible_session(self.key), {"turn": 1}
         )
         if session is None:
             raise session_not_found_error(self.key.session_id)

@@ -18,6 +18,7 @@ from typing import Final
 from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.document_size import cut_by_id_size
+from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import lease_is_free
 from mongo_session_service.model.records import Document, SessionKey
@@ -31,7 +32,7 @@ _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 async def first_revision(connection: Connection, key: SessionKey) -> int:
     """The revision of the first event of the turn; 0 if it has none."""
     fields = {queries.TURN_FIRST_REVISION: 1}
-    session = await connection.sessions.find_one({"_id": key.id}, fields)
+    session = await repeat(connection.sessions.find_one, {"_id": key.id}, fields)
     revision: int = ((session or {}).get("turn") or {}).get("first_revision", 0)
     return revision
 
@@ -39,7 +40,7 @@ async def first_revision(connection: Connection, key: SessionKey) -> int:
 async def forget_first_revision(connection: Connection, key: SessionKey) -> None:
     """Note that the calls which an abandoned turn has left open are sealed."""
     gone = {queries.TURN_FIRST_REVISION: ""}
-    await connection.sessions.update_one({"_id": key.id}, {"$unset": gone})
+    await repeat(connection.sessions.update_one, {"_id": key.id}, {"$unset": gone})
 
 
 async def note_resumption(
@@ -48,7 +49,7 @@ async def note_resumption(
     """Note that an invocation is resumed; whether it was not resumed before."""
     new = {"_id": key.id, "turn.resumed": {"$ne": invocation_id}}
     change = {"$set": {"turn.resumed": invocation_id}}
-    found = await connection.sessions.update_one(new, change)
+    found = await repeat(connection.sessions.update_one, new, change)
     return bool(found.matched_count)
 
 
@@ -59,7 +60,9 @@ async def request_stop(
     stop = {"turn.stop": {} if reason is None else {"reason": reason}}
     running = {"_id": key.id, HELD: {"$exists": True}}
     is_held = {"$expr": {"$not": lease_is_free(connection, "turn.")}}
-    found = await connection.sessions.update_one({**running, **is_held}, {"$set": stop})
+    found = await repeat(
+        connection.sessions.update_one, {**running, **is_held}, {"$set": stop}
+    )
     return bool(found.matched_count)
 
 
