@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import Body, Depends, FastAPI, HTTPException, Request
+from fastapi import Body, Depends, FastAPI, Request
 from fastapi.responses import FileResponse
 from google.adk.agents import LlmAgent
-from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.runners import Runner
 from google.genai import types
 from scripted_model import ScriptedModel
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import changes_route
+from mongo_session_service.http import add_error_handlers, sessions_router
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 APP = "chat"
@@ -42,9 +41,16 @@ def current_user(request: Request) -> str:
     return request.cookies.get("user", "ada")
 
 
+def may(request: Request, *, app_name: str, user_id: str, **_: object) -> bool:
+    """Users do what they like with their own sessions."""
+    return (app_name, user_id) == (APP, current_user(request))
+
+
 User = Annotated[str, Depends(current_user)]
 Text = Annotated[str, Body(embed=True, min_length=1)]
 app = FastAPI(lifespan=lifespan)
+add_error_handlers(app)  # 404 for a session that is not there, and so on
+app.include_router(sessions_router(service, authorize=may))
 
 
 @app.get("/")
@@ -52,13 +58,10 @@ async def page() -> FileResponse:
     return FileResponse(PAGE)
 
 
-@app.get("/sessions")
-async def list_sessions(user: User, page_token: str | None = None) -> dict[str, Any]:
-    page = await service.find_sessions(
-        app_name=APP, user_id=user, with_state=False, limit=20, page_token=page_token
-    )
-    sessions = [{"id": each.id, "title": each.title} for each in page.sessions]
-    return {"user": user, "sessions": sessions, "next": page.next_page_token}
+@app.get("/me")
+async def me(user: User) -> dict[str, str]:
+    """Whose sessions the page asks for."""
+    return {"app_name": APP, "user_id": user}
 
 
 @app.post("/sessions")
@@ -72,26 +75,16 @@ async def send(user: User, session_id: str, text: Text) -> dict[str, Any]:
     """Run a turn. Every window that shows the session receives its events.
 
     To show words as a model produces them, stream ADK's partial events from here: they
-    are not stored, so /changes does not have them.
+    are not stored, so the session's changes do not have them.
     """
     answer = ""
-    try:
-        async for event in runner.run_async(
-            user_id=user, session_id=session_id, new_message=types.UserContent(text)
-        ):
-            if event.is_final_response() and event.content:
-                answer = event.content.parts[0].text or ""
-    except SessionNotFoundError:
-        raise HTTPException(404, "Session not found.") from None
+    async for event in runner.run_async(
+        user_id=user, session_id=session_id, new_message=types.UserContent(text)
+    ):
+        if event.is_final_response() and event.content:
+            answer = event.content.parts[0].text or ""
     return {"answer": answer}
 
-
-def may_read(request: Request, key: Any) -> bool:
-    """Users read their own sessions."""
-    return (key.app_name, key.user_id) == (APP, current_user(request))
-
-
-app.router.routes.append(changes_route(service, authorize=may_read))
 
 if __name__ == "__main__":
     uvicorn.run(app, host="127.0.0.1", port=8000)

@@ -1,21 +1,21 @@
 """A live list of a user's sessions, to rename and delete: FastAPI and MongoDB.
 
 Run it by ``python examples/sidebar.py``, and open the page in two windows. All that the
-list needs is one route of the package; the page is sidebar.html.
+list needs are the routes of the package; the page is sidebar.html.
 """
 
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import uvicorn
 from fastapi import Body, FastAPI, Request
 from fastapi.responses import FileResponse
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import changes_route
+from mongo_session_service.http import sessions_router
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 APP = "sidebar"
@@ -35,7 +35,16 @@ def current_user(request: Request) -> str:
     return request.cookies.get("user", "ada")
 
 
+def may(
+    request: Request, *, app_name: str, user_id: str, action: str, **_: object
+) -> bool:
+    """Users list, read, rename and delete their own sessions, but fork none."""
+    is_own = (app_name, user_id) == (APP, current_user(request))
+    return is_own and action in {"list", "read", "update", "delete"}
+
+
 app = FastAPI(lifespan=lifespan)
+app.include_router(sessions_router(service, authorize=may))
 
 
 @app.get("/")
@@ -45,7 +54,7 @@ async def page() -> FileResponse:
 
 @app.get("/me")
 async def me(request: Request) -> dict[str, str]:
-    """What the page asks /changes for."""
+    """Whose sessions the page asks for."""
     return {"app_name": APP, "user_id": current_user(request)}
 
 
@@ -58,30 +67,6 @@ async def create_session(
     session = await service.create_session(app_name=APP, user_id=user, title=title)
     return {"session_id": session.id}
 
-
-def may_read(request: Request, key: Any) -> bool:
-    """Users read their own sessions."""
-    return (key.app_name, key.user_id) == (APP, current_user(request))
-
-
-def may_list(request: Request, app_name: str, user_id: str) -> bool:
-    """They list them, and receive what happens to them."""
-    return (app_name, user_id) == (APP, current_user(request))
-
-
-def may_write(request: Request, key: Any, action: str) -> bool:
-    """They rename and delete them, but fork none. Asked after ``may_read``."""
-    return action in {"update", "delete"}
-
-
-app.router.routes.append(
-    changes_route(
-        service,
-        authorize=may_read,
-        authorize_user=may_list,
-        authorize_write=may_write,
-    )
-)
 
 if __name__ == "__main__":
     uvicorn.run(app, host="127.0.0.1", port=8000)

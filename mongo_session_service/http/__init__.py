@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from mongo_session_service.http.live import live_app
-from mongo_session_service.http.live_page import live_page_route
 from mongo_session_service.http.permission import Authorize, allow_everyone
 from mongo_session_service.http.problems import add_error_handlers
 from mongo_session_service.http.session_routes import sessions_router
-from mongo_session_service.http.sse import changes_route
 
 __all__ = [
     "Authorize",
     "add_error_handlers",
     "allow_everyone",
-    "changes_route",
     "live_app",
-    "live_page_route",
     "sessions_router",
 ]

@@ -198,21 +198,20 @@ async def test_the_chat_lists_answers_and_pushes() -> None:
             if run == 1:
                 new = await http.post("/sessions", json={"title": "Trip"})
                 opened = new.json()["id"]
-            listed = (await http.get("/sessions")).json()
-            key = {"app_name": "chat", "user_id": "ada", "session_id": opened}
-            async with Client(f"{url}/changes", **key) as window:
+            mine = "/apps/chat/users/ada/sessions"
+            (listed,) = (await http.get(mine)).json()["sessions"]
+            async with Client(f"{url}{mine}/{opened}/changes") as window:
                 assert (await window.next()).kind == "snapshot"
                 sent = await http.post(
                     f"/sessions/{opened}/messages", json={"text": "Hello"}
                 )
                 pushed = await window.take(2)
-            other = await http.get(
-                "/changes", params=key, headers={"Cookie": "user=eve"}
-            )
+            eve = {"Cookie": "user=eve"}
+            other = await http.get(f"{mine}/{opened}/changes", headers=eve)
             unknown = await http.post("/sessions/none/messages", json={"text": "Hi"})
 
         assert "/changes?" in page.text
-        assert listed["sessions"] == [{"id": opened, "title": "Trip"}]
+        assert (listed["session_id"], listed["title"]) == (opened, "Trip")
         said = f"This is message {run} of this session."
         assert sent.json() == {"answer": said}
         assert [each.data["event"]["author"] for each in pushed] == [
@@ -281,7 +280,7 @@ async def test_the_sidebar_is_kept_up_to_date_in_every_window(page: Page) -> Non
         await expect(rows(page).first).to_contain_text("New (0)")
         failure = {"status": 503, "json": {"detail": "Try again."}}
         await page.route(
-            "**/changes?*page_token*", lambda it: it.fulfill(**failure), times=1
+            "**/sessions?*page_token*", lambda it: it.fulfill(**failure), times=1
         )
         await page.evaluate("document.querySelector('nav').scrollTo(0, 1e6)")
         await expect(page.get_by_role("status")).to_have_text("Try again.")
@@ -334,20 +333,16 @@ async def test_the_sidebar_shows_nobody_elses_sessions() -> None:
     ):
         await sidebar.service.create_session(**key)
         eve = {"Cookie": "user=eve", "Origin": url}
-        listed = await http.get("/changes", params={**key, "list": "sessions"})
-        asked = {**key, "list": "sessions"}
+        mine = "/apps/sidebar/users/ada"
+        listed = await http.get(f"{mine}/sessions")
         refused = [
-            await http.get("/changes", params=asked, headers=eve),
-            await http.get("/changes", params=key, headers=eve),
-            *[
-                await http.post(
-                    "/changes", json={**key, "action": action}, headers=headers
-                )
-                for action, headers in (("delete", eve), ("fork", {"Origin": url}))
-            ],
+            await http.get(f"{mine}/sessions", headers=eve),
+            await http.get(f"{mine}/changes", headers=eve),
+            await http.delete(f"{mine}/sessions/s", headers=eve),
+            await http.post(f"{mine}/sessions/s/fork", headers={"Origin": url}),
         ]
 
-    assert [each["key"] for each in listed.json()["sessions"]] == [key]
+    assert [each["session_id"] for each in listed.json()["sessions"]] == ["s"]
     assert [each.status_code for each in refused] == [403] * 4
 
 

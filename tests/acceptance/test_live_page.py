@@ -12,11 +12,11 @@ from google.adk.sessions import Session
 from google.genai import types
 from playwright.async_api import Page, expect
 from starlette.applications import Starlette
-from support.http_server import may_read, serving
+from support.http_server import serving
 from support.live_pages import KEY, of, revisions, say
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import live_app
+from mongo_session_service.http import allow_everyone, live_app
 
 
 @pytest.mark.core
@@ -52,6 +52,8 @@ async def test_what_happens_is_seen_as_it_happens(
     await expect(page.locator("#state .kids")).to_have_text("sun: 1.0")
     await service.update_session(**KEY, title="Weather")
     await expect(page.locator("#state")).to_contain_text('displayName: "Weather"')
+    await expect(page.locator("#where .name")).to_have_text("Weather")
+    await expect(page).to_have_title("Weather")
 
 
 async def test_a_cut_connection_loses_and_repeats_nothing(
@@ -124,20 +126,57 @@ async def test_what_changed_last_is_marked(
 async def test_the_token_leaves_the_address_and_lasts(
     page: Page, service: MongoSessionService, session: Session
 ) -> None:
-    """The page swaps the token for a cookie, with which it reads and reloads."""
+    """The tab keeps it, and gives it to those that its links open; no cookie does."""
     await say(service, session, "hello")
     token = secrets.token_urlsafe()
-    app = live_app(service, authorize=may_read, token=token)
+    app = live_app(service, authorize=allow_everyone, token=token)
     async with serving(app) as url:
         await page.goto(of(url, token=token))
         await expect(page.locator(".event .text")).to_have_text("hello")
         assert page.url == of(url)
         await page.reload()
         await expect(page.locator(".event .text")).to_have_text("hello")
-        (cookie,) = await page.context.cookies()
+        await page.locator("#home").click()
+        place = page.locator("#picker-text")
+        where = f"in database {service.database_name} on 127."
+        await expect(place).to_contain_text(where)
+        async with page.context.expect_page() as opened:
+            await page.get_by_role("link", name="monday").click(modifiers=["Control"])
+        tab = await opened.value
+        await expect(tab.locator(".event .text")).to_have_text("hello")
+        stranger = await (await page.context.browser.new_context()).new_page()  # type: ignore[union-attr]
+        await stranger.goto(of(url))
+        await expect(stranger.locator("#status")).to_have_text("Not allowed")
+        await expect(stranger.locator("#notice-text")).to_contain_text("has a token")
 
-    assert (cookie["value"], cookie["httpOnly"]) == (token, True)
-    assert cookie["sameSite"] == "Strict"
+        assert await page.context.cookies() == []
+
+
+async def test_a_title_is_no_state_that_changed(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """Neither a rename of this service's nor ADK's own, an event, is marked."""
+    await page.goto(of(url))
+    await expect(page.locator("#where .name")).to_have_text("monday")
+    await say(service, session, "one", city="Rome")
+    metadata = page.locator('#state .row[data-key="__session_metadata__"]')
+    await service.update_session(**KEY, title="Trip")
+    await expect(page.locator("#where .name")).to_have_text("Trip")
+    await expect(metadata).to_contain_text("Trip")
+    renamed = {"__session_metadata__": {"displayName": "A longer trip"}}
+    session = await service.get_session(**KEY) or session
+    await say(service, session, "two", **renamed)
+
+    await expect(page.locator("#where .name")).to_have_text("A longer trip")
+    await expect(page).to_have_title("A longer trip")
+    await expect(metadata).to_contain_text("A longer trip")
+    await expect(metadata.locator(".at")).to_have_text("")
+    await expect(page.locator("#state .latest")).to_have_attribute("data-key", "city")
+    await expect(page.locator(".event .chip")).to_have_text(['city = "Rome"'])
+    keys = page.locator("#filter-by optgroup[label='State keys'] option")
+    await expect(keys).to_have_text(["city"])
+    await service.update_session(**KEY, title=None)
+    await expect(page.locator("#where .name")).to_have_text("monday")
 
 
 async def test_a_deleted_session_is_shown_as_such(
@@ -179,8 +218,7 @@ async def test_the_list_of_sessions_is_live(
     """A new session comes up on top, counts its events, and opens with a click."""
     await page.goto(url)
     await expect(page.locator("#sessions .name")).to_have_text(["monday"])
-    place = page.locator("#picker-text")
-    await expect(place).to_contain_text(f"in database {service.database_name} on 127.")
+    await expect(page.locator("#picker-text")).to_contain_text("These are live.")
     new = await service.create_session(**{**KEY, "session_id": "tuesday"})
     await expect(page.locator("#sessions .name")).to_have_text(["tuesday", "monday"])
     await say(service, new, "hello")

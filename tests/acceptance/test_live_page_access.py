@@ -16,12 +16,7 @@ from support.http_server import serving
 from support.live_pages import KEY, of
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import (
-    allow_everyone,
-    changes_route,
-    live_app,
-    live_page_route,
-)
+from mongo_session_service.http import allow_everyone, live_app
 
 pytestmark = pytest.mark.release
 
@@ -183,16 +178,17 @@ async def test_axe_finds_nothing_wrong(
     assert not any(wrong.values()), wrong
 
 
-async def test_axe_finds_nothing_wrong_in_an_own_app(
+async def test_axe_finds_nothing_wrong_with_a_refusal(
     page: Page, service: MongoSessionService, axe: str
 ) -> None:
-    """Where the page may show no list, and says what to do."""
-    routes = [changes_route(service, authorize=lambda *_: True), live_page_route()]
-    async with serving(Starlette(routes=routes)) as url:
-        await page.goto(f"{url}/live?app_name=a&user_id=u")
-        await expect(page.locator("#choose")).to_be_visible()
+    """Where nothing may be read, neither a list nor a session."""
+    app = live_app(service, authorize=lambda *_, **__: False)
+    async with serving(app) as url:
+        for address in (f"{url}?app_name=a&user_id=u", of(url)):
+            await page.goto(address)
+            await expect(page.locator("#status")).to_have_text("Not allowed")
 
-        assert await _violations(page, axe) == []
+            assert await _violations(page, axe) == []
 
 
 @pytest.mark.usefixtures("full")

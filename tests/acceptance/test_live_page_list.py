@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from playwright.async_api import Page, expect
-from starlette.applications import Starlette
+from starlette.requests import Request
 from support.http_server import may_read, serving
 from support.live_pages import KEY, say
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import changes_route, live_app, live_page_route
+from mongo_session_service.http import live_app
 
 OWN = {"app_name": "weather", "user_id": "ada"}
 
@@ -25,17 +26,13 @@ async def create(service: MongoSessionService, session_id: str, **more: Any) -> 
 
 @pytest.fixture
 async def own_app(service: MongoSessionService) -> AsyncIterator[str]:
-    """An own app whose users may read their sessions, and Ada alone a list of them."""
-    app = Starlette(
-        routes=[
-            changes_route(
-                service,
-                authorize=lambda *_: True,
-                authorize_user=lambda _, __, user_id: user_id == "ada",
-            ),
-            live_page_route(),
-        ]
-    )
+    """An own app that has the page below a path, for Ada."""
+
+    def is_adas(_: Request, *, user_id: str, **__: object) -> bool:
+        return user_id == "ada"
+
+    app = FastAPI()
+    app.mount("/live", live_app(service, authorize=is_adas))
     async with serving(app) as url:
         yield f"{url}/live"
 
@@ -108,8 +105,8 @@ async def test_an_idle_list_asks_for_nothing(
     await expect(page.locator("#sessions .name")).to_have_text(["s"])
     await page.clock.run_for(30_000)
 
-    assert asked.count(f"{url}/sessions") == 1
-    assert asked.count(f"{url}/changes") == 1
+    assert asked.count(f"{url}/apps/weather/sessions") == 1
+    assert asked.count(f"{url}/apps/weather/changes") == 1
 
 
 async def test_a_search_says_what_it_found_and_by_what(
@@ -169,10 +166,10 @@ async def test_without_an_app_the_apps_are_shown(
     await expect(page.locator("#picker-title")).to_have_text("Apps")
 
 
-async def test_an_own_app_lists_the_sessions_of_a_user(
+async def test_an_own_app_lists_what_its_user_may_read(
     page: Page, own_app: str, service: MongoSessionService
 ) -> None:
-    """The same list, behind authorize_user; a session leads back to it."""
+    """The same list, of what ``authorize`` permits; a session leads back to it."""
     await create(service, "mine", title="Mine")
     await create(service, "theirs", user_id="bob")
     await page.goto(f"{own_app}?app_name=weather&user_id=ada")
@@ -192,19 +189,33 @@ async def test_an_own_app_lists_the_sessions_of_a_user(
     await expect(names).to_have_text(["new", "Mine"])
 
 
-@pytest.mark.parametrize("query", ["", "?app_name=weather&user_id=bob"])
-async def test_an_own_app_without_a_list_says_what_to_do(
-    page: Page, own_app: str, query: str
-) -> None:
-    """Where nothing may be listed, the page says what its address needs."""
-    await page.goto(f"{own_app}{query}")
+async def test_a_list_that_may_not_be_read_says_so(page: Page, own_app: str) -> None:
+    """It does not look as if there were no sessions."""
+    await page.goto(f"{own_app}?app_name=weather&user_id=bob")
 
-    await expect(page.locator("#choose")).to_contain_text(
-        "?app_name=my_app&user_id=ada&session_id=monday"
-    )
+    await expect(page.locator("#status")).to_have_text("Not allowed")
+    await expect(page.locator("#notice-text")).to_have_text("You may not do this.")
+    await expect(page.locator("#begin")).to_be_hidden()
     assert await page.locator("main:visible input:visible").count() == 0
-    refused = query and "You may not read these sessions."
-    await expect(page.locator("#notice-text")).to_have_text(refused)
+
+
+async def test_evaluations_are_listed_when_asked_for(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """ADK's evaluations make sessions, which are in the way of everybody else."""
+    await create(service, "s")
+    await create(service, "adk-eval-session-1")
+    await page.goto(f"{url}/?app_name=weather")
+    names = page.locator("#sessions .name")
+    await expect(names).to_have_text(["s"])
+
+    await page.get_by_role("link", name="Show sessions of evaluations").click()
+
+    await expect(names).to_have_text(["adk-eval-session-1", "s"])
+    await create(service, "___eval___session___2")
+    await expect(names.first).to_have_text("___eval___session___2")
+    await page.get_by_role("link", name="Hide sessions of evaluations").click()
+    await expect(names).to_have_text(["s"])
 
 
 async def test_a_cut_connection_brings_the_list_up_to_date(

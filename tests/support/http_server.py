@@ -76,7 +76,7 @@ class Client:
 
     ::
 
-        async with Client(url, session_id="s") as client:
+        async with Client(f"{url}{CHANGES}") as client:
             assert (await client.next()).kind == "snapshot"
     """
 
@@ -85,10 +85,7 @@ class Client:
     ) -> None:
         self._url = url
         self._headers = headers or {}
-        named = {"app_name": "app", "user_id": "user", "session_id": "s"} | query
-        if "/apps" in url:
-            named = query
-        self._query = {name: it for name, it in named.items() if it is not None}
+        self._query = query
         self.comments: list[str] = []
         self.retry: int | None = None
 

@@ -34,3 +34,24 @@ async def revisions(page: Page) -> list[int]:
     """The revisions of the events shown, from top to bottom."""
     numbers = await page.locator(".event .nth").all_text_contents()
     return [int(number) for number in numbers]
+
+
+async def hide(page: Page) -> None:
+    """Have a page believe that its tab is hidden; a headless browser hides none."""
+    await _show(page, "hidden")
+
+
+async def reveal(page: Page) -> None:
+    """Have it believe that it is shown again."""
+    await _show(page, "visible")
+
+
+async def _show(page: Page, state: str) -> None:
+    await page.evaluate(
+        """state => {
+          const value = { configurable: true, get: () => state };
+          Object.defineProperty(document, "visibilityState", value);
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        state,
+    )

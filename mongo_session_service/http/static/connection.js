@@ -1,9 +1,23 @@
 // Connection: a stream of server-sent events, and what the page says of it.
 
+import { refusalOf, request } from "./address.js";
 import { $ } from "./elements.js";
 
 const FIRST_PAUSE = 0.4;
 const LONGEST_PAUSE = 10;
+
+// A browser has six connections to a host, for all tabs together. Hidden ones leave some.
+const HIDDEN = 60_000; // ms after which a hidden tab gives its connection back
+const MOST = 4; // streams; if there are more, a hidden tab does so at once
+const STREAM = "stream";
+
+const isHidden = () => document.visibilityState === "hidden";
+
+/** How many tabs have a stream; only pages that are served securely are told. */
+async function streams() {
+  const { held } = (await navigator.locks?.query()) ?? { held: [] };
+  return held.filter(({ name }) => name === STREAM).length;
+}
 
 const DOTS = { live: "#16a36b", waiting: "#e0962a", over: "#d5473d" };
 
@@ -27,8 +41,9 @@ export function show(is, words, notice = "", action = null) {
 /**
  * Reads server-sent events, and comes back when the connection breaks.
  *
- * A page has its `address()`; it is told when it is `opened(headers)` or `refused()`, and it
- * will `take(kind, data)`, unless that `ends(kind)` all.
+ * A page has its `address()`, a path and parameters; it is told when it is
+ * `opened(headers)` or `refused()`, and it will `take(kind, data)`, unless that
+ * `ends(kind)` all.
  */
 export class Connection {
   constructor(page) {
@@ -37,14 +52,16 @@ export class Connection {
     this.failures = 0;
     this.wasLive = false;
     this.silence = 45;
-    const again = () => { if (this.wake) this.wake(); };
-    addEventListener("online", again);
-    document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") again(); });
+    this.isResting = false;
+    addEventListener("online", () => this.wake?.());
+    document.addEventListener("visibilitychange", () => this.seen());
   }
 
   async run() {
     this.isOver = false;
     while (!this.isOver) {
+      if (isHidden() && (await streams()) >= MOST) this.isResting = isHidden();
+      if (this.isResting) await this.rest();
       this.retryAfter = 0;
       this.wasRefused = false;
       let why = "The connection was lost.";
@@ -53,13 +70,41 @@ export class Connection {
       } catch (error) {
         if (error.name === "AbortError") why = "The connection went silent.";
         else if (!this.wasLive && !(error instanceof TypeError)) throw error;
+      } finally {
+        clearTimeout(this.watchdog);
+        this.release?.();
       }
-      clearTimeout(this.watchdog);
       if (this.sawEnd) {
         this.end("Deleted", "This session was deleted. What is shown stays until you close the page.");
       }
-      if (!this.isOver) await this.pause(why);
+      if (!this.isOver && !this.isResting) await this.pause(why);
     }
+  }
+
+  /** The tab is shown, or hidden. */
+  async seen() {
+    clearTimeout(this.hiding);
+    if (!isHidden()) {
+      this.isResting = false;
+      this.wake?.();
+      return;
+    }
+    const isCrowded = (await streams()) > MOST;
+    if (isHidden()) this.hiding = setTimeout(() => this.give(), isCrowded ? 0 : HIDDEN);
+  }
+
+  /** Give the connection back until the tab is shown. */
+  give() {
+    this.isResting = true;
+    this.aborter?.abort();
+    this.wake?.();
+  }
+
+  async rest() {
+    show("waiting", "Paused while hidden");
+    while (this.isResting) await new Promise((resolve) => { this.wake = resolve; });
+    this.wake = null;
+    show("waiting", "Reconnecting");
   }
 
   /** One connection, to its end; gives the reason if one is known. */
@@ -68,21 +113,26 @@ export class Connection {
     if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
     this.aborter = new AbortController();
     this.listen();
-    const response = await fetch(this.page.address(), { headers, signal: this.aborter.signal, cache: "no-store" });
+    const { signal } = this.aborter;
+    const response = await request(...this.page.address(), { headers, signal });
     if (!response.ok) return this.refused(response);
     if (!(response.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
       return "This server does not stream changes.";
     }
-    this.wasLive = true;
-    show("live", "Live");
-    this.page.opened(response.headers);
+    navigator.locks?.request(STREAM, { mode: "shared" }, () => new Promise((resolve) => { this.release = resolve; }));
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let isLive = false;
     let pieces = [];
     let frame = {};
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return this.trouble;
       this.listen();
+      if (!isLive) { // an open connection proves nothing: something has to arrive
+        isLive = this.wasLive = true;
+        show("live", "Live");
+        this.page.opened(response.headers);
+      }
       pieces.push(value);
       if (!value.includes("\n")) continue;
       const lines = pieces.join("").split("\n");
@@ -118,10 +168,7 @@ export class Connection {
   }
 
   async refused(response) {
-    let detail = "";
-    try {
-      detail = String((await response.json()).detail ?? "");
-    } catch { /* not this server's words */ }
+    const detail = await refusalOf(response);
     const again = ["Try again", () => this.run()];
     this.wasRefused = true;
     this.retryAfter = Number(response.headers.get("retry-after")) || 0;
@@ -132,9 +179,9 @@ export class Connection {
       return "Session not found. This page shows it as soon as it is created.";
     } else if (response.status < 500 && response.status !== 429 && response.status !== 408) {
       this.page.refused();
-      this.end(response.status === 400 ? "Refused" : "Not allowed", detail || `The server answered ${response.status}.`, again);
+      this.end(response.status === 422 ? "Refused" : "Not allowed", detail, again);
     }
-    return detail || `The server answered ${response.status}.`;
+    return detail;
   }
 
   end(words, notice, action = null) {

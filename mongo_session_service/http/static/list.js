@@ -1,32 +1,18 @@
 // List: the apps, or the sessions of one, found by the server and kept up to date by
 // the changes that it sends.
 
-import { appName, changesUrl, named, setting, userId } from "./address.js";
+import { appName, ask, evaluations, named, pageOf, pathOf, userId } from "./address.js";
 import { Connection, show } from "./connection.js";
 import { $, make, plural } from "./elements.js";
-import { nameOf, Row, Rows } from "./rows.js";
+import { nameOf, Row, Rows, shortened } from "./rows.js";
 
 const MOST_WANTED = 50;
 const KINDS = { title: "title", session_id: "ID", user_id: "user", label: "label" };
 
-const isTool = Boolean(setting("sessions-url"));
-
-async function ask(parameters) {
-  let url = changesUrl({ list: "sessions", ...parameters });
-  if (isTool) {
-    url = new URL(setting("sessions-url"), document.baseURI);
-    url.search = new URLSearchParams(parameters);
-  }
-  const response = await fetch(url, { cache: "no-store" });
-  const answer = await response.json();
-  if (!response.ok) throw Object.assign(new Error(String(answer.detail)), { status: response.status });
-  return answer;
-}
-
 class ListPage {
   constructor() {
     this.app = appName || null;
-    this.rows = new Rows($("sessions"), $("more"), (page) => this.load({ ...this.scope, ...page }));
+    this.rows = new Rows($("sessions"), $("more"), (page) => this.load(page));
     this.rows.follow();
     this.groups = [];
     this.wanted = new Set();
@@ -44,16 +30,18 @@ class ListPage {
     });
   }
 
-  /** What is listed; a tool's server knows in which order it can be. */
-  get scope() {
-    return { ...named, app_name: this.app, ...(isTool ? {} : { order_by: "update_time" }) };
-  }
-
   /** A page of sessions; what it says of the database is shown. */
   async load(parameters, isSearch = false) {
-    const answer = await ask(parameters);
-    this.within = answer.within ?? named;
-    if (!isSearch) this.isByActivity = (answer.order_by ?? parameters.order_by) === "update_time";
+    const { user_id = userId, ...rest } = parameters;
+    const order = userId && !isSearch ? { order_by: "update_time" } : {}; // an app's has that of its index
+    const answer = await this.ask(pathOf({ app_name: this.app, user_id }, "sessions"), { ...order, ...rest });
+    if (!isSearch) this.isByActivity = (answer.order_by ?? order.order_by) === "update_time";
+    return answer;
+  }
+
+  async ask(path, parameters = {}) {
+    const answer = JSON.parse(await ask(path, { ...evaluations, ...parameters }));
+    this.within = answer.within ?? this.within;
     if (answer.database) this.place = ` in database ${answer.database.name} on ${answer.database.server}`;
     return answer;
   }
@@ -61,7 +49,7 @@ class ListPage {
   // What a connection asks of a page.
 
   address() {
-    return changesUrl({ content: "none" });
+    return [pathOf(named, "changes"), evaluations];
   }
 
   opened() {
@@ -73,7 +61,7 @@ class ListPage {
   }
 
   refused() {
-    tellHowToChoose();
+    $("picker-text").hidden = true;
   }
 
   take(kind, raw) {
@@ -101,7 +89,7 @@ class ListPage {
       return;
     }
     const { app_name, user_id, session_id, revision, time } = change;
-    const news = { key: { app_name, user_id, session_id }, revision, last_update_time: time };
+    const news = { app_name, user_id, session_id, revision, last_update_time: time };
     for (const rows of this.groups) rows.get(name)?.draw(news);
     if (this.rows.get(name)) this.rows.lift(news);
     else this.want(name);
@@ -120,9 +108,9 @@ class ListPage {
         }
         const [next] = this.wanted;
         this.wanted.delete(next);
-        const [app_name, user_id, session_id] = JSON.parse(next);
-        const { sessions } = await this.load({ app_name, user_id, session_id }, true);
-        for (const session of sessions) {
+        const [, , session_id] = JSON.parse(next);
+        const { sessions } = await this.load({ session_id }, true);
+        for (const session of sessions.filter((each) => nameOf(each) === next)) {
           for (const rows of this.groups) rows.get(next)?.draw(session);
           const row = this.rows.get(next);
           if (row) row.draw(session); // renamed: that is no activity
@@ -149,11 +137,11 @@ class ListPage {
       if (appName) {
         await this.rows.begin();
       } else {
-        const answer = await this.load({});
-        // It has the sessions if there are those of one app alone.
-        this.app = answer.sessions ? (answer.apps?.[0].app_name ?? answer.within.app_name) : null;
-        this.showApps(answer.sessions ? null : answer.apps);
-        if (answer.sessions) await this.rows.begin(answer);
+        const { apps } = await this.ask("apps");
+        // Those of one app alone are shown at once.
+        this.app = apps.length === 1 ? apps[0].app_name : null;
+        this.showApps(this.app ? null : apps);
+        if (this.app) await this.rows.begin();
       }
       this.say();
     } catch (error) {
@@ -170,9 +158,9 @@ class ListPage {
     this.apps = null;
     if (!apps) return;
     this.apps = new Map(apps.map((app) => {
-      const row = new Row(`?${new URLSearchParams({ app_name: app.app_name })}`);
+      const row = new Row(pageOf({ app_name: app.app_name }));
       row.name.textContent = app.app_name;
-      row.of.textContent = `latest: ${app.latest.title ?? app.latest.key.session_id}`;
+      row.of.textContent = `latest: ${app.latest.title ?? shortened(app.latest.session_id)}`;
       row.count.textContent = app.has_more ? `${app.sessions}+ sessions` : plural(app.sessions, "session");
       row.age(app.latest.last_update_time);
       return [app.app_name, row];
@@ -186,7 +174,7 @@ class ListPage {
   /** Say what is shown, and where it is; or how to begin. */
   say() {
     show("live", "Live");
-    const isEmpty = this.apps ? !this.apps.size : !this.rows.size;
+    const isEmpty = this.apps ? !this.apps.size : !this.rows.size && this.rows.token === null;
     const whose = `${userId ? ` of ${userId}` : ""}${this.app ? ` in app ${this.app}` : ""}`;
     const title = this.apps && !isEmpty ? "Apps" : `Sessions${whose}`;
     $("picker-title").textContent = title;
@@ -203,7 +191,10 @@ class ListPage {
       const order = this.isByActivity ? "Those written to last come first." : "Those created last come first; whatever is written to moves to the top.";
       $("picker-text").textContent = `These are${place || " live"}. ${order}`;
     }
-    $("home").hidden = !(isTool && appName && !this.within.app_name);
+    $("home").hidden = !appName || Boolean(this.within?.[userId ? "user_id" : "app_name"]);
+    const isShowing = Boolean(evaluations.include_eval);
+    $("evaluations").textContent = isShowing ? "Hide sessions of evaluations" : "Show sessions of evaluations";
+    $("evaluations").href = pageOf(named, isShowing ? {} : { include_eval: "true" });
   }
 
   async search() {
@@ -251,22 +242,16 @@ class ListPage {
     const list = make("ul", "sessions");
     const more = make("button", "", "Show more");
     const heading = make("h2", "", `By ${KINDS[kind]}`);
-    const rows = new Rows(list, more, (page) => this.load({ ...this.scope, [kind]: words, ...page }, true));
+    const rows = new Rows(list, more, (page) => this.load({ [kind]: words, ...page }, true));
     const group = { kind, rows, element: make("div", "group", heading, list, more) };
     list.setAttribute("aria-label", `Sessions by ${KINDS[kind]}`);
     try {
       await rows.begin();
     } catch (error) {
-      if (error.status !== 400 && error.status !== 403) group.error = error; // such a name, nothing can have
+      if (error.status !== 422 && error.status !== 403) group.error = error; // such a name, nothing can have
     }
     return group;
   }
-}
-
-function tellHowToChoose() {
-  $("status").hidden = true;
-  $("picker-text").hidden = true;
-  $("choose").hidden = false;
 }
 
 export function pick() {
@@ -274,11 +259,9 @@ export function pick() {
   const part = (className, text) => make("span", className, text);
   const names = Object.values(named);
   $("where").append(part("of", "mongo-session-service"), ...(names.length ? names : ["live"]).flatMap((name) => [part("gap", "›"), part("name", name)]));
-  $("home").textContent = "‹ All apps";
-  if (isTool || (appName && userId)) {
-    show("waiting", "Connecting");
-    new Connection(new ListPage()).run();
-  } else {
-    tellHowToChoose();
-  }
+  $("home").textContent = userId ? "‹ All users" : "‹ All apps";
+  $("picker-text").textContent = "Nothing is loaded yet.";
+  $("home").href = pageOf(userId ? { app_name: appName } : {});
+  show("waiting", "Connecting");
+  new Connection(new ListPage()).run();
 }

@@ -1,7 +1,7 @@
 // Start: the session that the address names, or a list to choose one from.
 
-import { key } from "./address.js";
+import { sessionId } from "./address.js";
 import { pick } from "./list.js";
 import { watch } from "./session.js";
 
-if (key.every(Boolean)) watch(); else pick();
+if (sessionId) watch(); else pick();

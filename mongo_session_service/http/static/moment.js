@@ -1,6 +1,6 @@
 // Moment: the revision whose state is shown, the slider and address that set it, forks.
 
-import { changesUrl, key, keyOf } from "./address.js";
+import { ask, named, pageOf, pathOf } from "./address.js";
 import { $, counted, toast } from "./elements.js";
 import { StateTree } from "./state.js";
 import { parse } from "./values.js";
@@ -21,6 +21,7 @@ export class Moment {
     this.reset();
     $("slider").addEventListener("input", () => this.slide(Number($("slider").value)));
     $("now").addEventListener("click", () => this.close());
+    $("state-again").addEventListener("click", () => this.draw());
     $("fork").addEventListener("click", () => this.ask());
     $("fork-cancel").addEventListener("click", () => $("fork-dialog").close());
     $("fork-do").addEventListener("click", () => this.fork());
@@ -112,24 +113,33 @@ export class Moment {
     $("now").hidden = !isPast;
     this.drawSlider();
     this.state.summarise();
+    this.pending(isPast ? "Loading the state then." : "");
     if (!isPast) return;
     try {
       this.base ??= this.load();
       const base = await this.base;
-      if (this.at === at) this.fill(base, at);
+      if (this.at !== at) return;
+      this.pending("");
+      this.fill(base, at);
     } catch (error) {
       this.base = null;
       this.then.reset();
-      toast(`The state then cannot be read. ${error.message}`);
+      this.pending(`The state then could not be loaded. ${error.message}`, true);
     }
+  }
+
+  /** Say that the state is not there yet, or why; nothing if it is. */
+  pending(words, hasFailed = false) {
+    $("state-pending").hidden = !words;
+    $("state-pending-words").textContent = words;
+    $("state-again").hidden = !hasFailed;
+    if (words) $("state-empty").hidden = true;
   }
 
   /** The state before the first event, as entries. */
   async load() {
-    const response = await fetch(changesUrl({ at_revision: this.first }), { cache: "no-store" });
-    const change = parse(await response.text());
-    if (!response.ok) throw new Error(String(change.detail ?? ""));
-    return Object.entries(change.state ?? {});
+    const { state } = parse(await ask(pathOf(named), { at_revision: this.first, numRecentEvents: 0 }));
+    return Object.entries(state);
   }
 
   fill(base, at) {
@@ -166,13 +176,10 @@ export class Moment {
 
   async fork() {
     $("fork-dialog").close();
-    const body = JSON.stringify({ ...keyOf(key), action: "fork", at_revision: this.forkAt });
-    const headers = { "Content-Type": "application/json" };
+    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ at_revision: this.forkAt }) };
     try {
-      const response = await fetch(changesUrl({}), { method: "POST", headers, body });
-      const answer = await response.json();
-      if (!response.ok) throw new Error(String(answer.detail));
-      location.assign(`?${new URLSearchParams(answer)}`);
+      const { app_name, user_id, session_id } = JSON.parse(await ask(pathOf(named, "fork"), {}, options));
+      location.assign(pageOf({ app_name, user_id, session_id }));
     } catch (error) {
       toast(`It was not forked. ${error.message}`);
     }

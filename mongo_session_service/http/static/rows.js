@@ -1,9 +1,20 @@
 // Rows: sessions in a list, which is loaded a page at a time.
 
+import { pageOf } from "./address.js";
 import { make, plural } from "./elements.js";
 
-/** A session by its key, or a change by its session, as one string. */
-export const nameOf = (key) => JSON.stringify([key.app_name, key.user_id, key.session_id]);
+/** A session, or that of a change, as one string. */
+export const nameOf = ({ app_name, user_id, session_id }) => JSON.stringify([app_name, user_id, session_id]);
+
+const keyOf = ({ app_name, user_id, session_id }) => ({ app_name, user_id, session_id });
+
+const LONGEST = 26; // characters
+
+/** An id without its middle: both ends tell it from others. */
+export function shortened(id) {
+  const letters = [...id];
+  return letters.length > LONGEST ? `${letters.slice(0, 15).join("")}…${letters.slice(-8).join("")}` : id;
+}
 
 export function ago(seconds) {
   if (!(seconds >= 5)) return "now";
@@ -40,7 +51,7 @@ export class Row {
 
 class SessionRow extends Row {
   constructor(session) {
-    super(`?${new URLSearchParams(session.key)}`);
+    super(pageOf(keyOf(session)));
     this.session = {};
     this.draw(session);
   }
@@ -48,9 +59,9 @@ class SessionRow extends Row {
   /** Show what is known of the session now; what is not given stays as it was. */
   draw(known) {
     const session = this.session = { ...this.session, ...known };
-    const { user_id, session_id } = session.key;
-    this.name.textContent = session.title ?? session_id;
-    this.of.textContent = session.title === null ? user_id : `${user_id} › ${session_id}`;
+    const { user_id, session_id } = session;
+    this.name.textContent = session.title ?? shortened(session_id);
+    this.of.textContent = session.title === null ? user_id : `${user_id} › ${shortened(session_id)}`;
     this.link.title = session_id;
     const labels = Object.entries(session.labels).map(([name, value]) => make("span", "tag", `${name}=${value}`));
     this.labels.replaceChildren(...labels);
@@ -93,7 +104,7 @@ export class Rows {
 
   take(page) {
     for (const session of page.sessions) {
-      if (!this.rows.has(nameOf(session.key))) this.list.append(this.add(session));
+      if (!this.rows.has(nameOf(session))) this.list.append(this.add(session));
     }
     this.token = page.next_page_token;
     this.more.hidden = this.token === null;
@@ -113,7 +124,7 @@ export class Rows {
 
   add(session) {
     const row = new SessionRow(session);
-    this.rows.set(nameOf(session.key), row);
+    this.rows.set(nameOf(session), row);
     return row.element;
   }
 
@@ -123,8 +134,8 @@ export class Rows {
 
   /** A session that something happened to comes first. */
   lift(session) {
-    if (!this.rows.has(nameOf(session.key))) this.add(session);
-    const row = this.rows.get(nameOf(session.key));
+    if (!this.rows.has(nameOf(session))) this.add(session);
+    const row = this.rows.get(nameOf(session));
     row.draw(session);
     // A row that has the focus stays under the hands of whoever chose it.
     const isHeld = row.element.contains(document.activeElement);

@@ -1,10 +1,11 @@
 // Session: its changes, drawn in the order of their arrival, and the keyboard.
 
-import { appName, changesUrl, sessionId, setting, userId } from "./address.js";
+import { appName, named, pageOf, pathOf, sessionId, userId } from "./address.js";
 import { Connection, show } from "./connection.js";
 import { $, copy, counted, make, plural } from "./elements.js";
 import { Moment } from "./moment.js";
-import { StateTree } from "./state.js";
+import { shortened } from "./rows.js";
+import { METADATA, StateTree } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { inCalendar, timeOf } from "./times.js";
 import { parse, pretty, wordsOf } from "./values.js";
@@ -20,7 +21,9 @@ class SessionPage {
     this.isPaused = false;
     this.isDrawing = false;
     this.unread = 0;
+    this.name = null;
     this.reset(null);
+    $("events-empty").textContent = "Nothing is loaded yet.";
   }
 
   reset(snapshot) {
@@ -34,13 +37,14 @@ class SessionPage {
   }
 
   address() {
-    return changesUrl({ history: "all" });
+    return [pathOf(named, "changes"), { history: "all" }];
   }
 
   /** The server says in the headers what else it offers. */
   opened(headers) {
-    $("fork").hidden = !(headers.get("permitted-actions") ?? "").split(", ").includes("fork");
-    $("home").hidden = !(headers.get("link") ?? "").includes('rel="collection"');
+    const permitted = (headers.get("permitted-actions") ?? "").split(", ");
+    $("fork").hidden = !permitted.includes("fork");
+    $("home").hidden = !permitted.includes("list");
   }
 
   ends(kind) {
@@ -106,6 +110,7 @@ class SessionPage {
     const later = delta.filter(([name]) => isNew || (this.hasSharedState && StateTree.isShared(name)));
     this.state.set(later, later.length ? at : null);
     if (!isNew) this.state.date(delta, at);
+    else if (set[METADATA]) this.rename(set[METADATA].displayName);
     if (isNew && !isFlood) this.speak(change);
   }
 
@@ -115,17 +120,17 @@ class SessionPage {
       document.body.classList.remove("unknown");
       this.reset(change);
       this.state.set(Object.entries(change.state ?? {}), null);
+      this.rename(change.state?.[METADATA]?.displayName);
     } else if (kind === "state") {
       this.hasSharedState = true;
       // A page that reconnects receives all of it again.
       this.state.set(Object.entries(change.state_delta ?? {}), { revision: null, words: inCalendar(seconds), isRepeat: true });
     } else if (kind === "updated") {
       // As a snapshot shows a title.
-      const name = "__session_metadata__";
-      const { displayName, ...others } = this.state.rows.get(name)?.value ?? {};
+      const { displayName, ...others } = this.state.rows.get(METADATA)?.value ?? {};
       const value = change.title ? { ...others, displayName: change.title } : others;
-      if (change.title || displayName)
-        this.state.set([[name, value]], { revision: null, words: inCalendar(seconds), isRepeat: true });
+      if (change.title || displayName) this.state.set([[METADATA, value]], null);
+      this.rename(change.title);
     } else if (kind === "deleted") {
       document.body.classList.add("gone");
       this.timeline.note(`The session was deleted, ${inCalendar(seconds)}.`, "note bad");
@@ -154,9 +159,16 @@ class SessionPage {
     this.moment.reached(revision);
   }
 
+  rename(title) {
+    this.name = title || null;
+    this.title();
+  }
+
+  /** Show the name of the session in the heading and on the tab. */
   title() {
     const waiting = this.unread ? `(${this.unread}) ` : "";
-    document.title = `${waiting}${sessionId}`;
+    document.title = `${waiting}${this.name ?? sessionId}`;
+    $("where").lastChild.textContent = this.name ?? shortened(sessionId);
   }
 
   pause() {
@@ -169,10 +181,9 @@ class SessionPage {
 
 export function watch() {
   $("session").hidden = false;
-  const ofUser = setting("sessions-url") ? {} : { user_id: userId };
-  $("home").href = `?${new URLSearchParams({ app_name: appName, ...ofUser })}`;
+  $("home").href = pageOf({ app_name: appName });
   const part = (className, name) => {
-    const element = make("span", className, name);
+    const element = make("span", className, shortened(name));
     element.title = name;
     return element;
   };

@@ -10,6 +10,9 @@ const SCOPES = [
   ["app", "app:", "App", "every user of the app"],
 ];
 
+/** What ADK keeps a session's title in; it is shown, but is no state that an agent sets. */
+export const METADATA = "__session_metadata__";
+
 const inOrder = new Intl.Collator("en", { numeric: true });
 
 export class StateTree {
@@ -59,12 +62,14 @@ export class StateTree {
       if (!isNew && at !== null && at.isRepeat && same(row.value, value)) continue;
       row.old = isNew ? undefined : row.value;
       row.value = value;
-      row.isMarked = at !== null;
-      if (at !== null) row.at = at;
-      names.push(name);
+      row.isMarked = at !== null && name !== METADATA;
+      if (row.isMarked) {
+        row.at = at;
+        names.push(name);
+      }
       this.draw(row);
     }
-    if (at !== null && names.length) this.point(names);
+    if (names.length) this.point(names);
     this.summarise();
   }
 
@@ -72,7 +77,7 @@ export class StateTree {
   date(entries, at) {
     for (const [name, value] of entries) {
       const row = this.rows.get(name);
-      if (row === undefined || row.isMarked) continue;
+      if (row === undefined || row.isMarked || name === METADATA) continue;
       row.at = same(row.value, value) ? at : null;
       this.drawTime(row);
     }

@@ -3,6 +3,7 @@
 import { $, button, copy, counted, make, plural } from "./elements.js";
 import { highlight } from "./highlight.js";
 import { markdown } from "./markdown.js";
+import { METADATA } from "./state.js";
 import { inCalendar, inClock, lasted, timeOf } from "./times.js";
 import { hasFailed, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
 import { children, find, isTree, literal, matches, parse, pretty, sizeOf, sketch, words, wordsOf } from "./values.js";
@@ -224,7 +225,7 @@ export class Timeline {
       if (call || answer) kinds.push(["Tools", (call ?? answer).name ?? ""]);
       if (hasFailed(answer?.response)) kinds.push(["Others", "errors"]);
     }
-    for (const name of Object.keys(delta)) kinds.push(["State keys", name]);
+    for (const name of Object.keys(delta)) if (name !== METADATA) kinds.push(["State keys", name]);
     const ids = kinds.map((kind) => JSON.stringify(kind));
     kinds.forEach(([group, name], place) => this.offer(group, name, ids[place]));
     return new Set(ids);
@@ -305,6 +306,7 @@ export class Timeline {
     for (const part of [...(event.content?.parts ?? []), ...(summaryOf(event).parts ?? [])]) made.push(...this.part(part, event, at, turn, batch));
     const chips = make("div", "chips");
     for (const [name, value] of Object.entries(change.state_delta ?? {})) {
+      if (name === METADATA) continue;
       const chip = button("", `Set ${name}: show it in the state`, () => this.onShow(change.revision, name));
       chip.className = "chip";
       chip.append(make("b", "", name), ` = ${sketch(value, 60)}`);

@@ -22,7 +22,7 @@ from support.http_server import Client, serving
 
 from mongo_session_service import ConfigurationError, MongoSessionService
 from mongo_session_service.adk import register
-from mongo_session_service.http import changes_route
+from mongo_session_service.http import allow_everyone, sessions_router
 
 URI = "mongodb://127.0.0.1:1/theirs"
 
@@ -141,15 +141,14 @@ async def test_one_service_for_adks_app_and_the_changes(
     app = get_fast_api_app(
         agents_dir=str(tmp_path / "agents"), session_service_uri=URI, web=False
     )
-    app.router.routes.append(changes_route(service, authorize=lambda *_: True))
-    watched = {"app_name": "colours", "user_id": "ada", "session_id": "s1"}
+    app.include_router(sessions_router(service, authorize=allow_everyone))
 
     async with (
         serving(app) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as api,
     ):
         await api.post(sessions_of("ada"), json={"session_id": "s1"})
-        async with Client(f"{url}/changes", **watched) as client:
+        async with Client(f"{url}{sessions_of('ada')}/s1/changes") as client:
             assert (await client.next()).kind == "snapshot"
             ran = await api.post("/run", json=turn("s1", "red"))
             changes = await client.take(4)

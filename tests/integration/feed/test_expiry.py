@@ -12,9 +12,9 @@ import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
 from pymongo import MongoClient
-from starlette.applications import Starlette
 from support.consumers import begun, take
 from support.fake_clock import Clock
+from support.http_paths import CHANGES, app_of
 from support.http_server import Client, serving
 from support.limits import NO_SWEEP
 from support.long_sessions import left_in, store_long_session
@@ -30,7 +30,6 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import MongoSessionService, Pruned
-from mongo_session_service.http import changes_route
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.batch import BatchStore
@@ -189,9 +188,8 @@ async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> N
 async def test_a_stream_to_a_browser_ends(service: MongoSessionService) -> None:
     """A stream over HTTP tells that its session has expired, and ends."""
     await service.create_session(**SESSION, ttl=2)
-    route = changes_route(service, authorize=lambda *_: True)
-    app = Starlette(routes=[route])
-    async with serving(app) as url, Client(f"{url}/changes") as client:
+    app = app_of(service)
+    async with serving(app) as url, Client(f"{url}{CHANGES}") as client:
         assert (await client.next()).kind == "snapshot"
         told = await client.rest()
 

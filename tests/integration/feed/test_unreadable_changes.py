@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
+from support.http_paths import CHANGES, app_of
 from support.http_server import Client, serving
 from support.subscriptions import (
     APP,
@@ -19,7 +19,6 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import Change, MongoSessionService, StorageError
-from mongo_session_service.http import changes_route
 
 BAD = "not-to-be-decoded"
 
@@ -114,9 +113,8 @@ async def test_a_browsers_stream_passes_what_cannot_be_decoded(
     session = await service.create_session(**SESSION)
     for author in ("x", BAD, "y"):
         await service.append_event(session, new_event(author))
-    app = Starlette(routes=[changes_route(reader, authorize=lambda *_: True)])
-    async with serving(app) as url:
+    async with serving(app_of(reader)) as url:
         for after in (0, 1, 2):
-            async with Client(f"{url}/changes", after_revision=after) as client:
+            async with Client(f"{url}{CHANGES}", after_revision=after) as client:
                 for revision in range(after + 1, 4):
                     assert (await client.next()).summary == ("appended", f"{revision}")

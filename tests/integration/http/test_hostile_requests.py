@@ -21,8 +21,7 @@ from support.http_server import PATIENCE, serving
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import live_app
 
-OWN = {b"app_name": b"app", b"user_id": b"user", b"session_id": b"own"}
-DOCUMENTED = {200, 307, 400, 403, 404, 405}
+DOCUMENTED = {200, 307, 400, 403, 404, 405, 422}
 
 raw = st.binary(max_size=12) | texts.filter(lambda text: len(text) < 5000).map(
     lambda text: str.encode(text, "utf-8", "surrogatepass")
@@ -38,14 +37,33 @@ values = (
         [b"all", b"own", b"victim", b"user", b"app", b"sessions", b"events"]
     )
 )
-names = st.sampled_from([*OWN, b"after_revision", b"history", b"list", b"limit", b""])
-queries = st.builds(
-    lambda changed, repeated: [*(OWN | changed).items(), *repeated],
-    st.dictionaries(names, values, max_size=3),
-    st.lists(st.tuples(names, values), max_size=2),
+names = st.sampled_from(
+    [b"after_revision", b"history", b"limit", b"at_revision", b"session_id"]
+    + [b"page_token", b"numRecentEvents", b"afterTimestamp", b"include_eval", b""]
 )
+queries = st.lists(st.tuples(names, values), max_size=3)
 headers = st.none() | numbers | raw
-paths = st.sampled_from(["/changes"] * 8 + ["/sessions", "/", "/changes/", "/x/.."])
+
+USER = "/apps/app/users/user"
+ids = (
+    st.sampled_from([b"own", b"victim", b"..", b".", b"%2F", b"a/b", b"\0"])
+    | raw
+    | st.binary(min_size=1025, max_size=1100)
+)
+ends = st.sampled_from(["", "/events", "/changes", "/fork", "/", "/x"])
+paths = st.sampled_from(
+    ["/", "/apps", "/changes", "/static/live.js", "/static/..%2Flive.py"]
+    + ["/apps/app/sessions", "/apps/app/changes", "/apps/victim/sessions"]
+    + [f"{USER}/sessions", f"{USER}/changes", "/apps/app/users/victim/changes"]
+) | st.builds(
+    lambda app, user, id_, end: (
+        f"/apps/{app}/users/{user}/sessions/{quote_from_bytes(id_, safe='')}{end}"
+    ),
+    st.sampled_from(["app"] * 4 + ["victim"]),
+    st.sampled_from(["user"] * 4 + ["victim"]),
+    ids,
+    ends,
+)
 
 
 def of_the_user(
@@ -69,9 +87,10 @@ async def url(service: MongoSessionService, admin: MongoClient) -> AsyncIterator
 
 
 @settings(fuzzing, max_examples=EXAMPLES or 100)
-@example("/changes", list(OWN.items()), None)
-@example("/changes", list((OWN | {b"session_id": b"victim"}).items()), b"0")
-@example("/sessions", [], None)
+@example(f"{USER}/sessions/own/changes", [], None)
+@example(f"{USER}/changes", [(b"session_id", b"victim")], b"0")
+@example("/apps/app/users/victim/sessions/own/changes", [], b"0")
+@example("/apps", [], None)
 @given(path=paths, query=queries, last=headers)
 async def test_hostile_requests_are_refused_or_concern_their_own(
     url: str, path: str, query: list[tuple[bytes, bytes]], last: bytes | None
@@ -81,7 +100,7 @@ async def test_hostile_requests_are_refused_or_concern_their_own(
 
     assert status in DOCUMENTED
     assert SESAME.encode() not in body
-    if (path, status) == ("/changes", 200):
+    if path.startswith(f"{USER}/sessions/own/changes") and status == 200:
         assert b'"user_id":"user"' in body
         assert b"event: trouble" not in body
 
@@ -101,13 +120,15 @@ async def asked(
     try:
         async with asyncio.timeout(PATIENCE):
             writer.write(request + b"\r\n")
-            while not _tells_a_change(answer) and (more := await reader.read(65536)):
+            while not _has_told(answer, path) and (more := await reader.read(65536)):
                 answer += more
     finally:
         writer.close()
     return int(answer.split(b" ", 2)[1]), answer
 
 
-def _tells_a_change(answer: bytes) -> bool:
-    _, is_there, rest = answer.partition(b"\nevent: ")
+def _has_told(answer: bytes, path: str) -> bool:
+    """Whether a session's stream has told a change, or one of several has begun."""
+    begin = b"\nevent: " if "/sessions/" in path else b"\nretry: "
+    _, is_there, rest = answer.partition(begin)
     return bool(is_there) and b"\n\n" in rest

@@ -9,27 +9,19 @@ from typing import Any
 import httpx
 import pytest
 from pymongo import MongoClient
-from starlette.applications import Starlette
-from starlette.requests import Request
-from support.http_server import Client, may_read, serving, until
-from support.subscriptions import SESSION, new_event
+from support.http_paths import EVENTS, USER, USER_CHANGES, app_of
+from support.http_server import Client, may_read, serving
+from support.subscriptions import IDS, new_event
 
-from mongo_session_service import ConfigurationError, MongoSessionService
-from mongo_session_service.http import changes_route, live_app
-
-OWN = {"app_name": "app", "user_id": "user"}
-
-
-def is_own(_: Request, app_name: str, user_id: str) -> bool:
-    return (app_name, user_id) == ("app", "user")
+from mongo_session_service import MongoSessionService
+from mongo_session_service.http import live_app
 
 
 @pytest.fixture
 async def url(service: MongoSessionService) -> AsyncIterator[str]:
-    """A server on which the user may read all of their sessions."""
-    route = changes_route(service, authorize=lambda *_: True, authorize_user=is_own)
-    async with serving(Starlette(routes=[route])) as url:
-        yield f"{url}/changes"
+    """Where a user's sessions are served."""
+    async with serving(app_of(service)) as url:
+        yield f"{url}{USER}/sessions"
 
 
 async def asked(url: str, **query: Any) -> httpx.Response:
@@ -39,17 +31,17 @@ async def asked(url: str, **query: Any) -> httpx.Response:
 
 async def listed(url: str, **query: Any) -> list[str]:
     """The ids on a page of the user's sessions."""
-    response = await asked(url, **{**OWN, "list": "sessions", **query})
+    response = await asked(url, **query)
     assert response.status_code == 200, response.text
     return ids(response.json())
 
 
 def ids(page: Any) -> list[str]:
-    return [each["key"]["session_id"] for each in page["sessions"]]
+    return [each["session_id"] for each in page["sessions"]]
 
 
 async def create(service: MongoSessionService, session_id: str, **more: Any) -> Any:
-    return await service.create_session(**{**OWN, "session_id": session_id, **more})
+    return await service.create_session(**{**IDS, "session_id": session_id, **more})
 
 
 @pytest.mark.core
@@ -64,14 +56,15 @@ async def test_a_users_sessions_come_in_pages(
     found, token = [], None
     while not found or token:
         more = {} if token is None else {"page_token": token}
-        response = await asked(url, **OWN, list="sessions", limit=2, **more)
+        response = await asked(url, limit=2, **more)
         page = response.json()
         found += page["sessions"]
         token = page["next_page_token"]
 
     assert ids({"sessions": found}) == ["s4", "s3", "s2", "s1", "s0"]
     assert found[0] == {
-        "key": {**OWN, "session_id": "s4"},
+        **IDS,
+        "session_id": "s4",
         "title": "T",
         "labels": {"env": "prod"},
         "revision": 0,
@@ -102,12 +95,13 @@ async def test_a_sessions_events_come_in_pages(
     service: MongoSessionService, url: str
 ) -> None:
     """From either end, after or before a revision, each with its revision."""
+    events = f"{url.removesuffix('/sessions')}/sessions/s/events"
     session = await create(service, "s")
     for n in range(5):
         await service.append_event(session, new_event(n=n))
 
     async def revisions(**query: Any) -> tuple[list[int], bool]:
-        response = await asked(url, **SESSION, list="events", **query)
+        response = await asked(events, **query)
         page = response.json()
         for each in page["events"]:
             assert each["event"]["actions"]["stateDelta"] == {"n": each["revision"] - 1}
@@ -120,47 +114,50 @@ async def test_a_sessions_events_come_in_pages(
     assert await revisions(newest_first="true", before_revision=2) == ([1], False)
 
 
-async def test_a_sessions_events_need_permission_and_a_session(
-    service: MongoSessionService,
+@pytest.mark.limits(http_page_bytes=1000)
+async def test_a_page_of_large_events_is_shorter(
+    service: MongoSessionService, url: str
 ) -> None:
-    """As its stream does: 403 before anything is read, and 404."""
-    await create(service, "s")
-    route = changes_route(service, authorize=lambda _, key: key.session_id != "s")
-    async with serving(Starlette(routes=[route])) as url:
-        asking = {**OWN, "list": "events"}
-        refused = await asked(f"{url}/changes", **asking, session_id="s")
-        unknown = await asked(f"{url}/changes", **asking, session_id="none")
+    """It ends after so many bytes, and says that there is more."""
+    session = await create(service, "s")
+    for _ in range(4):
+        await service.append_event(session, new_event(n="x" * 600))
 
-    assert (refused.status_code, unknown.status_code) == (403, 404)
+    page = (await asked(f"{url}/s/events")).json()
+
+    assert [each["revision"] for each in page["events"]] == [1, 2]
+    assert page["has_more"]
 
 
 SENSELESS = [
-    {"list": "all"},
-    {"list": "events"},
-    {**SESSION, "list": "events", "limit": "0"},
-    {**SESSION, "list": "events", "after_revision": "x"},
-    {**SESSION, "list": "events", "before_revision": "-1"},
-    {**SESSION, "list": "events", "newest_first": "yes"},
-    {"list": "sessions", "order_by": "title"},
-    {"list": "sessions", "limit": "0"},
-    {"list": "sessions", "limit": "201"},
-    {"list": "sessions", "limit": "-1"},
-    {"list": "sessions", "label": "env"},
-    {"list": "sessions", "page_token": "x"},
-    {"list": "sessions", "session_id": ""},
-    {"list": "sessions", "user_id": ""},
-    {"content": "some"},
-    {"app_name": ""},
+    (USER, {"limit": "0"}),
+    (USER, {"limit": "201"}),
+    (USER, {"limit": "-1"}),
+    (USER, {"order_by": "title"}),
+    (USER, {"label": "env"}),
+    (USER, {"page_token": "x"}),
+    (USER, {"session_id": ""}),
+    (USER, {"limit": ["1", "2"]}),
+    (USER, {"list": "sessions"}),
+    (EVENTS, {"limit": "0"}),
+    (EVENTS, {"after_revision": "x"}),
+    (EVENTS, {"before_revision": "-1"}),
+    (EVENTS, {"newest_first": "perhaps"}),
 ]
 
 
-async def test_a_list_that_makes_no_sense_is_refused(url: str) -> None:
+@pytest.mark.parametrize(("path", "query"), SENSELESS, ids=str)
+async def test_a_list_that_makes_no_sense_is_refused(
+    service: MongoSessionService, url: str, path: str, query: dict[str, Any]
+) -> None:
     """The answer says what was wrong."""
-    for query in SENSELESS:
-        response = await asked(url, **{**OWN, **query})
+    await create(service, "s")
+    at = url.replace(f"{USER}/sessions", path if path == EVENTS else f"{USER}/sessions")
 
-        assert response.status_code == 400, query
-        assert response.json()["detail"]
+    response = await asked(at, **query)
+
+    assert response.status_code == 422
+    assert response.json()["detail"]
 
 
 async def test_a_list_may_be_in_the_order_of_activity(
@@ -175,57 +172,27 @@ async def test_a_list_may_be_in_the_order_of_activity(
     assert await listed(url) == ["second", "first"]
     assert await listed(url, order_by="update_time") == ["first", "second"]
     async with serving(app) as tool:
-        before = (await asked(f"{tool}/sessions")).json()
+        before = (await asked(f"{tool}/apps/app/sessions")).json()
         await service.setup(index="activity")
-        after = (await asked(f"{tool}/sessions")).json()
+        after = (await asked(f"{tool}/apps/app/sessions")).json()
 
     assert (before["order_by"], ids(before)) == ("create_time", ["second", "first"])
     assert (after["order_by"], ids(after)) == ("update_time", ["first", "second"])
 
 
-@pytest.mark.parametrize("more", [{}, {"list": "sessions"}], ids=str)
-async def test_who_may_not_read_a_users_sessions_learns_nothing(
-    service: MongoSessionService, url: str, more: dict[str, str]
-) -> None:
-    """Neither lists nor streams, of nobody else; and nothing is read."""
-    await create(service, "s", user_id="other")
-
-    response = await asked(url, app_name="app", user_id="other", **more)
-
-    assert response.status_code == 403
-    assert not service.feed_stats().is_running
-
-
-async def test_without_authorize_user_no_route_has_lists(
-    service: MongoSessionService,
-) -> None:
-    """Permission for each session is none for all of them."""
-    route = changes_route(service, authorize=lambda *_: True)
-    async with serving(Starlette(routes=[route])) as url:
-        listing = await asked(f"{url}/changes", **OWN, list="sessions")
-        stream = await asked(f"{url}/changes", **OWN)
-
-    assert (listing.status_code, stream.status_code) == (403, 400)
-
-
-def test_who_may_list_must_be_a_function(service: MongoSessionService) -> None:
-    """A mistake is found when the route is built."""
-    with pytest.raises(ConfigurationError, match="authorize_user"):
-        changes_route(service, authorize=lambda *_: True, authorize_user=True)  # type: ignore[arg-type]
-
-
 async def test_a_users_stream_has_what_happens_to_their_sessions(
     service: MongoSessionService, url: str
 ) -> None:
-    """From now on, of nobody else, and without a place to resume from."""
+    """From now on, of nobody else, what happened where and when, and no more."""
     session = await create(service, "before")
     other = await create(service, "s", user_id="other")
-    async with Client(url, session_id=None) as client:
+    stream = url.replace(f"{USER}/sessions", USER_CHANGES)
+    async with Client(stream) as client:
         assert (await client.line()).startswith(":")
         await service.append_event(other, new_event(n=0))
         await service.append_event(session, new_event(n=1))
         await create(service, "new")
-        await service.delete_session(**OWN, session_id="before")
+        await service.delete_session(**IDS, session_id="before")
         told = await client.take(3)
 
     assert [each.summary for each in told] == [
@@ -234,57 +201,13 @@ async def test_a_users_stream_has_what_happens_to_their_sessions(
         ("deleted", None),
     ]
     assert [each.data["session_id"] for each in told] == ["before", "new", "before"]
-    assert told[0].data["state_delta"] == {"n": 1}
-
-
-async def test_a_list_can_be_kept_up_to_date_without_content(
-    service: MongoSessionService, url: str
-) -> None:
-    """The stream of a list says what happened where and when, and no more."""
-    session = await create(service, "s")
-    async with Client(url, session_id=None, content="none") as client:
-        assert (await client.line()).startswith(":")
-        await service.append_event(session, new_event(n=1))
-        told = await client.next()
-
-    assert told.data == {
+    assert told[0].data == {
         "kind": "appended",
-        **SESSION,
+        **IDS,
+        "session_id": "before",
         "revision": 1,
         "time": session.last_update_time,
     }
-
-
-async def test_a_users_stream_asks_again(service: MongoSessionService) -> None:
-    """Permission that is withdrawn ends the stream."""
-    answers = [True, False]
-    route = changes_route(
-        service,
-        authorize=lambda *_: True,
-        authorize_user=lambda *_: answers.pop(0),
-        heartbeat=0.1,
-    )
-    async with (
-        serving(Starlette(routes=[route])) as url,
-        Client(f"{url}/changes", session_id=None) as client,
-    ):
-        told = await client.rest()
-
-    assert [each.kind for each in told] == ["trouble"]
-    assert told[0].data == {"reason": "You may not read these sessions."}
-    await until(lambda: not service.feed_stats().subscriptions)
-
-
-async def test_the_stream_of_a_session_leads_to_the_list(
-    service: MongoSessionService, url: str
-) -> None:
-    """A page learns from it that there is a list, and where."""
-    await create(service, "s")
-
-    async with Client(url) as client:
-        link = client.response.headers["link"]
-
-    assert link == '<?app_name=app&user_id=user>; rel="collection"'
 
 
 async def test_a_tool_lists_the_apps_and_what_each_has(
@@ -295,19 +218,56 @@ async def test_a_tool_lists_the_apps_and_what_each_has(
     await create(service, "b", app_name="hidden")
     for number in range(2):
         await create(service, f"s{number}")
-    broken = {"_id": {**OWN, "session_id": "x", "app_name": 7}, "revision": 0}
+    broken = {"_id": {**IDS, "session_id": "x", "app_name": 7}, "revision": 0}
     admin[database].sessions.insert_one(broken)
     app = live_app(service, authorize=lambda _, *, app_name, **__: app_name != "hidden")
 
     async with serving(app) as url:
-        listed = (await asked(f"{url}/sessions")).json()
+        listed = (await asked(f"{url}/apps")).json()
 
     found = {each["app_name"]: each for each in listed["apps"]}
     assert list(found) == ["app", "quiet"]
     assert (found["app"]["sessions"], found["app"]["has_more"]) == (2, False)
-    assert found["app"]["latest"]["key"]["session_id"] == "s1"
+    assert found["app"]["latest"]["session_id"] == "s1"
     assert found["quiet"]["latest"]["title"] == "Trip"
     assert listed["within"] == {"app_name": None, "user_id": None}
+
+
+@pytest.mark.parametrize("path", ["/apps", "/apps/app/sessions"])
+async def test_only_who_has_a_token_learns_the_place(
+    service: MongoSessionService, mongodb_uri: str, database: str, path: str
+) -> None:
+    """Users of an own app are not told which database it has."""
+    async with serving(live_app(service, authorize=may_read)) as url:
+        own = (await asked(f"{url}{path}")).json()
+    app = live_app(service, authorize=may_read, token=database)
+    async with serving(app) as url:
+        tool = (await asked(f"{url}{path}", token=database)).json()
+
+    assert own["database"] is None
+    assert tool["database"]["name"] == database
+    assert tool["database"]["server"] in mongodb_uri
+
+
+async def test_evaluations_are_hidden_from_lists(
+    service: MongoSessionService, url: str
+) -> None:
+    """From those of a user, of an app and of all apps, unless they are asked for."""
+    await create(service, "s")
+    for session_id in ("adk-eval-session-1", "___eval___session___2"):
+        await create(service, session_id)
+        await create(service, session_id, app_name="evaluated")
+    async with serving(live_app(service, authorize=may_read)) as tool:
+        of_app = f"{tool}/apps/app/sessions"
+        assert ids((await asked(of_app)).json()) == ["s"]
+        assert len(ids((await asked(of_app, include_eval="true")).json())) == 3
+        apps = (await asked(f"{tool}/apps")).json()["apps"]
+        all_apps = (await asked(f"{tool}/apps", include_eval="true")).json()["apps"]
+
+    assert await listed(url) == ["s"]
+    assert len(await listed(url, include_eval="true")) == 3
+    assert [each["app_name"] for each in apps] == ["app"]
+    assert [each["app_name"] for each in all_apps] == ["app", "evaluated"]
 
 
 async def test_what_a_tool_is_limited_to_is_all_that_it_shows(
@@ -320,13 +280,17 @@ async def test_what_a_tool_is_limited_to_is_all_that_it_shows(
     app = live_app(service, authorize=may_read, app_name="quiet")
 
     async with serving(app) as url:
-        alone = (await asked(f"{url}/sessions", limit=1)).json()
-        others = await asked(f"{url}/sessions", app_name="app")
-        stream = await asked(f"{url}/changes", app_name="app")
+        apps = (await asked(f"{url}/apps")).json()
+        alone = (await asked(f"{url}/apps/quiet/sessions", limit=1)).json()
+        others = [
+            (await asked(f"{url}/apps/app{path}")).status_code
+            for path in ("/sessions", "/changes", "/users/user/sessions")
+        ]
 
     assert ids(alone) == ["a"]
+    assert [each["app_name"] for each in apps["apps"]] == ["quiet"]
     assert alone["within"] == {"app_name": "quiet", "user_id": None}
-    assert (others.status_code, stream.status_code) == (403, 403)
+    assert others == [403, 403, 403]
 
 
 async def test_a_tools_stream_has_what_authorize_permits(
@@ -334,8 +298,7 @@ async def test_a_tools_stream_has_what_authorize_permits(
 ) -> None:
     """What is hidden from lists is hidden from their stream."""
     app = live_app(service, authorize=lambda _, *, user_id, **__: user_id != "hidden")
-    nothing = dict.fromkeys(["app_name", "user_id", "session_id"])
-    async with serving(app) as url, Client(f"{url}/changes", **nothing) as client:
+    async with serving(app) as url, Client(f"{url}/changes") as client:
         assert (await client.line()).startswith(":")
         await create(service, "s", user_id="hidden", state={"user:k": "hidden"})
         await create(service, "s", app_name="y")
@@ -362,8 +325,8 @@ async def test_a_page_is_read_by_its_index_alone(
                 {"label": "k=v"},
                 {"session_id": "wanted"},
             ):
-                await asked(f"{tool}/sessions", app_name="app", **query)
-            await asked(f"{tool}/sessions", limit=5)
+                await asked(f"{tool}/apps/app/sessions", **query)
+            await asked(f"{tool}/apps")
     finally:
         admin[database].command("profile", 0)
 

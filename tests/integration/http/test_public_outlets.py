@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -23,11 +22,12 @@ from support import credentials
 from support.adk_tools import SERVICES, forget_services
 from support.cli_runner import PATIENCE, call, start
 from support.credentials import CANARY
+from support.http_paths import CHANGES, EVENTS, SESSION, USER, USER_CHANGES
 from support.http_server import Client, serving
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes.change import Change
-from mongo_session_service.http import allow_everyone, changes_route, live_app
+from mongo_session_service.http import allow_everyone, live_app, sessions_router
 
 WHERE: Final = {"app_name": "app", "user_id": "user", "session_id": "s"}
 CONSUMER: Final = "billing"
@@ -61,10 +61,10 @@ class World:
             process.kill()
         return (out + err).decode()
 
-    async def streamed(self, **query: str | None) -> str:
+    async def streamed(self, path: str, **query: str) -> str:
         """The lines of a stream with the session, until it is deleted."""
         app = live_app(self.service, authorize=allow_everyone)
-        async with serving(app) as url, Client(f"{url}/changes", **query) as client:
+        async with serving(app) as url, Client(f"{url}{path}", **query) as client:
             lines = [await client.line()]
             session = await self.service.get_session(**WHERE)
             again = credentials.event().model_copy(update={"id": "event-2"})
@@ -76,19 +76,14 @@ class World:
                 lines.append(await client.line())
         return "\n".join(lines)
 
-    async def answered(self, path: str) -> str:
+    async def answered(self, path: str, method: str = "GET", **body: Any) -> str:
         """The live app's answer to a request."""
         app = live_app(self.service, authorize=allow_everyone)
+        more = {"json": body} if body else {}
         async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
-            response = await http.get(f"{url}{path}")
-        return f"{response.headers}{response.text}"
-
-    async def written(self, **body: str) -> str:
-        """The live app's answer to a request to write to the session."""
-        app = live_app(self.service, authorize=allow_everyone)
-        async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
-            response = await http.post(
-                f"{url}/changes", json={**WHERE, **body}, headers={"Origin": url}
+            origin = {"Origin": url}
+            response = await http.request(
+                method, f"{url}{path}", headers=origin, **more
             )
         return f"{response.headers}{response.text}"
 
@@ -109,47 +104,72 @@ def outlet(shows: str) -> Callable[[Outlet], Outlet]:
 
 @outlet(shows="my-client")
 async def stream_from_now(world: World) -> str:
-    return await world.streamed()
+    return await world.streamed(CHANGES)
 
 
 @outlet(shows="adk_request_credential")
 async def stream_with_history(world: World) -> str:
-    return await world.streamed(history="all")
+    return await world.streamed(CHANGES, history="all")
 
 
 @outlet(shows="adk_request_credential")
 async def stream_after_revision(world: World) -> str:
-    return await world.streamed(after_revision="0")
+    return await world.streamed(CHANGES, after_revision="0")
 
 
 @outlet(shows="my-client")
-async def state_at_creation(world: World) -> str:
-    return await world.answered(f"/changes?{urlencode(WHERE)}&at_revision=0")
+async def stream_of_a_tab(world: World) -> str:
+    return await world.streamed(USER_CHANGES, session_id="s")
+
+
+@outlet(shows='"revision":3')
+async def stream_of_a_user(world: World) -> str:
+    return await world.streamed(USER_CHANGES)
+
+
+@outlet(shows='"revision":3')
+async def stream_of_an_app(world: World) -> str:
+    return await world.streamed("/apps/app/changes")
+
+
+@outlet(shows='"revision":3')
+async def stream_of_everything(world: World) -> str:
+    return await world.streamed("/changes")
+
+
+@outlet(shows="adk_request_credential")
+async def whole_session(world: World) -> str:
+    return await world.answered(SESSION)
 
 
 @outlet(shows="my-client")
-async def state_at_an_event(world: World) -> str:
-    return await world.answered(f"/changes?{urlencode(WHERE)}&at_revision=1")
+async def session_at_its_creation(world: World) -> str:
+    return await world.answered(f"{SESSION}?at_revision=0")
 
 
-@outlet(shows='"session_id"')
-async def fork(world: World) -> str:
-    return await world.written(action="fork")
-
-
-@outlet(shows='"title":"T"')
-async def update(world: World) -> str:
-    return await world.written(action="update", title="T")
-
-
-@outlet(shows='"session_id":"s"')
-async def delete(world: World) -> str:
-    return await world.written(action="delete")
+@outlet(shows="adk_request_credential")
+async def session_at_an_event(world: World) -> str:
+    return await world.answered(f"{SESSION}?at_revision=1")
 
 
 @outlet(shows="adk_request_credential")
 async def list_of_events(world: World) -> str:
-    return await world.answered(f"/changes?list=events&{urlencode(WHERE)}")
+    return await world.answered(EVENTS)
+
+
+@outlet(shows='"session_id"')
+async def fork(world: World) -> str:
+    return await world.answered(f"{SESSION}/fork", "POST")
+
+
+@outlet(shows='"title":"T"')
+async def update(world: World) -> str:
+    return await world.answered(SESSION, "PATCH", title="T")
+
+
+@outlet(shows="null")
+async def delete(world: World) -> str:
+    return await world.answered(SESSION, "DELETE")
 
 
 @outlet(shows="<title>")
@@ -159,32 +179,22 @@ async def live_page(world: World) -> str:
 
 @outlet(shows='"session_id":"s"')
 async def list_of_apps(world: World) -> str:
-    return await world.answered("/sessions")
+    return await world.answered("/apps")
 
 
 @outlet(shows='"session_id":"s"')
-async def list_of_sessions(world: World) -> str:
-    return await world.answered("/sessions?app_name=app")
+async def list_of_an_app(world: World) -> str:
+    return await world.answered("/apps/app/sessions")
 
 
 @outlet(shows='"session_id":"s"')
 async def list_of_a_user(world: World) -> str:
-    return await world.answered("/changes?list=sessions&app_name=app&user_id=user")
+    return await world.answered(f"{USER}/sessions")
 
 
 @outlet(shows='"session_id":"s"')
 async def session_by_its_id(world: World) -> str:
-    return await world.answered("/sessions?app_name=app&session_id=s")
-
-
-@outlet(shows="adk_request_credential")
-async def stream_of_a_user(world: World) -> str:
-    return await world.streamed(session_id=None)
-
-
-@outlet(shows='"revision":3')
-async def stream_of_a_list(world: World) -> str:
-    return await world.streamed(session_id=None, content="none")
+    return await world.answered("/apps/app/sessions?session_id=s")
 
 
 @outlet(shows="my_tool(")
@@ -264,8 +274,10 @@ async def test_a_stream_says_what_adks_own_server_says(
     (tmp_path / "services.yaml").write_text(SERVICES)
     uri = mongodb_uri.replace("/?", f"/{database}?")
     app = get_fast_api_app(agents_dir=str(tmp_path), session_service_uri=uri, web=False)
-    app.router.routes.append(changes_route(service, authorize=lambda *_: True))
-    async with serving(app) as url, Client(f"{url}/changes", history="all") as client:
+    ours = sessions_router(service, authorize=allow_everyone)
+    app.include_router(ours, prefix="/ours")
+    stream = f"/ours{CHANGES}"
+    async with serving(app) as url, Client(f"{url}{stream}", history="all") as client:
         told = await client.take(3)
         async with httpx.AsyncClient(trust_env=False) as http:
             theirs = await http.get(f"{url}/apps/app/users/user/sessions/s")

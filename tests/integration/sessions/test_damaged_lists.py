@@ -104,14 +104,14 @@ async def test_a_browser_gets_the_others(damaged: MongoSessionService) -> None:
     """The lists over HTTP answer, and so does the search for an id."""
     app = live_app(damaged, authorize=may_read)
     async with serving(app) as url, httpx.AsyncClient(trust_env=False) as http:
-        for query in ({"app_name": APP}, OF_USER):
-            asked = {**query, "list": "sessions", "limit": 50}
-            response = await http.get(f"{url}/sessions", params=asked)
+        of_app = f"{url}/apps/{APP}"
+        for path in ("/sessions", f"/users/{USER}/sessions"):
+            response = await http.get(f"{of_app}{path}")
             assert response.status_code == 200, response.text
-            ids = {each["key"]["session_id"] for each in response.json()["sessions"]}
+            ids = {each["session_id"] for each in response.json()["sessions"]}
             assert _good(ids) == ["one", "two"]
-        by_id = {"app_name": APP, "list": "sessions", "session_id": "bad3"}
-        assert (await http.get(f"{url}/sessions", params=by_id)).status_code == 200
+        by_id = await http.get(f"{of_app}/sessions?session_id=bad3")
+        assert by_id.status_code == 200
 
 
 async def test_what_is_missing_is_named_once(

@@ -144,8 +144,9 @@ async def test_browsers_are_told_in_clear(sealed: MongoSessionService) -> None:
     """The live page's stream, its history included, is of what was said."""
     session = await sealed.create_session(**KEY, state=STATE)
     await sealed.append_event(session, canary_event())
+    path = f"/apps/{APP}/users/{USER}/sessions/{KEY['session_id']}/changes"
     app = live_app(sealed, authorize=may_read)
-    async with serving(app) as url, Client(f"{url}/changes", history="all") as client:
+    async with serving(app) as url, Client(f"{url}{path}", history="all") as client:
         snapshot, appended = await client.next(), await client.next()
 
     assert snapshot.data["state"] == session.state

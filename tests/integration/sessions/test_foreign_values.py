@@ -11,12 +11,11 @@ from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
 from google.adk.events import Event
 from pymongo import MongoClient
-from starlette.applications import Starlette
+from support.http_paths import CHANGES, app_of
 from support.http_server import Client, serving
 from support.subscriptions import APP, ID, SESSION, USER, Follower, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.http import changes_route
 
 VALUES = [DatetimeMS(2**60), ObjectId(), Decimal128("1"), b"\xff"]
 
@@ -52,11 +51,9 @@ async def test_a_stream_goes_past_what_is_no_json(
     session = await service.create_session(**SESSION)
     value = ObjectId()
     admin[database].app_states.insert_one({"_id": APP, "state": {"v": value}})
-    route = changes_route(service, authorize=lambda *_: True)
-
     async with (
-        serving(Starlette(routes=[route])) as url,
-        Client(f"{url}/changes", **query) as client,
+        serving(app_of(service)) as url,
+        Client(f"{url}{CHANGES}", **query) as client,
     ):
         snapshot = await client.next()
         await service.append_event(session, Event(author="x", output={"\ud800": 1}))

@@ -1,0 +1,123 @@
+"""The live page's connection: what it says of it is so, and it is one alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from google.adk.sessions import Session
+from playwright.async_api import Page, Route, expect
+from support.http_server import may_read, serving, until
+from support.live_pages import hide, of, reveal, revisions, say
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.http import live_app
+
+TABS = 8
+"""More than the six connections that a browser has for a host."""
+
+
+async def test_a_stream_is_live_once_something_has_arrived(
+    page: Page, service: MongoSessionService, session: Session
+) -> None:
+    """An answer that begins, and then holds its content back, is not."""
+    await say(service, session, "hello")
+    app = live_app(service, authorize=may_read)
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def buffering(scope: dict, receive: object, send: object) -> None:  # type: ignore[type-arg]
+        async def send_late(message: dict) -> None:  # type: ignore[type-arg]
+            if scope["path"].endswith("/changes") and "body" in message:
+                begun.set()
+                await released.wait()
+            await send(message)  # type: ignore[operator]
+
+        await app(scope, receive, send_late)  # type: ignore[arg-type]
+
+    async with serving(buffering) as url:
+        async with page.expect_response("**/changes?*"):
+            await page.goto(of(url))
+        await begun.wait()
+        await expect(page.locator("#status")).to_have_text("Connecting")
+        await expect(page.locator("#events-empty")).to_have_text(
+            "Nothing is loaded yet."
+        )
+        released.set()
+        await expect(page.locator("#status")).to_have_text("Live")
+        await expect(page.locator(".event .text")).to_have_text("hello")
+
+
+async def test_a_hidden_tab_gives_its_connection_back(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """After a minute; when it is shown again it has all that it has missed, once."""
+    await page.clock.install()
+    await page.goto(of(url))
+    await say(service, session, "seen")
+    await expect(page.locator(".event")).to_have_count(1)
+
+    await hide(page)
+    await page.clock.fast_forward(30_000)
+    await say(service, session, "unseen")
+    await expect(page).to_have_title("(1) monday")
+    await page.clock.fast_forward(31_000)
+    await expect(page.locator("#status")).to_have_text("Paused while hidden")
+    await until(lambda: not service.feed_stats().subscriptions)
+    for number in range(3):
+        await say(service, session, f"missed {number}")
+    await reveal(page)
+
+    await expect(page.locator(".event")).to_have_count(5)
+    await expect(page.locator("#status")).to_have_text("Live")
+    assert await revisions(page) == [1, 2, 3, 4, 5]
+
+
+async def test_there_may_be_more_tabs_than_connections(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """Each tab that is looked at is live, whichever, and none says so that is not."""
+    tabs = [page]
+    await page.goto(of(url))
+    while len(tabs) < TABS:
+        await expect(tabs[-1].locator("#status")).to_have_text("Live")
+        await hide(tabs[-1])
+        tabs.append(await page.context.new_page())
+        await tabs[-1].goto(of(url))
+    for number, tab in enumerate(tabs):
+        await hide(tabs[number - 1])
+        await reveal(tab)
+        await expect(tab.locator("#status")).to_have_text("Live")
+        await say(service, session, f"to {number}")
+        await expect(tab.locator(".event .text").last).to_have_text(f"to {number}")
+
+    states = [await tab.locator("#status").text_content() for tab in tabs]
+    assert set(states) == {"Live", "Paused while hidden"}
+    await until(lambda: service.feed_stats().subscriptions == states.count("Live"))
+
+
+@pytest.mark.usefixtures("session")
+async def test_state_that_is_not_there_yet_is_not_empty(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """What is loaded, and what could not be, looks like that; there is a second try."""
+    await say(service, session, "one", city="Rome")
+    answers: asyncio.Queue[Route] = asyncio.Queue()
+    await page.route("**/monday?at_revision=*", answers.put)
+    await page.goto(of(url))
+    await page.locator(".event .text").click()
+    asked = await answers.get()
+    pending = page.locator("#state-pending")
+    await expect(pending).to_contain_text("Loading the state then.")
+    await expect(page.locator("#state-empty")).to_be_hidden()
+    await asked.fulfill(status=503, json={"detail": "MongoDB is unavailable."})
+    await expect(pending).to_contain_text(
+        "could not be loaded. MongoDB is unavailable."
+    )
+    await expect(page.locator("#state-empty")).to_be_hidden()
+
+    await page.get_by_role("button", name="Try again").click()
+    await (await answers.get()).continue_()
+
+    await expect(pending).to_be_hidden()
+    row = page.locator('#state-then [data-key="city"]')
+    await expect(row).to_contain_text('city: "Rome"')
