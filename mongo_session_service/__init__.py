@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         SessionSummary,
         TurnInfo,
         UserEvent,
+        WaitingCall,
     )
     from mongo_session_service.service import MongoSessionService
     from mongo_session_service.turns.running_turns import RunningTurn
@@ -63,6 +64,7 @@ else:
         "Subscription": "feed.subscription",
         "TurnInfo": "model.results",
         "UserEvent": "model.results",
+        "WaitingCall": "model.results",
     }
 
     def __getattr__(name: str) -> object:
@@ -117,5 +119,6 @@ __all__ = [
     "TurnInfo",
     "UnknownOutcomeError",
     "UserEvent",
+    "WaitingCall",
     "__version__",
 ]

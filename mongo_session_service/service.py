@@ -860,7 +860,7 @@ class MongoSessionService(BaseSessionService):
         async with self._backend() as backend:
             found = await update_details(backend.connection, key, fields, now)
             backend.sweep.expect(found.get("expire_time"))
-        return documents.summary(found, state=None)
+        return documents.summary(found, self._hooks)
 
     @traced
     async def find_sessions(
@@ -871,6 +871,7 @@ class MongoSessionService(BaseSessionService):
         title: str | None = None,
         labels: Mapping[str, str] | None = None,
         where: Mapping[str, Any] | None = None,
+        waiting: Literal[True] | None = None,
         order_by: Literal["create_time", "update_time"] = "create_time",
         newest_first: bool = True,
         with_state: bool = True,
@@ -895,6 +896,7 @@ class MongoSessionService(BaseSessionService):
             where: Only those whose own state has these values. Types must match,
                 except among numbers: 1 equals 1.0, but not True. An int beyond 64 bits
                 equals no float.
+            waiting: True for those with a call that waits for a person.
             order_by: ``create_time``, or ``update_time``: the time of the last event,
                 or of the creation. The latter needs a ``user_id``, or the index that
                 ``setup(index="activity")`` creates.
@@ -916,6 +918,7 @@ class MongoSessionService(BaseSessionService):
             title,
             labels,
             where,
+            waiting=waiting,
             order_by=order_by,
             newest_first=newest_first,
             hooks=self._hooks,

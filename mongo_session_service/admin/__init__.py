@@ -1,4 +1,4 @@
-"""Administration of a deployment: doctor, privileges, and new keys."""
+"""Administration of a deployment: doctor, privileges, new keys, old data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mongo_session_service.admin.privileges import FEATURES, role_for, script
 if TYPE_CHECKING:
     from mongo_session_service.admin.doctor import Finding, Status, examine
     from mongo_session_service.admin.resealing import Resealed, reseal
+    from mongo_session_service.admin.waiting_fill import fill_waiting
 
 __all__ = [
     "FEATURES",
@@ -17,12 +18,17 @@ __all__ = [
     "Resealed",
     "Status",
     "examine",
+    "fill_waiting",
     "reseal",
     "role_for",
     "script",
 ]
 
-_HOMES = {"Resealed": "resealing", "reseal": "resealing"}
+_HOMES = {
+    "Resealed": "resealing",
+    "fill_waiting": "waiting_fill",
+    "reseal": "resealing",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -18,7 +18,6 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import StorageError, session_not_found_error
-from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, SessionSummary
 from mongo_session_service.schema.indexes import OPTIONAL
@@ -31,6 +30,7 @@ from mongo_session_service.sessions import (
     queries,
     search,
 )
+from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.directory import AppCount
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.fork import copy_session
@@ -42,7 +42,7 @@ from mongo_session_service.sessions.snapshot_read import (
 
 _DETAILS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
-    *DETAILS,
+    *ANNOUNCED,
 )
 
 
@@ -95,9 +95,10 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
     async with backend_of(service).call(sets_up=False) as backend:
         wanted = {"_id": key.id, **queries.visible(platform_time.get_time())}
         found = await backend.connection.sessions.find_one(wanted, fields)
+        hooks = backend.connection.hooks
     if found is None:
         raise session_not_found_error(key.session_id)
-    return documents.summary(found, state=None)
+    return documents.summary(found, hooks)
 
 
 async def session(service: MongoSessionService, key: SessionKey) -> SessionSummary:
@@ -113,7 +114,7 @@ async def session(service: MongoSessionService, key: SessionKey) -> SessionSumma
         now, hooks = platform_time.get_time(), backend.connection.hooks
     stored = next((each for each in found if each["_id"] == key.id), {})
     for decoded in documents.decode_sessions(found, now, hooks):
-        return documents.summary(stored, decoded.state)
+        return documents.summary(stored, hooks, decoded.state)
     raise session_not_found_error(key.session_id)
 
 

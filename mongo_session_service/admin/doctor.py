@@ -175,6 +175,16 @@ def judge_version(recorded: int | None) -> Finding:
     return Finding(check, Status.OK, f"{recorded}, this release's")
 
 
+def judge_waiting(*, is_told: bool) -> Finding:
+    """Judge whether sessions name the calls that wait for people."""
+    check = "waiting calls"
+    if is_told:
+        return Finding(check, Status.OK, "sessions name what waits for people")
+    says = "sessions of earlier releases do not name what waits for people"
+    remedy = "Run `mongo-session-service setup --fill-waiting` once."
+    return Finding(check, Status.WARNING, says, remedy)
+
+
 def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
     """Judge whether the indexes exist that make queries fast and events unique."""
     if not missing:
@@ -358,6 +368,10 @@ async def _version(connection: Connection) -> Finding:
     return judge_version(await version.recorded_version(connection))
 
 
+async def _waiting(connection: Connection) -> Finding:
+    return judge_waiting(is_told=await version.tells_waiting(connection))
+
+
 async def _indexes(connection: Connection) -> Finding:
     names = await connection.database.list_collection_names()
     missing = await missing_indexes(connection)
@@ -477,6 +491,7 @@ CHECKS: Final = {
     "privileges": _privileges,
     "clock": _clock,
     "schema version": _version,
+    "waiting calls": _waiting,
     "indexes": _indexes,
     "oplog window": _oplog,
     "events": _events,

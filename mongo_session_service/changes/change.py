@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from mongo_session_service._public import public
 from mongo_session_service.codec import public_view
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.results import WaitingCall
 
 
 @public
@@ -46,6 +47,10 @@ class Change(BaseModel):
     expire_time: float | None = None
     """When it expires, unless an append renews it, in an ``updated``; None for never.
     """
+    waiting: tuple[WaitingCall, ...] | None = None
+    """The session's calls that wait for a person from now on, up to 100: of an
+    ``appended`` that makes or ends a wait, of a session ``created`` with some, and of
+    each ``updated``. None if the change does not tell."""
     time: float
     """Seconds since 1970: an event's timestamp, a session's creation or last update,
     and for ``state``, ``updated`` and ``deleted`` when MongoDB committed it."""

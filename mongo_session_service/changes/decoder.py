@@ -21,11 +21,17 @@ from pydantic import ValidationError
 
 from mongo_session_service.changes.change import Change
 from mongo_session_service.codec import bson_values, documents
-from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
+from mongo_session_service.codec.waiting_fields import (
+    WAITING,
+    WAITING_FIELDS,
+    decode_waiting,
+)
 from mongo_session_service.errors import StorageError, quoted
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.results import WaitingCall
 from mongo_session_service.sessions import queries
 
 logger = logging.getLogger(__name__)
@@ -55,6 +61,7 @@ class Appended:
             revision=self.document["_id"]["revision"],
             event=event,
             state_delta=event.actions.state_delta,
+            waiting=_waiting_since(self.document, self.hooks),
             time=event.timestamp,
         )
 
@@ -89,21 +96,26 @@ class Created:
             state_delta=documents.decode_session_state(
                 self.document, self.key, self.hooks
             ),
+            waiting=_waiting_since(self.document, self.hooks),
             time=self.document["create_time"],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """A session's title, labels or expiry were changed."""
+    """A session's title, labels or expiry were changed, or what waits, by a trim."""
 
     key: SessionKey
     details: Details
     """All of them, as they are stored."""
     time: float
+    waiting: Document = field(default_factory=dict)
+    """What waits, as it is stored."""
+    hooks: Hooks = field(default=NO_HOOKS, repr=False, compare=False)
 
     def change(self) -> Change:
         """The change that subscribers receive."""
+        named = {"_id": self.key.id}
         try:
             return Change(
                 kind="updated",
@@ -111,6 +123,7 @@ class Updated:
                 title=self.details.title or None,
                 labels=dict(self.details.labels),
                 expire_time=self.details.expire_time,
+                waiting=decode_waiting(named | self.waiting, self.hooks).named,
                 time=self.time,
             )
         except ValidationError:  # it may quote what is stored
@@ -362,7 +375,9 @@ def _of_session(id_: Any, change: Document, hooks: Hooks) -> ChangeEvent | None:
         if key := session_key(id_, (*SessionKey._fields, queries.REMOVED)):
             return TombstoneRemoved(key)
         if key := session_key(id_, (*SessionKey._fields, queries.UPDATED)):
-            return Updated(key, Details.of(document), committed_at(change))
+            waiting = {it: document[it] for it in WAITING_FIELDS if it in document}
+            details, time = Details.of(document), committed_at(change)
+            return Updated(key, details, time, waiting, hooks)
     key = session_key(id_, SessionKey._fields)
     if key is None or kind == "delete":
         return key and Deleted(key, committed_at(change))
@@ -381,6 +396,11 @@ def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
     if not delta and transaction_of(change) is None:
         return None  # in a transaction it may undo what an append of it has set
     return StateSet(app_name, user_id, delta, committed_at(change), hooks)
+
+
+def _waiting_since(document: Document, hooks: Hooks) -> tuple[WaitingCall, ...] | None:
+    """The calls that wait, if a document tells."""
+    return decode_waiting(document, hooks).named if WAITING in document else None
 
 
 def session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:

@@ -44,6 +44,7 @@ _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
     metavar="KEY=JSON",
     help="Only those whose own state has this value; repeatable.",
 )
+@click.option("--waiting", is_flag=True, help="Only those that wait for a person.")
 @click.option(
     "--order",
     "order_by",
@@ -82,6 +83,7 @@ async def sessions(
     Example:
       mongo-session-service sessions
       mongo-session-service sessions --app my_app --label stage=test
+      mongo-session-service sessions --app my_app --waiting
       mongo-session-service sessions --app my_app --where 'city="Turin"' --json
       mongo-session-service sessions --app my_app --user ada --order update_time
     """  # noqa: D301  \b is click's sign
@@ -99,6 +101,7 @@ async def sessions(
             "title": filters["title"],
             "labels": dict(filters["labels"]) or None,
             "where": dict(filters["where"]) or None,
+            "waiting": filters["waiting"] or None,
             "order_by": filters["order_by"] or "create_time",
             "newest_first": not filters["oldest_first"],
         }
@@ -177,6 +180,10 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
     if summary.labels:
         about.append("  " if summary.title else "")
         about.append_text(styled(transcript.labels_text(summary.labels), "cyan"))
+    if summary.waiting:
+        names = [each.name or each.call_id for each in summary.waiting]
+        about.append("  " if about else "")
+        about.append_text(styled(f"waits for {', '.join(names[:3])}", "yellow"))
     return {
         "SESSION": styled(summary.id, "bold"),
         "USER": styled(summary.user_id),

@@ -16,6 +16,7 @@ from mongo_session_service.admin.privileges import FEATURES, role_for, script
 from mongo_session_service.cli import options, terminal
 from mongo_session_service.cli.terminal import kept_option
 from mongo_session_service.cli.value_types import ZONE
+from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.indexes import OPTIONAL
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mongo_session_service.admin.doctor import Finding
+    from mongo_session_service.service import MongoSessionService
 
 PROGRAM: Final = "mongo-session-service"
 _MARKS: Final = {
@@ -40,10 +42,19 @@ _MARKS: Final = {
     type=click.Choice(sorted(OPTIONAL)),
     help="Create this index as well: activity lists sessions by their last update.",
 )
+@click.option(
+    "--fill-waiting",
+    is_flag=True,
+    help="Name what waits for people in sessions of earlier releases, too.",
+)
 @options.as_json
 @options.connected
 async def setup(
-    place: options.Place, index: Literal["activity"] | None, *, as_json: bool
+    place: options.Place,
+    index: Literal["activity"] | None,
+    *,
+    fill_waiting: bool,
+    as_json: bool,
 ) -> bool:
     """Creates the collections and indexes that are missing.
 
@@ -52,6 +63,9 @@ async def setup(
     it is. An index that cannot be created is named on stderr; the exit code is then 3.
 
     An --index is created on request only, since it makes every append slower.
+
+    --fill-waiting looks through all logs once, while agents run, so that `sessions
+    --waiting` finds what earlier releases have stored. Interrupted, it can be repeated.
 
     \b
     Example:
@@ -65,6 +79,7 @@ async def setup(
         await service.setup(index=index)
         after = await contents.read_schema(service)
         where = place.describe(service)
+        filled = await _fill_waiting(service) if fill_waiting else None
     created = sorted(after.collections - before.collections)
     made = before.missing_indexes - after.missing_indexes
     indexes = sorted(made | after.optional_indexes - before.optional_indexes)
@@ -75,6 +90,7 @@ async def setup(
                 "indexes": indexes,
                 "missing_indexes": sorted(after.missing_indexes),
                 "schema_version": after.schema_version,
+                **({} if filled is None else {"filled": filled}),
             }
         )
         return not after.missing_indexes
@@ -83,7 +99,15 @@ async def setup(
             terminal.say(f"Created {what}: {', '.join(names)}.")
     done = "Set up" if created or indexes else "Nothing had to be created in"
     terminal.say(f"{done} {where}: schema version {after.schema_version}.")
+    if filled is not None:
+        terminal.say(f"Filled in what waits for people: {counted(filled, 'session')}.")
     return not after.missing_indexes
+
+
+async def _fill_waiting(service: MongoSessionService) -> int:
+    from mongo_session_service.admin.waiting_fill import fill_waiting
+
+    return await fill_waiting(service)
 
 
 @click.command(short_help="Checks the server, the user and what is stored.")

@@ -24,6 +24,7 @@ from google.adk.sessions.state import State
 from mongo_session_service.codec import bson_values, document_size, events
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.waiting_fields import WAITING, decode_waiting
 from mongo_session_service.errors import InvalidInputError, StorageError, quoted
 from mongo_session_service.model import metadata, scopes
 from mongo_session_service.model.metadata import NO_DETAILS, NOT_GIVEN, Details
@@ -39,6 +40,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
+from mongo_session_service.model.waiting_calls import waiting_step
 
 logger = logging.getLogger(__name__)
 
@@ -115,14 +117,23 @@ def without_trimmed(
     ]
 
 
-def event_document(append: Append, revision: int, *, encoded: bool = False) -> Document:
+def event_document(
+    append: Append,
+    revision: int,
+    *,
+    encoded: bool = False,
+    waiting: Document | None = None,
+) -> Document:
     """An event as it is stored; if ``encoded``, with its BSON rather than its fields.
 
-    The driver copies BSON as it is, and need not encode the event a second time.
+    The driver copies BSON as it is, and need not encode the event a second time. Given
+    are the fields of what waits from now on, if it changes that.
     """
     event = RawBSONDocument(append.encoded) if encoded else append.event
     flags = {"wrapped": append.is_wrapped, "hooked": append.is_hooked}
-    present = {name: True for name, is_set in flags.items() if is_set}
+    present: Document = {name: True for name, is_set in flags.items() if is_set}
+    if waiting is not None:
+        present[WAITING] = waiting[WAITING] or []
     return {"_id": append.key.event_id(revision), "event": event, **present}
 
 
@@ -302,6 +313,7 @@ def encode_append(
         encoded,
         hold,
         metadata.new_title(delta) if delta and hooks.is_missing else NOT_GIVEN,
+        waiting_step(event),
     )
 
 
@@ -573,6 +585,7 @@ def _encode_scopes(state: dict[str, Any]) -> ScopedState:
 
 def summaries(
     documents: Iterable[Document],
+    hooks: Hooks,
     states: Mapping[SessionKey, dict[str, Any]] | None = None,
 ) -> list[SessionSummary]:
     """The summaries of stored sessions, with these states if there are some.
@@ -582,7 +595,7 @@ def summaries(
     made = []
     for each in documents:
         try:
-            read = summary(each, None)
+            read = summary(each, hooks)
         except UnreadableError as error:
             leave_out(error)
             continue
@@ -593,7 +606,9 @@ def summaries(
     return made
 
 
-def summary(document: Document, state: dict[str, Any] | None) -> SessionSummary:
+def summary(
+    document: Document, hooks: Hooks, state: dict[str, Any] | None = None
+) -> SessionSummary:
     """The summary of a stored session, with its state if that is known.
 
     Raises:
@@ -603,7 +618,7 @@ def summary(document: Document, state: dict[str, Any] | None) -> SessionSummary:
     if (key := key_of(id_)) is None:
         raise unreadable_session(id_)
     try:
-        details = Details.of(document)
+        details, waiting = Details.of(document), decode_waiting(document, hooks)
         return SessionSummary(
             id=key.session_id,
             app_name=key.app_name,
@@ -617,6 +632,8 @@ def summary(document: Document, state: dict[str, Any] | None) -> SessionSummary:
             last_update_time=document["update_time"],
             ttl=details.ttl,
             expire_time=details.expire_time,
+            waiting=waiting.named,
+            waiting_more=waiting.more,
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         # The original may quote what is stored.

@@ -12,8 +12,13 @@ import bson
 
 from mongo_session_service.codec import bson_values, document_size, documents, hooks
 from mongo_session_service.codec.hooks import Hooks, Judge, Owner, Subject
+from mongo_session_service.codec.waiting_fields import (
+    WAITING,
+    decode_waiting,
+    encode_waiting,
+)
 from mongo_session_service.errors import ConfigurationError
-from mongo_session_service.model.records import Document
+from mongo_session_service.model.records import Document, SessionKey
 
 _STATES: Final = ("state", documents.INITIAL)
 
@@ -39,7 +44,18 @@ class Resealer:
             fields = document.get(name)
             if isinstance(fields, dict) and (renewed := self.state(fields, owner)):
                 changes[name] = {**fields, **renewed}
-        return changes
+        return changes | self._waiting(document)
+
+    def _waiting(self, document: Document) -> Document:
+        """Of a session or an event: the calls that wait, each sealed as an event."""
+        id_, calls = document["_id"], document.get(WAITING) or []
+        if all(
+            "event" in each and not self._event({**each, "_id": id_}) for each in calls
+        ):
+            return {}
+        key = SessionKey(*(id_[name] for name in SessionKey._fields))
+        waiting = decode_waiting(document, self.hooks)
+        return {WAITING: encode_waiting(waiting, key, self.hooks)[WAITING]}
 
     def state(self, fields: Document, owner: Owner) -> Document:
         """Those fields of a state that are old, as they are to be."""
@@ -47,7 +63,10 @@ class Resealer:
         return bson_values.encode_fields(renewed)
 
     def event(self, document: Document) -> Document:
-        """Of an event: its content, and what it has set in state."""
+        """Of an event: its content, what it has set in state, and what waits since."""
+        return self._event(document) | self._waiting(document)
+
+    def _event(self, document: Document) -> Document:
         owner = Owner(document["_id"]["app_name"], document["_id"]["user_id"])
         subject = Subject(*owner[:2], None)
         fields, content, delta = _parts(document)

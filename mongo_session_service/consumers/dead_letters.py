@@ -244,7 +244,7 @@ def _error_type(error: str) -> str:
 _KINDS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
     "appended": (Appended, ("document",)),
     "created": (Created, ("document",)),
-    "updated": (Updated, ("details",)),
+    "updated": (Updated, ("details", "waiting")),
     "deleted": (Deleted, ()),
     "state": (StateSet, ("delta",)),
     "snapshot": (Trimmed, ("document", "shared")),
@@ -286,5 +286,7 @@ def _decode(stored: Document, hooks: Hooks) -> Item:
     for name, value in content.items():
         known[name] = _DECODERS[name](value) if name in _DECODERS else value
     type_, _ = _KINDS[id_["kind"]]
-    item: Item = type_(**{each.name: known[each.name] for each in fields(type_)})
+    item: Item = type_(
+        **{each.name: known[each.name] for each in fields(type_) if each.name in known}
+    )
     return item

@@ -108,7 +108,8 @@ async def load_view(
             missed += _shared_state(key, heads, hooks, update_time)
             details = Details.of(session)
             if "title" in session or details.labels:  # an empty title was removed
-                missed.append(Updated(key, details, update_time).change())
+                updated = Updated(key, details, update_time, session, hooks)
+                missed.append(updated.change())
     marker = Marker.of(session)
     return View(found.at, marker, missed, is_complete, begins)
 

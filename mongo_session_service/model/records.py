@@ -15,6 +15,7 @@ from mongo_session_service.model.metadata import (
 )
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id, lookup_id
+from mongo_session_service.model.waiting_calls import WaitingStep
 
 Document = dict[str, Any]
 """Document as the driver reads and writes it."""
@@ -130,6 +131,8 @@ class Append(NamedTuple):
     """The turn that it belongs to, which must not have been taken over."""
     title: str | NotGiven | None = NOT_GIVEN
     """The session's new title, if it changes; None for none."""
+    waiting: WaitingStep = WaitingStep()
+    """What it asks of people, or answers for them."""
 
     @property
     def size(self) -> int:

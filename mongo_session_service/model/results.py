@@ -13,6 +13,25 @@ from mongo_session_service._public import public
 
 
 @public
+class WaitingCall(BaseModel):
+    """A call that waits for a person: for a confirmation, a credential, an answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    call_id: str
+    """The id that the function response has to have; empty if it is sealed, and the
+    service has no ``after_load``."""
+    name: str | None
+    """The function's; None if the event does not tell, or it is sealed."""
+    author: str | None
+    """The agent that called it; None if it is sealed."""
+    since: float
+    """When it was called, in seconds since 1970."""
+    revision: int
+    """Of the event that called it."""
+
+
+@public
 class SessionSummary(BaseModel):
     """A session without its events. Times are seconds since 1970."""
 
@@ -36,6 +55,10 @@ class SessionSummary(BaseModel):
     """Seconds that it lives after its last append."""
     expire_time: float | None = None
     """When it expires, unless something is appended; None for never."""
+    waiting: tuple[WaitingCall, ...] = ()
+    """The calls that wait for a person, the longest first: up to 100."""
+    waiting_more: int = 0
+    """How many wait beside these."""
 
     @property
     def event_count(self) -> int:

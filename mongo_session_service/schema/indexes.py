@@ -114,4 +114,11 @@ INDEXES: Final = (
         only_with="labels",
         serves="a page of the sessions that have a label",
     ),
+    Index(
+        collection="sessions",
+        name="by_waiting",
+        keys=("_id.app_name", *_BY_CREATION),
+        only_with="waiting",
+        serves="a page of the sessions that wait for a person, among any number",
+    ),
 )

@@ -13,6 +13,9 @@ SCHEMA_VERSION: Final = 1
 
 _ID: Final = {"_id": "schema"}
 
+_TELLS_WAITING: Final = "tells_waiting"
+"""Where it is recorded that each session names the calls that wait for people."""
+
 
 async def recorded_version(connection: Connection, txn: Txn = None) -> int | None:
     """Read the version of a database's data; None if none is recorded."""
@@ -47,5 +50,16 @@ async def check_version(connection: Connection) -> bool:
 
 async def record_version(connection: Connection) -> None:
     """Record this release's version, unless one is recorded already."""
-    update = {"$setOnInsert": {"version": SCHEMA_VERSION}}
+    update = {"$setOnInsert": {"version": SCHEMA_VERSION, _TELLS_WAITING: True}}
     await connection.metadata.update_one(_ID, update, upsert=True)
+
+
+async def tells_waiting(connection: Connection) -> bool:
+    """Tell whether sessions name what waits; those of earlier releases do not."""
+    recorded = await connection.metadata.find_one(_ID)
+    return recorded is None or recorded.get(_TELLS_WAITING, False)
+
+
+async def record_waiting(connection: Connection) -> None:
+    """Record that all sessions name what waits."""
+    await connection.metadata.update_one(_ID, {"$set": {_TELLS_WAITING: True}})

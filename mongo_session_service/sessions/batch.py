@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeGuard
 
@@ -25,7 +25,7 @@ from mongo_session_service.errors import (
     stale_session_error,
     turn_lost_error,
 )
-from mongo_session_service.model.metadata import DETAILS, NOT_GIVEN
+from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -34,7 +34,7 @@ from mongo_session_service.model.records import (
     PlannedWrite,
     SessionKey,
 )
-from mongo_session_service.sessions.details import announce_details, fields_update
+from mongo_session_service.sessions.details import ANNOUNCED, announce_details
 from mongo_session_service.sessions.queries import (
     TURN_EPOCH,
     TURN_FIRST_REVISION,
@@ -45,6 +45,7 @@ from mongo_session_service.sessions.store import (
     find_event_document,
     find_session_document,
 )
+from mongo_session_service.sessions.waiting_log import waiting_after_batch
 
 
 class BatchRefusedError(Exception):
@@ -133,12 +134,16 @@ class BatchStore:
         )
         apart = initial_updates(created)
         await self._update(self._connection.events, apart, txn, upsert=True)
-        updates = session_updates(planned)
+        waiting = await waiting_after_batch(self._connection, planned, txn)
+        updates = session_updates(planned, waiting)
         if await self._update(self._connection.sessions, updates, txn) != len(updates):
             raise BatchRefusedError
         events = (
             documents.event_document(
-                write, expected.revision + 1, encoded=txn is not None
+                write,
+                expected.revision + 1,
+                encoded=txn is not None,
+                waiting=waiting.get((write.key, expected.revision + 1)),
             )
             for write, expected, _ in planned
             if isinstance(write, Append)
@@ -146,7 +151,7 @@ class BatchStore:
         await self._insert(self._connection.events, events, txn)
         renamed = {each.key for each in appends if each.title is not NOT_GIVEN}
         for key in renamed if txn else ():
-            at, fields = self._connection, dict.fromkeys(DETAILS, 1)
+            at, fields = self._connection, dict.fromkeys(ANNOUNCED, 1)
             found = await at.sessions.find_one({"_id": key.id}, fields, session=txn)
             await announce_details(at, found, txn)
         await self._update(
@@ -281,12 +286,20 @@ def _initial(session: NewSession) -> Document:
     return fields | ({LOG_BEGINS: session.log_begins} if session.log_begins else {})
 
 
-def session_updates(planned: Iterable[PlannedWrite]) -> list[Update]:
+def session_updates(
+    planned: Iterable[PlannedWrite],
+    waiting: Mapping[tuple[SessionKey, int], Document],
+) -> list[Update]:
     """Build the updates of appends to their sessions: one for each session.
 
     The filter is the first append's expectation, so that an update that matches nothing
     tells a session that has moved on, has expired, or has got another time to live. An
     append within a turn expects that nobody has taken the turn since, and renews it.
+
+    Args:
+        planned: The writes.
+        waiting: The fields of what waits after an append to a session, by revision, if
+            it changes that.
     """
     updates: dict[SessionKey, Update] = {}
     for append, expected, now in planned:
@@ -320,12 +333,24 @@ def session_updates(planned: Iterable[PlannedWrite]) -> list[Update]:
         if expected.ttl is not None:
             changes["expire_time"] = now + expected.ttl
         if append.title is not NOT_GIVEN:
-            changes.pop("title", None)
-            update.change.pop("$unset", None)
-            title = fields_update({"title": append.title})
-            changes.update(title.pop("$set", {}))
-            update.change.update(title)
+            _set_or_remove(update.change, {"title": append.title})
+        if after := waiting.get((append.key, expected.revision + 1)):
+            _set_or_remove(update.change, after)
     return list(updates.values())
+
+
+def _set_or_remove(change: Document, fields: Document) -> None:
+    """Have a change set fields, and remove those that are None, whatever it did."""
+    changes, removed = change["$set"], change.pop("$unset", {})
+    for name, value in fields.items():
+        if value is None:
+            changes.pop(name, None)
+            removed[name] = ""
+        else:
+            removed.pop(name, None)
+            changes[name] = value
+    if removed:
+        change["$unset"] = removed
 
 
 def app_updates(writes: Iterable[Append | NewSession]) -> list[Update]:
@@ -374,6 +399,8 @@ def fastest_update(change: Document) -> Document | list[Document]:
     stage |= dict.fromkeys(change.get("$unset", ()), "$$REMOVE")
     for name, count in change.get("$inc", {}).items():
         stage[name] = {"$add": [{"$ifNull": [f"${name}", 0]}, count]}
+    for name, least in change.get("$min", {}).items():
+        stage[name] = {"$min": [f"${name}", least]}
     stage |= dict.fromkeys(change.get("$currentDate", ()), "$$NOW")
     stage["state"] = {"$mergeObjects": ["$state", {"$literal": fields}]}
     return [{"$set": stage}]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+from mongo_session_service.codec.waiting_fields import WAITING_FIELDS
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
@@ -13,6 +14,9 @@ from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 
+ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
+"""The fields of a session that subscribers receive when one of them is changed."""
+
 
 async def announce_details(connection: Connection, session: Document, txn: Txn) -> None:
     """Inform the change feed of a session's details, in the transaction that sets them.
@@ -20,7 +24,7 @@ async def announce_details(connection: Connection, session: Document, txn: Txn) 
     It looks at no updates of sessions: each append is one.
     """
     id_ = queries.announcement_id(session["_id"], queries.UPDATED)
-    details: Document = {name: session[name] for name in DETAILS if name in session}
+    details: Document = {name: session[name] for name in ANNOUNCED if name in session}
     await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
     await connection.sessions.delete_one({"_id": id_}, session=txn)
 

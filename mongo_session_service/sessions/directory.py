@@ -92,4 +92,4 @@ async def with_id(
         {"$project": {INITIAL: 0, "state": 0}},
     ]
     found = await at.retry(at.aggregate, at.sessions, stages)
-    return summaries(found)
+    return summaries(found, at.hooks)

@@ -44,6 +44,7 @@ from mongo_session_service.sessions import (
 )
 from mongo_session_service.sessions.batch import Update, initial_updates
 from mongo_session_service.sessions.reservations import FORK, Reservations
+from mongo_session_service.sessions.waiting_log import waiting_fields_at
 
 LIFETIME: Final = 60.0
 """Seconds that a step may take before the fork counts as interrupted."""
@@ -205,7 +206,14 @@ class Fork:
         delta = ScopedState(session=known)
         begins = log_begins(head)
         new = NewSession(self.target, now, delta, size, details, begins)
-        document = {**session_document(new), "state": state, "revision": self.revision}
+        log = rewinds.LogAt(self.source, begins, self.revision)
+        waiting = await waiting_fields_at(self.connection, log, self.target)
+        document = {
+            **session_document(new),
+            **waiting,
+            "state": state,
+            "revision": self.revision,
+        }
         return document, initial_updates([new])
 
     def _details(self, state: Document) -> Details:

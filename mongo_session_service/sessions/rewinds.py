@@ -105,7 +105,7 @@ async def select_events(
 async def _find_undone(connection: Connection, log: LogAt) -> list[tuple[int, int]]:
     rewinds = await _find_rewinds(connection, log)
     targets = {invocation_id for _, invocation_id in rewinds}
-    firsts = await _find_firsts(connection, log, targets) if targets else {}
+    firsts = await find_firsts(connection, log, targets) if targets else {}
     return undone_parts(rewinds, firsts)
 
 
@@ -113,7 +113,7 @@ async def first_revision(
     connection: Connection, log: LogAt, invocation_id: str
 ) -> int | None:
     """The revision of an invocation's first event."""
-    firsts = await _find_firsts(connection, log, {invocation_id})
+    firsts = await find_firsts(connection, log, {invocation_id})
     return firsts.get(invocation_id)
 
 
@@ -145,7 +145,7 @@ async def _find_rewinds(connection: Connection, log: LogAt) -> list[tuple[int, s
     return [(each["_id"]["revision"], decode_value(each["to"])) for each in found]
 
 
-async def _find_firsts(
+async def find_firsts(
     connection: Connection, log: LogAt, invocation_ids: set[str]
 ) -> dict[str, int]:
     """The revisions of invocations' first events."""

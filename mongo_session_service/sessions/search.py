@@ -17,6 +17,7 @@ from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
+from mongo_session_service.codec.waiting_fields import WAITING
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
@@ -160,6 +161,7 @@ def new_search(
     newest_first: object,
     hooks: Hooks,
     order_by: object = "create_time",
+    waiting: object = None,
 ) -> Search:
     """The search with these arguments; None for those that do not restrict it.
 
@@ -175,6 +177,10 @@ def new_search(
         owner = Owner(owner.app_name, wanted["_id.user_id"])
     if title is not None:
         wanted["title"] = {"$eq": check_title(title)}
+    if waiting is not None:
+        if waiting is not True:
+            raise InvalidInputError("waiting must be True or None.")
+        wanted[WAITING] = {"$exists": True}
     conditions: list[Document] = []
     if labels is not None:
         wanted_labels = label_list(check_labels(labels))
@@ -388,7 +394,7 @@ async def load_page(
         )
         states = {each.key: each.state for each in await in_slices(decoded)}
         shown = [each for each in shown if documents.key_of(each["_id"]) in states]
-    summaries = documents.summaries(shown, states)
+    summaries = documents.summaries(shown, connection.hooks, states)
     is_last = len(found) <= limit
     return Page(summaries, None if is_last else search.place_of(found[limit - 1]))
 

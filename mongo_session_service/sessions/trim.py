@@ -24,6 +24,11 @@ from mongo_session_service.codec.documents import (
     TRIMMING,
     log_begins,
 )
+from mongo_session_service.codec.waiting_fields import (
+    WAITING,
+    decode_waiting,
+    encode_waiting,
+)
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
@@ -34,8 +39,11 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.waiting_calls import WaitingCalls
 from mongo_session_service.sessions import history, queries, rewinds
+from mongo_session_service.sessions.details import announce_details, fields_update
 from mongo_session_service.sessions.history import Beginning
+from mongo_session_service.sessions.waiting_log import waiting_at
 
 STEP: Final = 1000
 """Events removed in one transaction."""
@@ -202,7 +210,11 @@ async def trim(connection: Connection, key: SessionKey, criterion: Criterion) ->
             _, state = await history.states_at(connection, key, beginning, cut)
             check_initial_state(state)
             ties.state = cut, state
-        setting = partial(_set_cut, connection, session, *ties.state)
+        waiting = decode_waiting(session, connection.hooks)
+        if any(each.revision <= cut for each in waiting.named):
+            log = rewinds.LogAt(key, cut, session["revision"])
+            waiting = await waiting_at(connection, log)
+        setting = partial(_set_cut, connection, session, *ties.state, waiting=waiting)
         if await uninterrupted(run_transaction(connection, setting)):
             return await _remove(connection, key, created, cut)
     raise StorageUnavailableError(_BUSY)
@@ -233,23 +245,35 @@ async def _resume(connection: Connection, key: SessionKey, session: Document) ->
 
 
 async def _set_cut(
-    connection: Connection, read: Document, cut: int, state: Document, txn: Txn
+    connection: Connection,
+    read: Document,
+    cut: int,
+    state: Document,
+    txn: Txn,
+    *,
+    waiting: WaitingCalls,
 ) -> bool:
     """Have a session's log begin after a revision, unless it changed since it was read.
 
-    An event appended since may be a rewind that undoes what is to be removed.
+    An event appended since may be a rewind that undoes what is to be removed. What
+    waits may have changed by a redaction.
     """
     begins = log_begins(read)
     where: Document = {
         **queries.visible(platform_time.get_time()),
         **{name: read[name] for name in ("_id", "create_time", "revision")},
         LOG_BEGINS: begins or {"$exists": False},
+        WAITING: read.get(WAITING),
     }
-    cutting = {LOG_BEGINS: cut, TRIMMING: read.get(TRIMMING, begins)}
-    update = {"$set": cutting, "$unset": {INITIAL: ""}}
+    cutting = {LOG_BEGINS: cut, TRIMMING: read.get(TRIMMING, begins), INITIAL: None}
+    key, hooks = SessionKey(**read["_id"]), connection.hooks
+    told = encode_waiting(waiting, key, hooks)
+    update = fields_update(cutting | told)
     updated = await connection.sessions.update_one(where, update, session=txn)
     if updated.matched_count == 0:
         return False
+    if txn and waiting != decode_waiting(read, hooks):
+        await announce_details(connection, read | told, txn)
     before = {"_id": {**read["_id"], "revision": 0}}
     initial = {INITIAL: state, "create_time": read["create_time"], LOG_BEGINS: cut}
     change = {"$set": initial}

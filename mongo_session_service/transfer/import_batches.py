@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -76,6 +76,8 @@ class Incoming:
     """Its title, if the source does not tell its details."""
     changed: set[str] = field(default_factory=set)
     """The state keys that its events have set so far."""
+    has_asked: bool = False
+    """Whether one of its events so far asks people for something."""
 
     @property
     def revision(self) -> int:
@@ -92,11 +94,15 @@ class Incoming:
         """Whether this is the session's first part, or all of it."""
         return self.offset == self.log_begins
 
-    def documents(self, after: int = 0) -> Iterator[Document]:
-        """Its event documents after a revision."""
+    def documents(
+        self, after: int = 0, waiting: Mapping[int, Document] | None = None
+    ) -> Iterator[Document]:
+        """Its event documents after a revision, with what waits where it is told."""
         for index, append in enumerate(self.appends):
             if (revision := self.offset + index + 1) > after:
-                yield event_document(append, revision)
+                yield event_document(
+                    append, revision, waiting=(waiting or {}).get(revision)
+                )
 
     def session_document(self) -> Document:
         """The session's document; it is stored after all events."""
@@ -306,6 +312,7 @@ class BatchEncoder:
             self._current = current = rest
         current.appends.append(append)
         current.changed |= append.delta.session.keys()
+        current.has_asked |= bool(append.waiting.asks)
         current.size += append.size
 
     def _add_state(self, shared: SharedState) -> None:

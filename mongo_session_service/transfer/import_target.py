@@ -38,9 +38,18 @@ from mongo_session_service.sessions.deletion import (
     remove_some,
     remove_tombstone,
 )
-from mongo_session_service.sessions.details import announce_details
+from mongo_session_service.sessions.details import (
+    ANNOUNCED,
+    announce_details,
+    fields_update,
+)
 from mongo_session_service.sessions.history import recorded
 from mongo_session_service.sessions.reservations import IMPORT, Reservations
+from mongo_session_service.sessions.rewinds import LogAt
+from mongo_session_service.sessions.waiting_log import (
+    waiting_after,
+    waiting_fields_at,
+)
 from mongo_session_service.transfer.comparison import (
     Comparison,
     Standing,
@@ -358,7 +367,10 @@ class Target:
     async def _store_sessions(self, whole: list[Incoming]) -> None:
         """Replace reservations with their sessions, all of whose events are stored."""
         writes = [
-            ReplaceOne(self._reservations.held(each.key), each.session_document())
+            ReplaceOne(
+                self._reservations.held(each.key),
+                each.session_document() | await self._waiting_fields(each),
+            )
             for each in whole
         ]
         if writes:
@@ -366,6 +378,13 @@ class Target:
             if done.matched_count != len(writes):
                 raise ChangedError
             self._held.difference_update(each.key for each in whole)
+
+    async def _waiting_fields(self, incoming: Incoming) -> Document:
+        """The fields that name what waits, after its events are stored."""
+        if not incoming.has_asked:
+            return {}
+        log = LogAt(incoming.key, incoming.log_begins, incoming.revision)
+        return await waiting_fields_at(self._at, log, incoming.key)
 
     async def release(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
@@ -378,7 +397,11 @@ class Target:
         self, incoming: Incoming, stored: Document, comparison: Comparison
     ) -> None:
         """Append what an existing session lacks, which is longer at once."""
-        events = list(incoming.documents(incoming.offset + comparison.matched))
+        matched = incoming.offset + comparison.matched
+        appends = enumerate(incoming.appends, incoming.offset + 1)
+        missing = [each for each in appends if each[0] > matched]
+        waiting = await waiting_after(self._at, stored, missing)
+        events = list(incoming.documents(matched, waiting))
         gone: Document = {}
         apart: list[Update] | None = None
         if incoming.is_last:
@@ -397,12 +420,14 @@ class Target:
             change = {"revision": incoming.revision, "update_time": last}
         else:
             return
-        update = {"$set": change, **({"$unset": gone} if gone else {})}
+        latest = waiting.get(max(waiting, default=0), {})
+        fields = {**change, **dict.fromkeys(gone), **latest}
+        update = fields_update(fields)
 
         async def work(txn: Txn) -> None:
             # Details may be others by now: to set them makes no new revision.
             before = await self._at.sessions.find_one_and_update(
-                _as_read(stored), update, dict.fromkeys(DETAILS, 1), session=txn
+                _as_read(stored), update, dict.fromkeys(ANNOUNCED, 1), session=txn
             )
             if before is None:
                 raise ChangedError

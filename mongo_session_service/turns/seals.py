@@ -12,8 +12,8 @@ from typing import Final
 from google.adk.events.event import Event
 from google.genai import types
 
-ABORTED: Final = "INVOCATION_ABORTED"
-"""The error code of ADK's seals, by which it knows them."""
+from mongo_session_service.model.waiting_calls import ABORTED
+
 _STOPPED: Final = "Invocation was aborted by client."
 """ADK's own message."""
 _ABANDONED: Final = "The process that ran this call has ended."

@@ -90,6 +90,8 @@ async def test_an_item_is_what_a_list_shows(ours: MongoSessionService) -> None:
         "create_time": clock.now,
         "last_update_time": event.timestamp,
         "expire_time": clock.now + 60,
+        "waiting": (),
+        "waiting_more": 0,
     }
     listed = await ours.list_sessions(**ADA)
     assert [each.state for each in listed.sessions] == [item.state]

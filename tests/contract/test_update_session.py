@@ -47,6 +47,8 @@ async def test_a_session_keeps_its_details(ours: MongoSessionService) -> None:
         "last_update_time": session.last_update_time,
         "ttl": 60.0,
         "expire_time": clock.now + 60,
+        "waiting": (),
+        "waiting_more": 0,
     }
 
 

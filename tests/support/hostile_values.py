@@ -241,6 +241,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "dry_run": objects | texts,
     "labels": state,
     "where": state,
+    "waiting": objects | texts,
     "newest_first": objects | texts,
     "with_state": objects | texts,
     "rewound": objects | texts,

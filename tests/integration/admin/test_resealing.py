@@ -73,7 +73,9 @@ async def shown(service: MongoSessionService) -> list[Any]:
     for key in (KEY, LARGE):
         found.append(await service.get_session(**key))
         found.append(await service.get_session_at(**key, revision=0))
-    return found
+    waiting = await service.find_sessions(app_name=APP, waiting=True)
+    assert waiting.sessions
+    return [*found, *waiting.sessions]
 
 
 def stored(admin: MongoClient, database: str) -> dict[str, list[Any]]:

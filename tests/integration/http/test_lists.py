@@ -73,6 +73,8 @@ async def test_a_users_sessions_come_in_pages(
         "last_update_time": last.last_update_time,
         "ttl": None,
         "expire_time": None,
+        "waiting": [],
+        "waiting_more": 0,
     }
     assert response.headers["cache-control"] == "no-store"
 

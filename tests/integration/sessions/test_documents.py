@@ -78,7 +78,8 @@ async def test_layout(
             "revision": 1,
         }
     ]
-    assert db.metadata.find_one({"_id": "schema"}) == {"_id": "schema", "version": 1}
+    schema = {"_id": "schema", "version": 1, "tells_waiting": True}
+    assert db.metadata.find_one({"_id": "schema"}) == schema
 
 
 async def test_plain_queries_work(

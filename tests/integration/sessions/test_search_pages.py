@@ -64,6 +64,7 @@ def sessions(
             "update_time": MOMENT + number,
             **({"title": f"T{number % 30}"} if number % 3 == 0 else {}),
             **({"labels": labels(number)} if number % 2 == 0 else {}),
+            **({"waiting": []} if number % 50 == 0 else {}),
         }
         for app in ("app", "other")
         for user in ("ada", "bob")
@@ -88,6 +89,7 @@ def labels(number: int) -> list[dict[str, str]]:
         ({"title": "T3"}, "by_title"),
         ({"labels": {"team": "red"}}, "by_label"),
         ({"user_id": "ada", "labels": {"team": "red"}}, "by_label"),
+        ({"waiting": True}, "by_waiting"),
     ],
 )
 @pytest.mark.usefixtures("sessions")

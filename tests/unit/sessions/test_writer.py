@@ -280,7 +280,7 @@ async def test_a_batch_is_one_update_per_document() -> None:
     (planned,) = database.batches
     writes: list[Append | NewSession] = [each.write for each in planned]
 
-    first, second = session_updates(planned)
+    first, second = session_updates(planned, {})
     assert first.filter == {
         "_id": one.key.id,
         "revision": 7,

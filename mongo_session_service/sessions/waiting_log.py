@@ -1,0 +1,216 @@
+"""Waiting calls as a session's log tells them, and as an append changes them.
+
+An append that asks or answers reads, in its transaction, what waits so far. Only a
+rewind, or more waiting calls than a document names, needs the log: the server looks
+through it for the few events that matter. Where a hook has sealed them, all are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Final
+
+from google.adk.events.event import Event
+
+from mongo_session_service.codec import documents
+from mongo_session_service.codec.documents import LOG_BEGINS, log_begins
+from mongo_session_service.codec.waiting_fields import (
+    WAITING_FIELDS,
+    decode_waiting,
+    encode_waiting,
+)
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.model.records import (
+    Append,
+    Document,
+    PlannedWrite,
+    SessionKey,
+)
+from mongo_session_service.model.results import WaitingCall
+from mongo_session_service.model.waiting_calls import (
+    ABORTED,
+    ASKING,
+    WaitingCalls,
+    WaitingStep,
+    waiting_calls,
+    waiting_step,
+)
+from mongo_session_service.sessions import event_log, queries, rewinds
+from mongo_session_service.sessions.details import fields_update
+from mongo_session_service.sessions.rewinds import LogAt
+
+WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
+
+_ASKS: Final = [
+    {"event.long_running_tool_ids": {"$exists": True}},
+    {"event.content.parts.function_call.name": {"$in": list(ASKING)}},
+]
+_HAS_RESPONSE: Final = {"event.content.parts.function_response": {"$exists": True}}
+_STEPS: Final = [
+    *_ASKS,
+    {"event.author": "user", **_HAS_RESPONSE},
+    {"event.error_code": ABORTED, **_HAS_RESPONSE},
+    {"event.actions.rewind_before_invocation_id": {"$exists": True}},
+]
+
+_Steps = list[tuple[int, WaitingStep]]
+
+
+async def waiting_at(connection: Connection, log: LogAt) -> WaitingCalls:
+    """Find what waits after a log; it may be of a session that is being copied."""
+    steps, firsts = await _read_steps(connection, log)
+    return WaitingCalls.of(_standing(steps, firsts))
+
+
+async def waiting_fields_at(
+    connection: Connection, log: LogAt, key: SessionKey
+) -> Document:
+    """Encode what waits after a log, for the document of a new session."""
+    waiting = await waiting_at(connection, log)
+    fields = encode_waiting(waiting, key, connection.hooks)
+    return {name: it for name, it in fields.items() if it is not None}
+
+
+async def waiting_after(
+    connection: Connection, session: Document, appends: Sequence[tuple[int, Append]]
+) -> dict[int, Document]:
+    """Encode what waits after those appends to a session that change it, by revision.
+
+    Args:
+        connection: The database.
+        session: The session's document before the appends, or its ``WAITING_HEAD``.
+        appends: The appends and their revisions.
+    """
+    hooks, key = connection.hooks, SessionKey(**session["_id"])
+    before = decode_waiting(session, hooks)
+    rewound = {it.waiting.rewinds_before or "" for _, it in appends} - {""}
+    is_counted = bool(rewound or before.more)
+    calls = list(before.named)
+    steps: _Steps = []
+    firsts: dict[str, int] = {}
+    if is_counted:
+        log = LogAt(key, log_begins(session), session["revision"])
+        steps, firsts = await _read_steps(connection, log, rewound)
+    found: dict[int, Document] = {}
+    for revision, append in appends:
+        step = append.waiting
+        firsts.setdefault(step.invocation_id, revision)
+        if not step.has_effect:
+            continue
+        if is_counted:
+            steps.append((revision, step))
+            calls = _standing(steps, firsts)
+        else:
+            calls = waiting_calls([(revision, step)], calls)
+        after = WaitingCalls.of(calls)
+        if after != before:
+            before = after
+            found[revision] = encode_waiting(after, key, hooks)
+    return found
+
+
+async def waiting_after_batch(
+    connection: Connection, planned: Iterable[PlannedWrite], txn: Txn
+) -> dict[tuple[SessionKey, int], Document]:
+    """Encode what waits after those appends of a batch that change it."""
+    appends: dict[SessionKey, list[tuple[int, Append]]] = {}
+    for write, expected, _ in planned:
+        if isinstance(write, Append):
+            each = (expected.revision + 1, write)
+            appends.setdefault(write.key, []).append(each)
+    ids = [
+        key.id
+        for key, several in appends.items()
+        if any(append.waiting.has_effect for _, append in several)
+    ]
+    if not ids:
+        return {}
+    wanted = queries.routed(connection, {"_id": {"$in": ids}})
+    fields = dict.fromkeys(WAITING_HEAD, 1)
+    sessions = connection.sessions.find(wanted, fields, session=txn)
+    found: dict[tuple[SessionKey, int], Document] = {}
+    for session in await sessions.to_list(None):
+        key = SessionKey(**session["_id"])
+        # If it is at another revision, the batch is going to be refused.
+        if session.get("revision") == appends[key][0][0] - 1:
+            after = await waiting_after(connection, session, appends[key])
+            found |= {(key, revision): it for revision, it in after.items()}
+    return found
+
+
+async def refresh_waiting(connection: Connection, key: SessionKey) -> bool:
+    """Have a session's document say what its log says; tell whether it did not."""
+    fields = dict.fromkeys(WAITING_HEAD, 1)
+    while session := await connection.sessions.find_one({"_id": key.id}, fields):
+        if "revision" not in session:
+            break
+        log = LogAt(key, log_begins(session), session["revision"])
+        waiting = await waiting_at(connection, log)
+        if waiting == decode_waiting(session, connection.hooks):
+            break
+        as_read = {name: session.get(name) for name in ("_id", *WAITING_HEAD)}
+        change = fields_update(encode_waiting(waiting, key, connection.hooks))
+        done = await connection.sessions.update_one(as_read, change)
+        if done.matched_count:
+            return True
+    return False
+
+
+async def sessions_that_asked(
+    connection: Connection, first: Document, last: Document
+) -> list[SessionKey]:
+    """Find the sessions in a range of ids whose logs ask people for something.
+
+    Where a hook has sealed the events, that is any of them.
+    """
+    where: Document = {"_id": {"$gt": first, "$lt": {**last, "revision": {}}}}
+    if not rewinds.is_sealed(connection):
+        where["$or"] = _ASKS
+    key = {name: f"$_id.{name}" for name in SessionKey._fields}
+    stages = [{"$match": where}, {"$group": {"_id": key}}]
+    found = await connection.retry(connection.aggregate, connection.events, stages)
+    return [SessionKey(**each["_id"]) for each in found]
+
+
+def _standing(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:
+    """Find what waits after the steps of a log that no rewind has undone."""
+    undoing = [(at, it.rewinds_before) for at, it in steps if it.rewinds_before]
+    undone = rewinds.undone_parts(undoing, firsts)
+    return waiting_calls(
+        (revision, step)
+        for revision, step in steps
+        if not any(first <= revision <= last for first, last in undone)
+    )
+
+
+async def _read_steps(
+    connection: Connection, log: LogAt, rewound: Iterable[str] = ()
+) -> tuple[_Steps, dict[str, int]]:
+    """Read the steps of a log, and where the invocations begin that are rewound."""
+    steps: _Steps = []
+    firsts: dict[str, int] = {}
+    async for revision, event in _read_events(connection, log):
+        step = waiting_step(event)
+        firsts.setdefault(step.invocation_id, revision)
+        if step.has_effect:
+            steps.append((revision, step))
+    targets = {*rewound, *(it.rewinds_before or "" for _, it in steps)} - {""}
+    if targets and not rewinds.is_sealed(connection):
+        firsts = await rewinds.find_firsts(connection, log, targets)
+    return steps, firsts
+
+
+async def _read_events(
+    connection: Connection, log: LogAt
+) -> AsyncGenerator[tuple[int, Event]]:
+    """Read the events of a log that may matter, page by page."""
+    after, is_last = log.begins, False
+    more = {} if rewinds.is_sealed(connection) else {"$or": _STEPS}
+    while not is_last:
+        where = {**queries.events_until(log.key, log.until, after), **more}
+        page = await connection.retry(event_log.read_page, connection, where)
+        for each in page.events:
+            after = each["_id"]["revision"]
+            yield after, documents.decode_event(each, connection.hooks)
+        is_last = page.is_last
