@@ -30,6 +30,7 @@ from mongo_session_service.driver.cancellation import (
 from mongo_session_service.driver.causal import Latest
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.server_clock import ServerClock
 from mongo_session_service.driver.translation import FOREIGN_LOOP
 from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
@@ -122,6 +123,7 @@ class Backends:
             closing = weakref.finalize(self, _close_forgotten, self._pid, self._entries)
             closing.atexit = False  # their event loops have closed them by then
         self._latest = Latest()
+        self.clock = ServerClock()
         self._sweeps = SweepSchedule.of_limits(self._settings.limits)
         limit = self._read_cache_bytes
         self._read_cache = ReadCache(limit) if limit else None
@@ -174,6 +176,9 @@ class Backends:
         elif sets_up and time.monotonic() > self._look_at:
             self._start_look(entry.connection)
         if sets_up:
+            if not self.clock.is_known:  # it was set up by another process
+                async with entry.connection.call():
+                    await entry.connection.ask_time()
             entry.sweep.start()
         entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
         return entry
@@ -208,6 +213,7 @@ class Backends:
 
     async def _look_for_undone_setup(self, connection: Connection) -> None:
         with suppress(PyMongoError):
+            await connection.ask_time()
             if await is_undone(connection, self._missing):
                 self._is_set_up = False
         self._look_at = time.monotonic() + connection.limits.look_seconds
@@ -230,6 +236,7 @@ class Backends:
                 transactions=self._settings.transactions,
                 hooks=self._settings.hooks,
                 latest=self._latest,
+                clock=self.clock,
                 limits=self._settings.limits,
             )
             store = SessionStore(connection, self._read_cache)

@@ -308,9 +308,8 @@ class MongoSessionService(BaseSessionService):
                 name of ADK's web interface, if that is in the state.
             labels: What to find it by: up to 64, of up to 256 characters each.
             ttl: Seconds, a ``timedelta``, or text such as ``"7200s"``, after which it
-                is gone, with its events; each append renews it, by the clock of the
-                process that appends. ``math.inf`` is never, whatever ``default_ttl``
-                is.
+                is gone, with its events, by the server's clock; each append renews it.
+                ``math.inf`` is never, whatever ``default_ttl`` is.
             expire_time: Or when it is gone, whatever is appended until then: a
                 ``datetime`` with a time zone, or ISO 8601 text with one.
             display_name: What Vertex AI's service calls the title.
@@ -326,13 +325,16 @@ class MongoSessionService(BaseSessionService):
         if ttl is None and expire_time is None:
             ttl = self._default_ttl
         named = metadata.one_title(title, display_name)
-        details = metadata.new_details(named, labels, ttl, expire_time, now)
+        today = self._backends.clock.now()
+        details = metadata.new_details(named, labels, ttl, expire_time, today)
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
         async with self._backend() as backend:
             reading = backend.store.read_shared_state(key)
+            now = backend.connection.clock.now()
+            new = replace(new, details=new.details.renewed(now))
             await backend.writer.create(new)
-            backend.sweep.expect(details.expire_time)
+            backend.sweep.expect(new.details.expire_time)
             with reporting_stored_unread():
                 shared = await asyncio.shield(reading)
                 return to_session(
@@ -855,10 +857,12 @@ class MongoSessionService(BaseSessionService):
                 both a ``ttl`` and an ``expire_time``.
         """
         key = session_key(app_name, user_id, session_id)
-        now = time.get_time()
+        now = self._backends.clock.now()
         fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
         async with self._backend() as backend:
-            found = await update_details(backend.connection, key, fields, now)
+            if (lasts := fields.get("ttl")) is not None:
+                fields["expire_time"] = backend.connection.clock.now() + lasts
+            found = await update_details(backend.connection, key, fields)
             backend.sweep.expect(found.get("expire_time"))
         return documents.summary(found, self._hooks)
 
@@ -923,13 +927,12 @@ class MongoSessionService(BaseSessionService):
             newest_first=newest_first,
             hooks=self._hooks,
         )
-        now = time.get_time()
         after = None if page_token is None else search.place_in(page_token, wanted)
         async with self._backend() as backend:
             at = backend.connection
             await search.check_order(at, wanted)
             page = await search.load_page(
-                at, wanted, after, limit, now, with_state=with_state
+                at, wanted, after, limit, with_state=with_state
             )
         following = None if page.last is None else search.token(page.last, wanted)
         return SessionPage(sessions=page.summaries, next_page_token=following)
@@ -1209,12 +1212,13 @@ class MongoSessionService(BaseSessionService):
         if keep_last is not None:
             validation.check_count("keep_last", keep_last)
         validation.check_revision("before_revision", before_revision)
-        before_time = None
+        age = None
         if older_than is not None:
             age = metadata.check_duration("older_than", older_than)
-            before_time = time.get_time() - age
-        criterion = trim.Criterion(keep_last, before_revision, before_time)
         async with self._backend() as backend:
+            at = backend.connection
+            before_time = None if age is None else await at.ask_time() - age
+            criterion = trim.Criterion(keep_last, before_revision, before_time)
             return await trim.trim(backend.connection, key, criterion)
 
     @traced
@@ -1247,7 +1251,8 @@ class MongoSessionService(BaseSessionService):
             progress: Called after each step, with what was removed so far.
             app_name: Only this app's sessions.
             idle_for: Those that were created so many seconds ago, and have no later
-                event, by the events' timestamps; a ``timedelta`` will do.
+                event, by the events' timestamps, which are their writers'; a
+                ``timedelta`` will do.
             created_before: Those created before this time: a ``datetime`` or ISO 8601
                 text, with a time zone.
             dry_run: Only count. Of deletes that were interrupted it does not know how
@@ -1260,9 +1265,10 @@ class MongoSessionService(BaseSessionService):
         if progress is not None:
             validation.check_callable("progress", progress)
         is_dry_run = validation.check_flag("dry_run", dry_run)
-        criteria = pruning.prune_criteria(app_name, idle_for, created_before)
         pruned = Pruned()
         async with self._backend() as backend:
+            now = await backend.connection.ask_time()
+            criteria = pruning.prune_criteria(app_name, idle_for, created_before, now)
             steps = pruning.prune_sessions(
                 backend.connection, criteria, is_dry_run=is_dry_run
             )

@@ -18,6 +18,7 @@ from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
 from support import interrupts, leak_detector
 from support.databases import drop, forget_soon
+from support.fake_clock import forget_clocks
 from support.foreign_stores import Place, PostgreSql, postgresql_server
 from support.memory_files import in_memory
 from support.otel_recorder import recording
@@ -56,6 +57,13 @@ def _nothing_leaks() -> Iterator[None]:
     search = leak_detector.begin()
     yield
     assert search.leaks() == []
+
+
+@pytest.fixture(autouse=True)
+def _clocks_go_right() -> Iterator[None]:
+    """No clock of another test decides."""
+    yield
+    forget_clocks()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from google.adk.events.event import Event
-from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import NO_HOOKS
@@ -49,7 +48,7 @@ _DETAILS: Final = (
 async def apps(service: MongoSessionService) -> list[AppCount]:
     """Count the sessions and users of every app, from indexes alone."""
     async with backend_of(service).call(sets_up=False) as backend:
-        return await directory.counts(backend.connection, platform_time.get_time())
+        return await directory.counts(backend.connection)
 
 
 async def sessions(
@@ -73,9 +72,8 @@ async def sessions(
         await search.check_order(backend.connection, looked_for)
         while left is None or left > 0:
             size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
-            now = platform_time.get_time()
             page = await search.load_page(
-                backend.connection, looked_for, after, size, now, with_state=False
+                backend.connection, looked_for, after, size, with_state=False
             )
             for each in page.summaries:
                 yield each
@@ -93,9 +91,10 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
     """
     fields = dict.fromkeys(_DETAILS, 1)
     async with backend_of(service).call(sets_up=False) as backend:
-        wanted = {"_id": key.id, **queries.visible(platform_time.get_time())}
-        found = await backend.connection.sessions.find_one(wanted, fields)
-        hooks = backend.connection.hooks
+        at = backend.connection
+        wanted = {"_id": key.id, **queries.visible(at.clock.now())}
+        found = await at.sessions.find_one(wanted, fields)
+        hooks = at.hooks
     if found is None:
         raise session_not_found_error(key.session_id)
     return documents.summary(found, hooks)
@@ -111,7 +110,7 @@ async def session(service: MongoSessionService, key: SessionKey) -> SessionSumma
     async with backend_of(service).call(sets_up=False) as backend:
         shared = shared_state_queries(key.app_name, key.user_id)
         found = await load_documents(backend.connection, own, *shared)
-        now, hooks = platform_time.get_time(), backend.connection.hooks
+        now, hooks = backend.connection.clock.now(), backend.connection.hooks
     stored = next((each for each in found if each["_id"] == key.id), {})
     for decoded in documents.decode_sessions(found, now, hooks):
         return documents.summary(stored, hooks, decoded.state)

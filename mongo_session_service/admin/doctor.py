@@ -37,7 +37,7 @@ SHOWN: Final = 3
 """Wrong documents that are named."""
 
 _SKEW: Final = 1.0
-"""Seconds that clocks may differ: sessions expire by this machine's clock."""
+"""Seconds that clocks may differ: events are dated by this machine's clock."""
 _WINDOW: Final = 3600.0
 """Seconds of history below which a full oplog is called small."""
 _FULL: Final = 0.9
@@ -224,7 +224,7 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
         return Finding("clock", Status.OK, says)
     direction = "ahead of" if ahead > 0 else "behind"
     says = f"{abs(ahead):.3f} s {direction} MongoDB's, plus or minus {uncertainty:.3f}"
-    remedy = "Synchronise both by NTP; sessions expire by this machine's clock."
+    remedy = "Synchronise both by NTP; events are dated by this machine's clock."
     return Finding("clock", Status.WARNING, says, remedy)
 
 

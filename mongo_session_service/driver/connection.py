@@ -24,6 +24,7 @@ from mongo_session_service.driver import calls, compat
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.causal import Latest, Secondaries
 from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.server_clock import ServerClock
 from mongo_session_service.driver.translation import LoginLostError
 from mongo_session_service.model.limits import DEFAULT, Limits
 
@@ -48,11 +49,13 @@ class Connection:
         transactions: bool,
         hooks: Hooks = NO_HOOKS,
         latest: Latest | None = None,
+        clock: ServerClock | None = None,
         limits: Limits = DEFAULT,
     ) -> None:
         self.client = client
         self.limits = limits
         self.latest = latest or Latest()
+        self.clock = clock or ServerClock()
         self.hooks = hooks
         self.driver = Driver.detect(client)
         self.prefix = prefix
@@ -119,6 +122,12 @@ class Connection:
             return await calls.repeat(attempt)
         except LoginLostError:
             return await attempt()
+
+    async def ask_time(self) -> float:
+        """Return the server's time, and set the service's clock by it."""
+        if self.driver is not Driver.MOCK:
+            self.clock.set_by(await self.client.admin.command("hello"))
+        return self.clock.now()
 
     def plain(self, collection: Any) -> Any:
         """Return a collection that is read without this package's decoders.

@@ -21,7 +21,6 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from google.adk.platform import time
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from pydantic import BaseModel
@@ -571,10 +570,8 @@ class SessionResources:
         app_name = check_id("app_name", scope.app_name)
         check_id("session_id", session_id)
         async with backend_of(self.service).call() as opened:
-            at, now = opened.connection, time.get_time()
-            found = await directory.with_id(
-                at, app_name, scope.user_id, session_id, now
-            )
+            at = opened.connection
+            found = await directory.with_id(at, app_name, scope.user_id, session_id)
         return [row_of(each) for each in found]
 
     @asynccontextmanager

@@ -67,6 +67,10 @@ class Details:
             return self
         return replace(self, title=title)
 
+    def renewed(self, now: float) -> Self:
+        """With the whole time to live from now on, if there is one."""
+        return self if self.ttl is None else replace(self, expire_time=now + self.ttl)
+
     def shown(self) -> dict[str, Any]:
         """What they are to people: only those it has, labels by name."""
         shown = {name: getattr(self, name) for name in DETAILS}

@@ -53,10 +53,12 @@ class Marker(NamedTuple):
     create_time: float
     ttl: float | None = None
     """Time to live, which an append renews without having to read it first."""
+    expires: bool = False
+    """Whether it ends at some time, so that an append has to ask the server for it."""
 
     def after_append(self) -> Marker:
         """Return the marker of the session after one append."""
-        return Marker(self.revision + 1, self.create_time, self.ttl)
+        return self._replace(revision=self.revision + 1)
 
     def describe_change(self, stored: Marker) -> str:
         """Say, in the middle of a message, what has become of the session since."""
@@ -67,7 +69,9 @@ class Marker(NamedTuple):
     @classmethod
     def of(cls, document: dict[str, Any]) -> Marker:
         """Return the marker of a stored session."""
-        return cls(document["revision"], document["create_time"], document.get("ttl"))
+        expires = document.get("expire_time") is not None
+        revision, create_time = document["revision"], document["create_time"]
+        return cls(revision, create_time, document.get("ttl"), expires)
 
 
 class StoredSession(NamedTuple):
@@ -100,7 +104,8 @@ class NewSession:
     @property
     def expected(self) -> Marker:
         """The marker before it is stored, at revision 0."""
-        return Marker(-1, self.create_time, self.details.ttl)
+        expires = self.details.expire_time is not None
+        return Marker(-1, self.create_time, self.details.ttl, expires)
 
 
 class Hold(NamedTuple):

@@ -71,6 +71,7 @@ async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
         # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
         # cancelled can wait for ever.
         hello = await server.greeted(connection.client)
+        connection.clock.set_by(hello)
         await server.check_product(connection, hello)
         server.check_server(hello, transactions=connection.has_transactions)
     is_recorded, collections, indexes = await asyncio.gather(

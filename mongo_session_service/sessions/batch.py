@@ -34,6 +34,7 @@ from mongo_session_service.model.records import (
     PlannedWrite,
     SessionKey,
 )
+from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.details import ANNOUNCED, announce_details
 from mongo_session_service.sessions.queries import (
     TURN_EPOCH,
@@ -53,7 +54,7 @@ class BatchRefusedError(Exception):
 
 
 class OtherTtlError(Exception):
-    """A session has another time to live than expected; nothing was written."""
+    """A session has another end, or none, than expected; nothing was written."""
 
     def __init__(self, expected: Marker) -> None:
         super().__init__()
@@ -135,7 +136,8 @@ class BatchStore:
         apart = initial_updates(created)
         await self._update(self._connection.events, apart, txn, upsert=True)
         waiting = await waiting_after_batch(self._connection, planned, txn)
-        updates = session_updates(planned, waiting)
+        alive = queries.alive(self._connection)
+        updates = session_updates(planned, waiting, alive)
         if await self._update(self._connection.sessions, updates, txn) != len(updates):
             raise BatchRefusedError
         events = (
@@ -226,12 +228,12 @@ class BatchStore:
                 with the id of the one to be appended.
             LeaseLostError: another caller has taken the session's turn since.
         """
-        write, expected, now = planned
+        write, expected, _ = planned
         if isinstance(write, NewSession):
             raise session_exists_error(write.key.session_id)
 
         async def find(txn: Txn) -> tuple[Document, Document | None]:
-            session = await find_session_document(self._connection, write.key, now, txn)
+            session = await find_session_document(self._connection, write.key, txn)
             event = await find_event_document(
                 self._connection, write.key, write.event["id"], txn
             )
@@ -246,7 +248,8 @@ class BatchStore:
             if write.hold not in {None, (turn.get("epoch"), marker.create_time)}:
                 raise turn_lost_error(write.key.session_id)
             # It may have changed to what was expected since, so that all looks well.
-            if may_retry and expected == marker._replace(ttl=expected.ttl):
+            seen = marker._replace(ttl=expected.ttl, expires=expected.expires)
+            if may_retry and expected == seen:
                 raise OtherTtlError(marker)
             telemetry.count_stale(self._connection.database.name)
             raise stale_session_error(
@@ -289,6 +292,7 @@ def _initial(session: NewSession) -> Document:
 def session_updates(
     planned: Iterable[PlannedWrite],
     waiting: Mapping[tuple[SessionKey, int], Document],
+    alive: Document,
 ) -> list[Update]:
     """Build the updates of appends to their sessions: one for each session.
 
@@ -300,6 +304,7 @@ def session_updates(
         planned: The writes.
         waiting: The fields of what waits after an append to a session, by revision, if
             it changes that.
+        alive: The filter for what has not expired yet, if it is to expire.
     """
     updates: dict[SessionKey, Update] = {}
     for append, expected, now in planned:
@@ -307,13 +312,13 @@ def session_updates(
             continue
         update = updates.get(append.key)
         if update is None:
-            revision, create_time, ttl = expected
+            revision, create_time, ttl, expires = expected
             expectation = {
                 "_id": append.key.id,
                 "revision": revision,
                 "create_time": create_time,
                 "ttl": ttl,
-                "expire_time": {"$not": {"$lte": now}},  # as in visible()
+                **(alive if expires else {"expire_time": None}),
             }
             update = updates[append.key] = Update(expectation, {"$set": {}})
         if append.hold is not None:
@@ -331,7 +336,8 @@ def session_updates(
         changes["revision"] = expected.revision + 1
         changes["update_time"] = append.timestamp
         if expected.ttl is not None:
-            changes["expire_time"] = now + expected.ttl
+            # No clock that was set back shortens a life.
+            update.change["$max"] = {"expire_time": now + expected.ttl}
         if append.title is not NOT_GIVEN:
             _set_or_remove(update.change, {"title": append.title})
         if after := waiting.get((append.key, expected.revision + 1)):
@@ -399,9 +405,10 @@ def fastest_update(change: Document) -> Document | list[Document]:
     stage |= dict.fromkeys(change.get("$unset", ()), "$$REMOVE")
     for name, count in change.get("$inc", {}).items():
         stage[name] = {"$add": [{"$ifNull": [f"${name}", 0]}, count]}
-    for name, least in change.get("$min", {}).items():
-        stage[name] = {"$min": [f"${name}", least]}
     stage |= dict.fromkeys(change.get("$currentDate", ()), "$$NOW")
+    for operator in ("$min", "$max"):
+        for name, value in change.get(operator, {}).items():
+            stage[name] = {operator: [f"${name}", value]}
     stage["state"] = {"$mergeObjects": ["$state", {"$literal": fields}]}
     return [{"$set": stage}]
 

@@ -18,8 +18,6 @@ from collections.abc import AsyncIterator
 from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
-from google.adk.platform import time as platform_time
-
 from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
 from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import uninterrupted
@@ -62,7 +60,7 @@ def expired(connection: Connection) -> Document:
     A client whose clock is fast must not remove what others still use.
     """
     if connection.driver is Driver.MOCK:  # its server is this process
-        return queries.expired(platform_time.get_time())
+        return queries.expired(connection.clock.now())
     is_over = {"$lte": ["$expire_time", queries.SERVER_TIME]}
     # In an expression a missing time is before every other, so it is excluded first.
     return {**queries.has_expiry(), "$expr": is_over}

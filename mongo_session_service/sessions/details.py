@@ -33,7 +33,6 @@ async def update_details(
     connection: Connection,
     key: SessionKey,
     fields: Mapping[str, Any],
-    now: float,
 ) -> Document:
     """Set fields of a session, and remove those that are None.
 
@@ -46,7 +45,7 @@ async def update_details(
     """
 
     async def work(txn: Txn) -> Document | None:
-        where = {"_id": key.id, **queries.visible(now)}
+        where = {"_id": key.id, **queries.writable(connection)}
         change = fields_update(fields)
         updated = await connection.sessions.update_one(where, change, session=txn)
         if not updated.matched_count:

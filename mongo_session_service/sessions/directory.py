@@ -40,7 +40,7 @@ async def apps(at: Connection) -> list[str]:
     return sorted(each["_id"] for each in await _named(at, stages))
 
 
-async def counts(at: Connection, now: float) -> list[AppCount]:
+async def counts(at: Connection) -> list[AppCount]:
     """The apps with sessions that have not expired, and how many, by name.
 
     The server reads an index as a whole, and no session.
@@ -49,7 +49,7 @@ async def counts(at: Connection, now: float) -> list[AppCount]:
         StorageUnavailableError: MongoDB was unavailable for a minute.
     """
     over: list[Document] = [
-        {"$match": queries.expired(now)},
+        {"$match": queries.expired(at.clock.now())},
         {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
     ]
     stages: list[Document] = [
@@ -73,7 +73,7 @@ async def _named(at: Connection, stages: list[Document]) -> list[Document]:
 
 
 async def with_id(
-    at: Connection, app_name: str, user_id: str | None, session_id: str, now: float
+    at: Connection, app_name: str, user_id: str | None, session_id: str
 ) -> list[SessionSummary]:
     """An app's sessions with an id, 50 at most; of any user if none is given.
 
@@ -87,7 +87,7 @@ async def with_id(
     if user_id is not None:
         wanted["_id.user_id"] = user_id
     stages: list[Document] = [
-        {"$match": {**wanted, **queries.visible(now)}},
+        {"$match": {**wanted, **queries.visible(at.clock.now())}},
         {"$limit": _MOST},
         {"$project": {INITIAL: 0, "state": 0}},
     ]

@@ -13,7 +13,6 @@ from functools import partial
 from typing import NamedTuple
 
 from bson.timestamp import Timestamp
-from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.documents import HEAD, is_visible, log_begins
 from mongo_session_service.driver.connection import Connection
@@ -140,7 +139,7 @@ async def read_log(
             connection, key, wanted, where=where, at=at, fields=fields
         )
         (head,) = page.sessions or ({},)
-        is_shown = is_visible(head, platform_time.get_time())
+        is_shown = is_visible(head, connection.clock.now())
         if not is_shown or created not in {None, head["create_time"]}:
             raise session_not_found_error(key.session_id)
         created = head["create_time"]
@@ -192,7 +191,7 @@ async def read_session_head(connection: Connection, key: SessionKey) -> Document
     """
     query = Query("sessions", {"_id": key.id}, fields=HEAD)
     found = await connection.retry(load_documents, connection, query)
-    if not found or not is_visible(found[0], platform_time.get_time()):
+    if not found or not is_visible(found[0], connection.clock.now()):
         raise session_not_found_error(key.session_id)
     return found[0]
 
@@ -213,7 +212,7 @@ async def read_user_log(
     while not is_last:
         where = queries.events_of_user(app_name, user_id, last)
         page = await connection.retry(_load_user_page, connection, where)
-        now, is_last = platform_time.get_time(), page.is_last
+        now, is_last = connection.clock.now(), page.is_last
         heads = {
             each["_id"]["session_id"]: each
             for each in page.sessions

@@ -139,7 +139,7 @@ class Fork:
         """Hold the target's place, unless a session is stored there."""
         at, id_ = self.connection, self.target.id
         for left in reversed(range(deletion.ATTEMPTS)):
-            reservation = self.reservations.new(id_)
+            reservation = self.reservations.new(at, id_)
             try:
                 await uninterrupted(repeat(at.sessions.insert_one, reservation))
             except errors.DuplicateKeyError:
@@ -199,9 +199,7 @@ class Fork:
             at, key, beginning = self.connection, self.source, self.beginning
             known, state = await history.states_at(at, key, beginning, self.revision)
         now = platform_time.get_time()
-        details = self._details(state)
-        if details.ttl is not None:
-            details = replace(details, expire_time=now + details.ttl)
+        details = self._details(state).renewed(self.connection.clock.now())
         size = check_initial_state(known)
         delta = ScopedState(session=known)
         begins = log_begins(head)
@@ -230,7 +228,7 @@ class Fork:
         at, held = self.connection, self.reservation
         source = {
             "_id": self.source.id,
-            **queries.visible(platform_time.get_time()),
+            **queries.writable(at),
             "create_time": self.beginning.session["create_time"],
         }
         begins = log_begins(self.beginning.session)

@@ -10,7 +10,6 @@ from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
-from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
@@ -151,15 +150,16 @@ class Beginning(NamedTuple):
             Query("sessions", {"_id": key.id}),
             Query("events", {"_id": key.event_id(0)}),
         )
-        return cls.among(found, key)
+        return cls.among(found, key, connection.clock.now())
 
     @classmethod
-    def among(cls, found: list[Document], key: SessionKey) -> Beginning | None:
+    def among(
+        cls, found: list[Document], key: SessionKey, now: float
+    ) -> Beginning | None:
         """Pick it from documents; None if the session is not stored."""
         session = next((each for each in found if each["_id"] == key.id), None)
         first = key.event_id(0)
         apart = next((each for each in found if each["_id"] == first), None)
-        now = platform_time.get_time()
         is_stored = session is not None and documents.is_visible(session, now)
         return cls(session, apart) if session and is_stored else None
 
@@ -181,7 +181,7 @@ async def revisit(
         Query("events", queries.events_until(key, until), order=-1),
         *shared_state_queries(key.app_name, key.user_id),
     )
-    beginning = Beginning.among(found, key)
+    beginning = Beginning.among(found, key, connection.clock.now())
     if beginning is None:
         return None
     head = beginning.session
@@ -201,7 +201,7 @@ async def revisit(
         "revision": revision,
         "update_time": head["update_time"] if revision == head["revision"] else at,
     }
-    now, hooks = platform_time.get_time(), connection.hooks
+    now, hooks = connection.clock.now(), connection.hooks
     log = await in_slices(documents.decode_event(each, hooks) for each in events[::-1])
     heads = [{**head, **past}, *shared]
     session = next(documents.decode_sessions(heads, now, hooks, log), None)

@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from google.adk.platform import time
-
 from mongo_session_service.codec.documents import LOG_BEGINS, log_begins
 from mongo_session_service.driver.cancellation import SwallowedCancellation
 from mongo_session_service.driver.connection import Connection
@@ -40,9 +38,9 @@ class PruneCriteria:
 
 
 def prune_criteria(
-    app_name: object, idle_for: object, created_before: object
+    app_name: object, idle_for: object, created_before: object, now: float
 ) -> PruneCriteria:
-    """Check the arguments of ``prune``.
+    """Check the arguments of ``prune``, at a time by the server's clock.
 
     Raises:
         InvalidInputError: one of them is invalid.
@@ -50,7 +48,6 @@ def prune_criteria(
     app = None if app_name is None else check_id("app_name", app_name)
     if idle_for is None and created_before is None:
         return PruneCriteria(app, None)
-    now = time.get_time()
     wanted: Document = {"expire_time": {"$exists": False}, "create_time": {}}
     idle_since = None
     if created_before is not None:
@@ -150,7 +147,7 @@ async def _read_page(
     connection: Connection, search: Search, after: PagePosition | None
 ) -> list[Document]:
     size = connection.limits.prune_page
-    *stages, _ = search.stages(after, size, time.get_time(), with_state=False)
+    *stages, _ = search.stages(after, size, connection.clock.now(), with_state=False)
     stages.append({"$project": {"create_time": 1, "revision": 1, LOG_BEGINS: 1}})
     with SwallowedCancellation():
         return await connection.aggregate(connection.sessions, stages)

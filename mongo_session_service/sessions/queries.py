@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mongo_session_service.codec.documents import LOG_BEGINS
+from mongo_session_service.driver.compat import Driver
 from mongo_session_service.model.records import (
     SHARD_KEY,
     Document,
@@ -43,6 +44,19 @@ def visible(now: float) -> Document:
     A tombstone, of a session that is being removed, has none; nor has a reservation.
     """
     return {"revision": {"$gte": 0}, "expire_time": {"$not": {"$lte": now}}}
+
+
+def alive(at: Any) -> Document:
+    """What has not expired by the server's clock, which decides who may write."""
+    if at.driver is Driver.MOCK:  # its server is this process
+        return {"expire_time": {"$not": {"$lte": at.clock.now()}}}
+    ends = {"$ifNull": ["$expire_time", math.inf]}
+    return {"$expr": {"$gt": [ends, SERVER_TIME]}}
+
+
+def writable(at: Any) -> Document:
+    """What is a session by the server's clock."""
+    return {"revision": {"$gte": 0}, **alive(at)}
 
 
 def expired(now: float) -> Document:

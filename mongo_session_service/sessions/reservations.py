@@ -15,8 +15,6 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from google.adk.platform import time as platform_time
-
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import Document, SessionKey
@@ -41,15 +39,15 @@ class Reservations:
     """Seconds until a reservation expires, unless it is renewed."""
     holder: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def new(self, id_: Document) -> Document:
+    def new(self, connection: Connection, id_: Document) -> Document:
         """A reservation of the session with this ``_id``."""
-        expire_time = platform_time.get_time() + self.lifetime
+        expire_time = connection.clock.now() + self.lifetime
         return {"_id": id_, **self._fields(expire_time)}
 
     def renewal(self, connection: Connection) -> Document | list[Document]:
         """The update that renews a reservation, or takes over another holder's."""
         if connection.driver is Driver.MOCK:
-            expire_time: Any = platform_time.get_time() + self.lifetime
+            expire_time: Any = connection.clock.now() + self.lifetime
             return {"$set": self._fields(expire_time)}
         # By the server's clock, which decides when a reservation is removed.
         return [{"$set": self._fields({"$add": [SERVER_TIME, self.lifetime]})}]

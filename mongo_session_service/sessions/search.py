@@ -367,7 +367,6 @@ async def load_page(
     search: Search,
     after: PagePosition | None,
     limit: int,
-    now: float,
     *,
     with_state: bool,
 ) -> Page:
@@ -378,6 +377,7 @@ async def load_page(
         StorageError: what sessions share is not as this package stores it, or the
             application's hook failed.
     """
+    now = connection.clock.now()
     read = partial(search.stages, after, limit + 1, now, with_state=with_state)
     load = partial(_load, connection, with_state=with_state)
     found, shared = await connection.retry(load, read())

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
-from google.adk.platform import time as platform_time
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from mongo_session_service.codec import bson_values, documents, event_blocks
@@ -64,7 +63,7 @@ async def find_event_document(
 
 
 async def find_session_document(
-    connection: Connection, key: SessionKey, now: float, txn: Txn = None
+    connection: Connection, key: SessionKey, txn: Txn = None
 ) -> Document:
     """A session's document, without its state.
 
@@ -72,7 +71,7 @@ async def find_session_document(
         SessionNotFoundError: there is none.
     """
     found: Document | None = await connection.sessions.find_one(
-        {"_id": key.id, **queries.visible(now)}, {"state": 0}, session=txn
+        {"_id": key.id, **queries.writable(connection)}, {"state": 0}, session=txn
     )
     if found is None:
         raise session_not_found_error(key.session_id)
@@ -182,7 +181,7 @@ class SessionStore:
     def _decode_session(
         self, heads: list[Document], *, is_plain: bool
     ) -> StoredSession | None:
-        now, hooks = platform_time.get_time(), self._connection.hooks
+        now, hooks = self._connection.clock.now(), self._connection.hooks
         decoded = documents.decode_sessions(heads, now, hooks, is_plain=is_plain)
         session: StoredSession | None = without_collector(partial(next, decoded, None))
         return session
@@ -196,7 +195,8 @@ class SessionStore:
             anywhere=True,
         )
         heads, log = documents.split_log(found)
-        if not heads or not documents.is_visible(heads[0], platform_time.get_time()):
+        now = self._connection.clock.now()
+        if not heads or not documents.is_visible(heads[0], now):
             return None
         begins = documents.log_begins(heads[0])
         return next(documents.decode_log(log, begins, self._connection.hooks), None)
@@ -210,7 +210,7 @@ class SessionStore:
 
         The longest untouched comes first, ties by user and then session id.
         """
-        now = platform_time.get_time()
+        now = self._connection.clock.now()
         wanted = {**queries.all_sessions(app_name, user_id), **queries.visible(now)}
         found = await read_snapshot(
             self._connection,
@@ -258,9 +258,7 @@ class SessionStore:
         Raises:
             SessionNotFoundError: it is not stored.
         """
-        stored = await find_session_document(
-            self._connection, key, platform_time.get_time()
-        )
+        stored = await find_session_document(self._connection, key)
         log = queries.routed(self._connection, queries.events_after(key, 0))
         latest = self._connection.events.find(log, {"event.id": 1}).sort("_id", -1)
         events = await latest.limit(2).to_list(None)
@@ -276,7 +274,7 @@ class SessionStore:
         Raises:
             SessionNotFoundError: it is not stored.
         """
-        now, hooks = platform_time.get_time(), self._connection.hooks
+        now, hooks = self._connection.clock.now(), self._connection.hooks
         fields = (*documents.LISTED[1:], documents.LOG_BEGINS)
         log = queries.events_after(key, 0)
         found = await load_documents(

@@ -18,7 +18,6 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Final
 
-from google.adk.platform import time as platform_time
 from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 
 from mongo_session_service.driver.cancellation import background
@@ -96,7 +95,7 @@ class Sweep:
     def expect(self, expire_time: object) -> None:
         """Look when a session expires that was stored just now, if it does."""
         if isinstance(expire_time, int | float):
-            self.look_within(expire_time - platform_time.get_time())
+            self.look_within(expire_time - self._connection.clock.now())
 
     def look_within(self, seconds: float) -> None:
         """Look in so many seconds at the latest."""

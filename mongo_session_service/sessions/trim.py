@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Final
 
 from google.adk.events.event import Event
-from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
@@ -203,7 +202,7 @@ async def trim(connection: Connection, key: SessionKey, criterion: Criterion) ->
         if ties.until != session["revision"]:
             continue  # it was deleted or trimmed meanwhile
         wanted = criterion.revision(session, ties.older)
-        cut = ties.cut(wanted, platform_time.get_time())
+        cut = ties.cut(wanted, connection.clock.now())
         if cut <= begins:
             return await _resume(connection, key, session)
         if ties.state is None or ties.state[0] != cut:
@@ -260,7 +259,7 @@ async def _set_cut(
     """
     begins = log_begins(read)
     where: Document = {
-        **queries.visible(platform_time.get_time()),
+        **queries.writable(connection),
         **{name: read[name] for name in ("_id", "create_time", "revision")},
         LOG_BEGINS: begins or {"$exists": False},
         WAITING: read.get(WAITING),

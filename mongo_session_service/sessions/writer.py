@@ -22,7 +22,6 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
-from google.adk.platform import time as platform_time
 
 from mongo_session_service.codec.document_size import outgrown
 from mongo_session_service.driver.cancellation import SwallowedCancellation
@@ -109,7 +108,7 @@ class _QueuedWrite:
     """A caller's write in the queue or in a batch."""
 
     __slots__ = (
-        *("answer", "chain", "clock", "deadline", "documents", "expected"),
+        *("answer", "chain", "deadline", "documents", "expected"),
         *("gave_room", "is_cancelled", "is_done", "now", "outcome", "retries"),
         *("together", "write"),
     )
@@ -120,12 +119,11 @@ class _QueuedWrite:
         expected: Marker,
         chain: _Chain,
         deadline: float,
+        now: float,
     ) -> None:
         self.write, self.expected, self.chain = write, expected, chain
         self.deadline = deadline
-        self.now = platform_time.get_time()
-        self.clock = self.now - monotonic()
-        """How far the caller's clock is ahead of the monotonic one."""
+        self.now = now
         key, delta = write.key, write.delta
         self.documents: tuple[DocumentId, ...] = (key,)
         if delta.app:
@@ -287,7 +285,8 @@ class Writer:
                 self._chains[id(session)] = chain
         chain.count += 1
         began = monotonic() if started is None else started
-        call = _QueuedWrite(write, expected, chain, began + self.patience)
+        now, deadline = self._connection.clock.now(), began + self.patience
+        call = _QueuedWrite(write, expected, chain, deadline, now)
         self._queue.append(call)
         self._room.occupy(write.size)
         if self._alarm is None or call.deadline < self._alarm_at:
@@ -489,7 +488,7 @@ class Writer:
             if retried is not None:
                 count_retry(self._connection.database.name)
                 for call in part:  # which have waited
-                    call.now = call.clock + monotonic()
+                    call.now = self._connection.clock.now()
             planned = _plan(part)
             limit = min(each.deadline for each in part) - monotonic()
             attempts = ATTEMPTS if retried is None else 1

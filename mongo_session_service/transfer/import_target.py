@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
-from google.adk.platform import time as platform_time
 from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
 
@@ -188,7 +187,7 @@ class Target:
     async def _found(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
         """The sessions, with initial states, and reservations; removes expired ones."""
         ids = [key.id for key in keys]
-        now = platform_time.get_time()
+        now = self._at.clock.now()
         found: dict[SessionKey, Document] = {}
         wanted = queries.routed(self._at, {"_id": {"$in": ids}})
         for each in await self._at.sessions.find(wanted).to_list(None):
@@ -291,7 +290,7 @@ class Target:
             holder = self._check_holder(incoming, found)
             id_ = incoming.key.id
             if holder is None:
-                writes.append(InsertOne(self._reservations.new(id_)))
+                writes.append(InsertOne(self._reservations.new(self._at, id_)))
             else:
                 held = self._reservations.held_by(holder, id_)
                 writes.append(UpdateOne(held, self._reservations.renewal(self._at)))
@@ -318,7 +317,7 @@ class Target:
 
     async def _reserve_instead(self, session: Document) -> Document:
         """Replace a session with a reservation; its events stay for now."""
-        reservation = self._reservations.new(session["_id"])
+        reservation = self._reservations.new(self._at, session["_id"])
 
         async def work(txn: Txn) -> None:
             gone = await self._at.sessions.delete_one(_as_read(session), session=txn)

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from google.adk.platform import time as platform_time
-
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.connection import Connection
@@ -59,7 +57,7 @@ async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
     """
     session = await repeat(
         connection.plain(connection.sessions).find_one_and_update,
-        visible_session(key),
+        stored_session(connection, key),
         {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}},
         projection={"turn.ticket": 1, "create_time": 1},
         return_document=True,
@@ -88,7 +86,7 @@ async def find_turns(
     connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, TurnStatus]:
     """The turns of some sessions, without those that are not stored."""
-    now = platform_time.get_time()
+    now = connection.clock.now()
     fields = {"create_time": 1, "is_free": lease_is_free(connection, "turn.")}
     turns: dict[SessionKey, TurnStatus] = {}
     for some in cut_by_id_size(keys):
@@ -141,9 +139,9 @@ async def erase_waiters(
     await repeat(connection.leases.delete_many, waiters)
 
 
-def visible_session(key: SessionKey) -> Document:
+def stored_session(connection: Connection, key: SessionKey) -> Document:
     """The filter of a session that is stored."""
-    return {"_id": key.id, **queries.visible(platform_time.get_time())}
+    return {"_id": key.id, **queries.writable(connection)}
 
 
 def _waiters(key: SessionKey) -> Document:

@@ -245,7 +245,7 @@ class Turn:
 
     async def _acquire(self, ticket: Ticket | None = None) -> bool:
         """Acquire the turn if it is free, and not awaited by those with a ticket."""
-        where = tickets.visible_session(self.key)
+        where = tickets.stored_session(self._lease.connection, self.key)
         if ticket is None:
             where["turn.is_awaited"] = None
         turn = await self._lease.acquire(
@@ -295,18 +295,17 @@ class Turn:
         Raises:
             SessionNotFoundError: the session is not stored.
         """
-        sessions = self._lease.connection.sessions
-        session = await repeat(
-            sessions.find_one, tickets.visible_session(self.key), {"turn": 1}
-        )
+        at = self._lease.connection
+        where = tickets.stored_session(at, self.key)
+        session = await repeat(at.sessions.find_one, where, {"turn": 1})
         if session is None:
             raise session_not_found_error(self.key.session_id)
         turn = session.get("turn", {})
         who = "others wait for its turn as well"
         if holder := turn.get("holder"):
             since = f"{turn['since']:%Y-%m-%d %H:%M:%S} UTC"
-            where = f"process {holder['pid']} on host {holder['host']}"
-            who = f"{where} has had its turn since {since}"
+            process = f"process {holder['pid']} on host {holder['host']}"
+            who = f"{process} has had its turn since {since}"
         return TurnTakenError(
             f"Session {quoted(self.key.session_id)} was not free within"
             f" {self._limit:g} seconds: {who}. Try again, or wait for longer with"

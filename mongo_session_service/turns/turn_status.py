@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from google.adk.platform import time as platform_time
-
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.connection import Connection
@@ -89,7 +87,8 @@ async def find_turns(
     status: TurnPhase | None,
 ) -> list[TurnInfo]:
     """The turns of sessions, by app, user and session."""
-    where = turns_filter(app_name, user_id, status)
+    now = connection.clock.now()
+    where = turns_filter(app_name, user_id, status, now)
     fields = {"turn": 1, "is_free": lease_is_free(connection, "turn.")}
     pipeline = [{"$match": where}, {"$project": fields}]
     found = await connection.aggregate(connection.sessions, pipeline)
@@ -98,10 +97,10 @@ async def find_turns(
 
 
 def turns_filter(
-    app_name: str | None, user_id: str | None, status: TurnPhase | None
+    app_name: str | None, user_id: str | None, status: TurnPhase | None, now: float
 ) -> Document:
     """The filter of sessions whose turns may have a status."""
-    where: Document = {**queries.visible(platform_time.get_time())}
+    where: Document = {**queries.visible(now)}
     if app_name is not None:
         where["_id.app_name"] = app_name
     if user_id is not None:

@@ -19,9 +19,10 @@ async def fill(service: MongoSessionService) -> None:
     ids = {"app_name": "app", "user_id": "ada"}
     await service.create_session(**ids)
     for number in range(1, 3):
-        session = await service.create_session(**ids, ttl=1)
+        session = await service.create_session(**ids)
         for _ in range(number):
             await service.append_event(session, Event(author="x"))
+        await service.update_session(**ids, session_id=session.id, ttl=1)
 
 
 @pytest.mark.limits(sweep_interval=math.inf)

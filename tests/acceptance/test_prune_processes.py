@@ -58,8 +58,9 @@ async def test_two_processes_prune_together(
     await service.update_session(**OF_USER, session_id="long", ttl=1)
 
     async def create(ttl: float | None) -> None:
-        session = await service.create_session(**OF_USER, ttl=ttl)
+        session = await service.create_session(**OF_USER)
         await service.append_event(session, Event(author="x"))
+        await service.update_session(**OF_USER, session_id=session.id, ttl=ttl)
 
     await asyncio.gather(*(create(1) for _ in range(SHORT)), create(None))
     spawning = multiprocessing.get_context("spawn")

@@ -110,14 +110,15 @@ async def test_an_update_makes_no_session_stale(ours: MongoSessionService) -> No
 
 async def test_expired_is_gone(ours: MongoSessionService) -> None:
     """At its time a session is gone for every call; app and user state stay."""
-    clock = Clock.set()
+    clock = Clock.behind(100)
     state = {"own": 1, "user:u": 1, "app:a": 1}
-    session = await ours.create_session(**SESSION, state=state, ttl=10)
+    session = await ours.create_session(**SESSION, state=state, ttl=1000)
     await ours.append_event(session, Event(author="x", invocation_id="i"))
+    await ours.update_session(**SESSION, ttl=10)
     clock.now += 9.999
     assert await ids(ours) == ["s"]
 
-    clock.now += 0.001
+    clock.now += 0.0011
 
     assert await ids(ours) == []
     assert await ours.get_session(**SESSION) is None
@@ -270,8 +271,10 @@ async def test_prune_removes_what_has_expired(ours: MongoSessionService) -> None
     """A prune removes what it counted before, and nothing that anyone is shown."""
     clock = Clock.behind(100)
     for number in range(3):
-        session = await ours.create_session(**OF_USER, ttl=10 ** (number + 1))
+        session = await ours.create_session(**OF_USER, ttl=1000)
         await ours.append_event(session, Event(author="x"))
+        lasts = 10 ** (number + 1)
+        await ours.update_session(**OF_USER, session_id=session.id, ttl=lasts)
     kept = await ours.create_session(**SESSION)
     clock.catch_up()
 

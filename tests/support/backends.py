@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
@@ -65,7 +66,12 @@ async def _sealed(
 @contextlib.contextmanager
 def behind_mongos() -> Iterator[None]:
     """Take the replica set for a sharded cluster, of which none is at hand."""
-    hello = mock.AsyncMock(return_value={"maxWireVersion": 17, "msg": "isdbgrid"})
+    greeting = {
+        "maxWireVersion": 17,
+        "msg": "isdbgrid",
+        "localTime": datetime.now(UTC).replace(tzinfo=None),
+    }
+    hello = mock.AsyncMock(return_value=greeting)
     with (
         mock.patch.object(Driver, "is_sharded", return_value=True),
         mock.patch.object(server, "greeted", hello),

@@ -8,7 +8,6 @@ from typing import Final
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
-from google.adk.platform import time as platform_time
 from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import UnreadableError
@@ -19,6 +18,7 @@ from mongo_session_service.codec.documents import (
     log_begins,
 )
 from mongo_session_service.codec.hooks import Owner
+from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import InvalidInputError, StorageError
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey, session_key
@@ -70,7 +70,7 @@ class StoreSource(BaseSource):
     @override
     async def totals(self, selection: Selection) -> Totals:
         async with self.connection.call():
-            counting = queries.counting(_chosen(selection))
+            counting = queries.counting(_chosen(self.connection, selection))
             found = await self.connection.aggregate(self.connection.sessions, counting)
         counts = found[0] if found else {"sessions": 0, "events": 0}
         return Totals(counts["sessions"], counts["events"])
@@ -85,7 +85,7 @@ class StoreSource(BaseSource):
                 owner = document["_id"]["app_name"], document["_id"]["user_id"]
                 if selection.takes_user(*owner):
                     yield self._shared(document, *owner)
-            where = _chosen(selection)
+            where = _chosen(self.connection, selection)
             while page := await self._sessions(where):
                 where["_id"] = {"$gt": page[-1]["_id"]}
                 for document in page:
@@ -126,7 +126,7 @@ class StoreSource(BaseSource):
         """The keys of all selected sessions."""
         async with self.connection.call():
             async for each in self.connection.sessions.find(
-                _chosen(selection), {"_id": 1}
+                _chosen(self.connection, selection), {"_id": 1}
             ):
                 yield _key(each)
 
@@ -173,8 +173,8 @@ def _key(document: Document) -> SessionKey | Problem:
         return Problem(f"session document {id_!r}", ODD)
 
 
-def _chosen(selection: Selection) -> Document:
-    where = queries.visible(platform_time.get_time())
+def _chosen(connection: Connection, selection: Selection) -> Document:
+    where = queries.visible(connection.clock.now())
     if selection.since is not None:
         where["update_time"] = {"$gte": selection.since}
     if selection.apps:

@@ -69,8 +69,8 @@ async def test_a_clock_that_goes_back(
             assert [event.author for event in events] == order
             assert [each.revision for each in changes] == [1, 2, 3, 4, 5]
 
-        # Each append renews the time to live by the clock of that moment.
-        clock.now += TTL - 1
+        # No append that is dated back shortens the time to live.
+        clock.now += 4 * HOUR + TTL - 1
         assert authors(await read(other)) == order
         clock.now += 1
         assert await other.get_session(**SESSION) is None

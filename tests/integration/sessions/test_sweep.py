@@ -121,7 +121,7 @@ async def test_a_service_without_expiring_sessions_asks_rarely(
 
 def looks(log: CommandsSent) -> list[Any]:
     """The commands that look for what expires next."""
-    return [each for each in log.sent if "$expire_time" in str(each)]
+    return [each for each in log.sent if "$toDouble" in str(each)]
 
 
 async def test_a_forgotten_service_does_not_sweep(

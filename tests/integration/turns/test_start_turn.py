@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -398,7 +399,7 @@ async def test_running_turns_are_found_by_an_index(
     sessions.insert_many(documents)
     async with service.turn(**IDS | {"session_id": "s7"}):
         for user_id in (None, IDS["user_id"]):
-            wanted = turns_filter("app", user_id, None)
+            wanted = turns_filter("app", user_id, None, time.time())
             find = {"find": "sessions", "filter": wanted}
             plan = admin[database].command(
                 {"explain": find, "verbosity": "executionStats"}

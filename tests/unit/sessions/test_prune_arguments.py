@@ -6,7 +6,6 @@ import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.fake_clock import Clock
 
 from mongo_session_service import InvalidInputError
 from mongo_session_service.sessions.pruning import prune_criteria
@@ -30,10 +29,8 @@ NOTHING = {"app_name": None, "idle_for": None, "created_before": None}
 )
 async def test_what_makes_no_sense_is_refused(argument: str, value: object) -> None:
     """Zero, negative, no number, the future, and other types are invalid."""
-    Clock.set().now = NOW
-
     with pytest.raises(InvalidInputError, match=argument):
-        prune_criteria(**NOTHING | {argument: value})
+        prune_criteria(**NOTHING | {argument: value}, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +44,4 @@ async def test_what_makes_no_sense_is_refused(argument: str, value: object) -> N
 )
 async def test_what_makes_sense_is_accepted(argument: str, value: object) -> None:
     """Any time that is over, and any length of time up to a hundred years."""
-    Clock.set().now = NOW
-
-    assert prune_criteria(**NOTHING | {argument: value})
+    assert prune_criteria(**NOTHING | {argument: value}, now=NOW)
