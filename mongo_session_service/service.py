@@ -616,6 +616,7 @@ class MongoSessionService(BaseSessionService):
                 Turn(self._turns, key, wait),
                 runner,
                 run_arguments,
+                self._running_turns.writer,
                 is_paced=True,
             )
         )
@@ -683,6 +684,7 @@ class MongoSessionService(BaseSessionService):
             Turn(self._turns, key, wait),
             runner,
             run_arguments,
+            self._running_turns.writer,
             keeps_partial_answer=validation.check_flag(
                 "keep_partial_answer", keep_partial_answer
             ),
@@ -790,7 +792,9 @@ class MongoSessionService(BaseSessionService):
             if not (resume and _is_resumable(runner)):
                 async with turn:
                     return
-            running = RunningTurn(turn, runner, {}, is_resumption=True)
+            running = RunningTurn(
+                turn, runner, {}, self._running_turns.writer, is_resumption=True
+            )
             await self._running_turns.start(running)
 
     @override
@@ -1358,6 +1362,8 @@ class MongoSessionService(BaseSessionService):
         *,
         after_revision: int | None = None,
         max_bytes: int = 64_000_000,
+        partials: bool = False,
+        after_partial: tuple[int, int] | None = None,
     ) -> Subscription:
         """Subscribes to a session, to a user's or an app's, or to the whole database.
 
@@ -1376,6 +1382,12 @@ class MongoSessionService(BaseSessionService):
             max_bytes: How many bytes of changes, as MongoDB stores them, may wait to be
                 read; 1,024 changes may in any case, and one of any size. Reading raises
                 ``SlowSubscriberError`` where more would have to wait.
+            partials: Receive what running turns say as well, as ``partial``, and their
+                begin and end, as ``turn``. A session's subscription begins with all
+                that was said and is not stored yet; the other ones receive both from
+                the next turn on.
+            after_partial: Of a session, with ``partials``: leave out what was received
+                before, up to this epoch and ``turn_position`` of a change.
 
         Raises:
             InvalidInputError: the arguments name nothing that can be watched, or
@@ -1387,13 +1399,22 @@ class MongoSessionService(BaseSessionService):
         """
         validation.check_count("max_bytes", max_bytes)
         validation.check_revision("after_revision", after_revision)
+        validation.check_flag("partials", partials)
+        validation.check_place("after_partial", after_partial)
         if session_id is not None:
             if app_name is None or user_id is None:
                 raise InvalidInputError("A session_id needs its app_name and user_id.")
             key = session_key(app_name, user_id, session_id)
-            return SessionSubscription(self._feed, key, after_revision, max_bytes)
-        if after_revision is not None:
-            message = "after_revision needs a session_id."
+            return SessionSubscription(
+                self._feed,
+                key,
+                after_revision,
+                max_bytes,
+                partials=partials,
+                after_partial=after_partial,
+            )
+        if after_revision is not None or after_partial is not None:
+            message = "after_revision and after_partial need a session_id."
             raise InvalidInputError(message)
         if user_id is not None:
             if app_name is None:
@@ -1401,7 +1422,8 @@ class MongoSessionService(BaseSessionService):
             user_id = check_id("user_id", user_id)
         if app_name is not None:
             app_name = check_id("app_name", app_name)
-        return Subscription(self._feed, Scope(app_name, user_id), max_bytes)
+        scope = Scope(app_name, user_id)
+        return Subscription(self._feed, scope, max_bytes, partials=partials)
 
     @traced
     async def wait_for(

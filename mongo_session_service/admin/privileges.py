@@ -38,6 +38,7 @@ class Privilege(NamedTuple):
         )
 
 
+_INDEXED: Final = ("sessions", "events", "partials")
 _SHARED: Final = ("app_states", "user_states")
 _PROGRESS: Final = ("checkpoints", "leases", "dead_letters")
 _CHANGE: Final = ("find", "insert", "update")
@@ -50,6 +51,7 @@ FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
         ("sessions", "events"): (*_CHANGE, "remove", "listIndexes"),
         _SHARED: _CHANGE,
         ("leases",): (*_CHANGE, "remove"),
+        ("partials",): ("insert", "remove", "listIndexes"),
         ("metadata",): ("find",),
         _EVERY: ("listCollections",),
     },
@@ -60,8 +62,8 @@ FEATURES: Final[dict[str, dict[tuple[str, ...], tuple[str, ...]]]] = {
         (_OPLOG,): ("find", "collStats"),
     },
     "setup": {
-        ("sessions", "events", *_SHARED, *_PROGRESS, "metadata"): ("createCollection",),
-        ("sessions", "events"): ("createIndex", "listIndexes"),
+        (*_INDEXED, *_SHARED, *_PROGRESS, "metadata"): ("createCollection",),
+        _INDEXED: ("createIndex", "listIndexes"),
         ("metadata",): _CHANGE,
         _EVERY: ("listCollections",),
     },

@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 from google.adk.events.event import Event
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, InstanceOf
 
 from mongo_session_service._public import public
 from mongo_session_service.codec import public_view
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.model.results import WaitingCall
+from mongo_session_service.model.results import TurnInfo, WaitingCall
 
 
 @public
@@ -23,7 +23,16 @@ class Change(BaseModel):
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64")  # as ADK's events
 
-    kind: Literal["snapshot", "created", "appended", "state", "updated", "deleted"]
+    kind: Literal[
+        "snapshot",
+        "created",
+        "appended",
+        "state",
+        "updated",
+        "deleted",
+        "partial",
+        "turn",
+    ]
     app_name: str
     user_id: str | None = None
     """None for a change of an app's state."""
@@ -34,7 +43,8 @@ class Change(BaseModel):
     identifies an ``appended`` change, unless the session is deleted and recreated. None
     for what belongs to no session, and for ``updated`` and ``deleted``."""
     event: Event | None = None
-    """The event that was appended; None if it cannot be decoded."""
+    """The event that was appended, None if it cannot be decoded; in a ``partial``, what
+    was said since the one before with the event's id."""
     state_delta: dict[str, Any] = {}
     """What was set, its keys prefixed by scope: by an event, by a write to the state of
     the app or user, or as the initial state of a session ``created``."""
@@ -51,9 +61,15 @@ class Change(BaseModel):
     """The session's calls that wait for a person from now on, up to 100: of an
     ``appended`` that makes or ends a wait, of a session ``created`` with some, and of
     each ``updated``. None if the change does not tell."""
+    turn: InstanceOf[TurnInfo] | None = None
+    """The running turn, in a ``partial`` and a ``turn``."""
+    turn_position: int | None = None
+    """The place of a ``partial`` or ``turn`` among those of its turn: a number that
+    rises."""
     time: float
     """Seconds since 1970: an event's timestamp, a session's creation or last update,
-    and for ``state``, ``updated`` and ``deleted`` when MongoDB committed it."""
+    for ``state``, ``updated`` and ``deleted`` when MongoDB committed it, and for
+    ``turn`` when it was noted."""
 
     @property
     def session_key(self) -> SessionKey | None:
@@ -81,5 +97,8 @@ class Change(BaseModel):
 
     @property
     def _fields(self) -> dict[str, Any]:
-        named = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return {name: value for name, value in named if value is not None}
+        named = {name: getattr(self, name) for name in type(self).model_fields}
+        if self.turn is not None:
+            turn = self.turn._asdict()
+            named["turn"] = {name: it for name, it in turn.items() if it is not None}
+        return {name: value for name, value in named.items() if value is not None}

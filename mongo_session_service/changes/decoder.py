@@ -20,7 +20,7 @@ from google.adk.sessions.state import State
 from pydantic import ValidationError
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec import bson_values, documents, partials
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.waiting_fields import (
     WAITING,
@@ -41,6 +41,7 @@ _WRITES: Final = ("insert", "update", "replace")
 _OF_SESSIONS: Final = ("insert", "replace", "delete")
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
 _OURS: Final = {"state": dict, "revision": int, "create_time": float}
+_OF_TURNS: Final = {"status": str, "since": datetime, "host": str, "time": datetime}
 _TRANSACTION: Final = ("lsid", "txnNumber")
 
 
@@ -192,6 +193,30 @@ class StateSet:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnProgress:
+    """A running turn has said something, has begun, or has ended."""
+
+    key: SessionKey
+    document: Document
+    hooks: Hooks = field(repr=False, compare=False)
+
+    def change(self) -> Change:
+        """The change that subscribers receive."""
+        document, event = self.document, None
+        if "event" in document:
+            event = documents.decode_event(document, self.hooks)
+        noted = document["time"].replace(tzinfo=UTC).timestamp()
+        return Change(
+            kind="turn" if event is None else "partial",
+            **self.key.id,
+            event=event,
+            turn=partials.decode_turn(document),
+            turn_position=document["_id"]["n"],
+            time=noted if event is None else event.timestamp,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class OversizedChange:
     """A dead letter's change that was too large to be stored."""
 
@@ -281,6 +306,11 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
     return [{"$match": {"$or": [*writes, drops]}}]
 
 
+def partials_pipeline(collection: str) -> list[Document]:
+    """The filter of a change stream that has what running turns say, and no more."""
+    return [{"$match": {"ns.coll": collection, "operationType": "insert"}}]
+
+
 def slim(pipeline: list[Document]) -> list[Document]:
     """The same, without the fields that can exceed the size of a reply."""
     return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
@@ -329,6 +359,13 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | Non
         return None
 
 
+def turn_progress(document: Document, hooks: Hooks) -> TurnProgress | None:
+    """What a document of running turns means, if this package wrote it."""
+    key = session_key(document.get("_id"), (*SessionKey._fields, "epoch", "n"))
+    is_ours = all(isinstance(document.get(it), of) for it, of in _OF_TURNS.items())
+    return TurnProgress(key, document, hooks) if key and is_ours else None
+
+
 def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | None:
     """What a document of the events collection means, if this package wrote it."""
     key = session_key(id_, (*SessionKey._fields, "revision"))
@@ -339,7 +376,7 @@ def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | No
     return Appended(key, document, hooks)
 
 
-def readable_change(record: ChangeRecord) -> Change | None:
+def readable_change(record: ChangeRecord | TurnProgress) -> Change | None:
     """The change that subscribers receive, without its content if that is unreadable.
 
     One change must not end a stream, and the subscribers of a session count its

@@ -75,7 +75,7 @@ class Router(Generic[_Subscriber]):
             if not self._by_topic[topic]:
                 del self._by_topic[topic]
 
-    def recipients(self, item: ChangeEvent) -> list[_Subscriber]:
+    def recipients(self, item: ChangeEvent | decoder.TurnProgress) -> list[_Subscriber]:
         """The subscribers of a change."""
         found: list[_Subscriber] = []
         for topic in _topics_of(item):
@@ -205,7 +205,7 @@ def _topics(scope: Scope) -> list[Hashable]:
     return [own, of_app, ("state of user", *scope[:2])]
 
 
-def _topics_of(item: ChangeEvent) -> list[Hashable]:
+def _topics_of(item: ChangeEvent | decoder.TurnProgress) -> list[Hashable]:
     """The topics of a change."""
     match item:
         case StateSet(app_name, None):
@@ -218,6 +218,7 @@ def _topics_of(item: ChangeEvent) -> list[Hashable]:
             | decoder.Created(key)
             | decoder.Updated(key)
             | decoder.Deleted(key)
+            | decoder.TurnProgress(key)
         ):
             # A session that is created has no subscribers of its own yet.
             own = [] if isinstance(item, decoder.Created) else [("session", *key)]

@@ -79,6 +79,7 @@ class Connection:
         self.events = self.database[f"{prefix}events"]
         self.app_states = self.database[f"{prefix}app_states"]
         self.user_states = self.database[f"{prefix}user_states"]
+        self.partials = self.database[f"{prefix}partials"]
         self.checkpoints = self.database[f"{prefix}checkpoints"]
         self.leases = self.database[f"{prefix}leases"]
         self.dead_letters = self.database[f"{prefix}dead_letters"]

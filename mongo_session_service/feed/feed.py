@@ -78,7 +78,9 @@ class Feed:
         async with self._opener() as opened:
             return opened.connection
 
-    async def open_inbox(self, scope: Scope, max_bytes: int) -> tuple[Inbox, Timestamp]:
+    async def open_inbox(
+        self, scope: Scope, max_bytes: int, *, wants_partials: bool
+    ) -> tuple[Inbox, Timestamp]:
         """An inbox that receives every change of a scope after the returned time.
 
         Raises:
@@ -91,7 +93,13 @@ class Feed:
         with self._lock:
             forget_closed_loops(self._wakers)
             waker = self._wakers.setdefault(loop, Waker(loop))
-        inbox = Inbox(scope, waker, self._limits.inbox_changes, max_bytes)
+        inbox = Inbox(
+            scope,
+            waker,
+            self._limits.inbox_changes,
+            max_bytes,
+            wants_partials=wants_partials,
+        )
         try:
             entered = None
             while entered is None:

@@ -71,9 +71,17 @@ class Inbox:
     """The changes that wait for one subscription: any writers, one reader."""
 
     def __init__(
-        self, scope: Scope, waker: Waker, capacity: int, max_bytes: int
+        self,
+        scope: Scope,
+        waker: Waker,
+        capacity: int,
+        max_bytes: int,
+        *,
+        wants_partials: bool = False,
     ) -> None:
         self.scope = scope
+        self.wants_partials = wants_partials
+        """Whether it receives what running turns say, too."""
         self._waker = waker
         self._capacity = capacity
         self._max_bytes = max_bytes

@@ -24,8 +24,10 @@ from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Dropped, Names
 from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
+from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
+from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.feed.inbox import RESYNC, Inbox, Notification
 from mongo_session_service.feed.stats import Counters
@@ -63,8 +65,13 @@ class Reader:
         self.thread: threading.Thread | None = None
         """The thread that it runs in, if that is its own."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection: Connection
         self._task: asyncio.Task[Any] | None = None
         self._position: Timestamp | None = None
+        self._partial_router: Router[Inbox] = Router()
+        """The subscriptions that want what running turns say, too."""
+        self._partial_position: Timestamp | None = None
+        self._partial_task: asyncio.Task[None] | None = None
         self._emptied_at = time.monotonic()
 
     def admit(self, inbox: Inbox) -> Future[Timestamp] | None:
@@ -127,31 +134,92 @@ class Reader:
         if self.has_ended:
             return
         async with self._opener() as opened:
-            connection = opened.connection
+            connection = self._connection = opened.connection
             snapshots.check(connection)
-            names = Names.of(connection)
-            while not self._is_over():
-                start = await connection.retry(snapshots.now, connection)
-                pipeline = decoder.pipeline(names)
-                stream = Stream(connection, names, pipeline, start)
-                self._position = start
-                self._counters.opened()
-                opened.sweep.look_within(0)  # at what subscribers hear of next
-                self._attach_waiting()
-                try:
-                    await self._follow(opened, stream, names)
-                finally:
-                    await stream.close()
+            try:
+                await self._follow_all(opened)
+            finally:
+                if self._partial_task is not None:
+                    self._partial_task.cancel()
+                    await asyncio.wait({self._partial_task})
+
+    async def _follow_all(self, opened: Backend) -> None:
+        """Follow one stream after the other, until there are no subscriptions."""
+        connection = opened.connection
+        names = Names.of(connection)
+        while not self._is_over():
+            start = await connection.retry(snapshots.now, connection)
+            pipeline = decoder.pipeline(names)
+            stream = Stream(connection, names, pipeline, start)
+            self._position = start
+            self._counters.opened()
+            opened.sweep.look_within(0)  # at what subscribers hear of next
+            self._attach_waiting()
+            try:
+                await self._follow(opened, stream, names)
+            finally:
+                await stream.close()
+
+    def _start_partials(self) -> None:
+        if self._partial_task is None or self._partial_task.done():
+            follow = self._follow_partials(self._connection)
+            self._partial_task = asyncio.create_task(follow)
+
+    async def _follow_partials(self, connection: Connection) -> None:
+        """Deliver what running turns say, as long as a subscription wants it."""
+        names = Names.of(connection)
+        pipeline = decoder.partials_pipeline(connection.partials.name)
+        while True:
+            start = await connection.retry(snapshots.now, connection)
+            stream = Stream(connection, names, pipeline, start)
+            self._partial_position = start
+            self._attach_waiting()
+            try:
+                await self._read_partials(stream, connection.hooks)
+            except errors.HistoryLostError as error:
+                self._resynchronise(self._partial_router, error)
+                await asyncio.sleep(PAUSE_AFTER_LOSS)
+            else:
+                return
+            finally:
+                self._partial_position = None
+                await stream.close()
+
+    async def _read_partials(self, stream: Stream, hooks: Hooks) -> None:
+        wanted_at = time.monotonic()
+        while time.monotonic() - wanted_at < LINGER:
+            for each in self._partial_router:
+                if each.is_abandoned:
+                    self._partial_router.detach(each)
+            if self._partial_router:
+                wanted_at = time.monotonic()
+            change = await stream.next_change()
+            if change is not None:
+                self._dispatch_partial(change, hooks)
+
+    def _dispatch_partial(self, change: Document, hooks: Hooks) -> None:
+        document = change.get("fullDocument") or {}
+        item = decoder.turn_progress(document, hooks)
+        if item and (recipients := self._partial_router.recipients(item)):
+            size, at = len(bson.encode(document)), decoder.cluster_time(change)
+            notification = Notification(at, decoder.readable_change(item), size)
+            for inbox in recipients if notification.change else ():
+                self._deliver(inbox, notification)
 
     async def _follow(self, backend: Backend, stream: Stream, names: Names) -> None:
         """Dispatch the stream's changes until it cannot be resumed."""
         connection = backend.connection
         reopened, measured_at, swept_at = 0, 0.0, 0.0
         while not self._is_over():
+            if self._partial_task is not None and self._partial_task.done():
+                self._partial_task.result()
             try:
                 change = await stream.next_change()
             except errors.HistoryLostError as error:
-                self._resynchronise(error)
+                # Subscriptions attached from here on wait until the next stream has
+                # started; nothing is delivered before.
+                self._position = None
+                self._resynchronise(self._router, error)
                 await asyncio.sleep(PAUSE_AFTER_LOSS)
                 return
             self._counters.heard(change)
@@ -215,14 +283,13 @@ class Reader:
         self._router.detach(inbox)
         inbox.end(error)
 
-    def _resynchronise(self, error: errors.HistoryLostError) -> None:
+    def _resynchronise(
+        self, router: Router[Inbox], error: errors.HistoryLostError
+    ) -> None:
         """Have session subscriptions read from storage, and end all others."""
         logger.warning("The change feed restarts. %s", error)
         self._counters.resyncs += 1
-        # Subscriptions attached from here on wait until the next stream has started;
-        # nothing is delivered before.
-        self._position = None
-        for each in self._router:
+        for each in router:
             if each.scope.is_session:
                 each.clear()
                 self._deliver(each, RESYNC)
@@ -235,9 +302,17 @@ class Reader:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for inbox, future in waiting:
-            if future.set_running_or_notify_cancel():
+            if inbox.wants_partials and self._partial_position is None:
+                with self._lock:
+                    self._waiting.append((inbox, future))  # until that stream is open
+                self._start_partials()
+            elif future.set_running_or_notify_cancel():
                 self._router.attach(inbox)
-                future.set_result(self._position)
+                position = self._position
+                if inbox.wants_partials:
+                    self._partial_router.attach(inbox)
+                    position = max(position, self._partial_position or position)
+                future.set_result(position)
 
     def _is_over(self) -> bool:
         with self._lock:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
@@ -18,6 +19,7 @@ from mongo_session_service.changes.decoder import (
     Trimmed,
     Updated,
     readable_change,
+    turn_progress,
 )
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
@@ -33,6 +35,7 @@ from mongo_session_service.errors import (
     session_not_found_error,
 )
 from mongo_session_service.feed.feed import Feed
+from mongo_session_service.feed.heard_turns import HeardTurn, HeardTurns
 from mongo_session_service.feed.inbox import Inbox, Notification
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
@@ -48,6 +51,17 @@ from mongo_session_service.sessions.snapshot_read import (
 logger = logging.getLogger(__name__)
 
 
+class TurnView(NamedTuple):
+    """The turn of a session at one point in time."""
+
+    past_epoch: int = 0
+    """The epoch of the latest that is over."""
+    said: Sequence[Change] = ()
+    """What the running one has said and noted, and not stored."""
+    stored_ids: Sequence[str] = ()
+    """The ids of the events that it has stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """A session at one point in time, and what a subscriber to it has missed."""
@@ -59,6 +73,7 @@ class View:
     """Whether these are all; else they are a page of the session's events."""
     log_begins: int
     """The revision after which the session's log begins."""
+    turn: TurnView
 
 
 async def load_view(
@@ -66,6 +81,8 @@ async def load_view(
     key: SessionKey,
     after_revision: int | None,
     not_before: Timestamp,
+    *,
+    with_partials: bool,
 ) -> View | None:
     """A session, and what follows a revision, or a snapshot; None if not stored.
 
@@ -111,7 +128,35 @@ async def load_view(
                 updated = Updated(key, details, update_time, session, hooks)
                 missed.append(updated.change())
     marker = Marker.of(session)
-    return View(found.at, marker, missed, is_complete, begins)
+    turn = TurnView()
+    if with_partials and is_complete:
+        turn = await _load_turn(connection, key, session, found.at)
+    return View(found.at, marker, missed, is_complete, begins, turn)
+
+
+async def _load_turn(
+    connection: Connection, key: SessionKey, session: dict[str, Any], at: Timestamp
+) -> TurnView:
+    """The turn of a session, and what was said in it."""
+    turn = session.get("turn") or {}
+    if "holder" not in turn:
+        return TurnView(turn.get("epoch", 0))
+    wanted = [Query("partials", queries.partials_of_turn(key, turn["epoch"]), order=1)]
+    if "first_revision" in turn:
+        own = queries.events_after(key, turn["first_revision"] - 1)
+        wanted.append(Query("events", own, fields=("event.id",)))
+    found = await read_snapshot(connection, *wanted, at=at)
+    read = await in_slices(found.decoded())
+    stored_ids = [each["event"]["id"] for each in read if "n" not in each["_id"]]
+    stored = {*stored_ids}
+    items = [turn_progress(each, connection.hooks) for each in read]
+    changes = [readable_change(each) for each in items if each]
+    said = [
+        each
+        for each in changes
+        if each and (each.event is None or each.event.id not in stored)
+    ]
+    return TurnView(turn["epoch"] - 1, said, stored_ids)
 
 
 async def _snapshot_at_cut(
@@ -182,10 +227,14 @@ class Subscription:
     out. A warning in the log says why; ``get_session`` raises it.
     """
 
-    def __init__(self, feed: Feed, scope: Scope, max_bytes: int) -> None:
+    def __init__(
+        self, feed: Feed, scope: Scope, max_bytes: int, *, partials: bool
+    ) -> None:
         self.scope = scope
         self._feed = feed
         self._max_bytes = max_bytes
+        self._wants_partials = partials
+        self._turns = HeardTurns()
         self._inbox: Inbox | None = None
         self._since = _THE_BEGINNING
         self._has_begun = self._is_closed = False
@@ -228,10 +277,10 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Change:
-        change = (await self._next_notification()).change
-        if change is None:
-            raise StopAsyncIteration
-        return change
+        while change := (await self._next_notification()).change:
+            if self._turns.admit(change):
+                return change
+        raise StopAsyncIteration
 
     async def _begin(self) -> None:
         """Deliver everything that is committed from now on."""
@@ -242,7 +291,9 @@ class Subscription:
 
     async def _open_inbox(self) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""
-        opened, position = await self._feed.open_inbox(self.scope, self._max_bytes)
+        opened, position = await self._feed.open_inbox(
+            self.scope, self._max_bytes, wants_partials=self._wants_partials
+        )
         before, self._inbox = self._inbox, opened
         if before is not None:
             before.close()
@@ -273,10 +324,18 @@ class SessionSubscription(Subscription):
     """
 
     def __init__(
-        self, feed: Feed, key: SessionKey, after_revision: int | None, max_bytes: int
+        self,
+        feed: Feed,
+        key: SessionKey,
+        after_revision: int | None,
+        max_bytes: int,
+        *,
+        partials: bool,
+        after_partial: tuple[int, int] | None,
     ) -> None:
-        super().__init__(feed, Scope(*key), max_bytes)
+        super().__init__(feed, Scope(*key), max_bytes, partials=partials)
         self._key = key
+        self._turn = HeardTurn(*(after_partial or (0, 0)))
         self._revision = after_revision
         self._create_time: float | None = None
         self._waiting: deque[Change] = deque()
@@ -307,6 +366,8 @@ class SessionSubscription(Subscription):
         change = (await self._next_notification()).change
         if change is None:
             self._is_following = False
+        elif change.kind in {"partial", "turn"}:
+            self._waiting += [change] if self._turn.admit(change) else []
         elif change.kind != "appended":
             self._waiting.append(change)
         else:
@@ -322,6 +383,8 @@ class SessionSubscription(Subscription):
         if change.revision is not None:
             self._revision = change.revision
         self._is_gone = change.kind == "deleted"
+        if change.kind == "appended" and change.event is not None:
+            self._turn.note_stored([change.event.id])
         return change
 
     @property
@@ -336,9 +399,11 @@ class SessionSubscription(Subscription):
         # A new inbox: the old one may have overflowed with what is read here.
         position = await self._open_inbox()
         connection = await self._feed.connection()
-        load = partial(load_view, connection, self._key, self._revision, position)
+        load = partial(load_view, with_partials=self._wants_partials)
         async with connection.call():
-            view = await connection.retry(load)
+            view = await connection.retry(
+                load, connection, self._key, self._revision, position
+            )
         if self._is_closed:
             return
         if self._create_time is None:
@@ -365,5 +430,8 @@ class SessionSubscription(Subscription):
     def _continue_from(self, view: View) -> None:
         self._waiting.extend(view.missed)
         if view.is_complete:
+            self._turn.note_over(view.turn.past_epoch)
+            self._turn.note_stored(view.turn.stored_ids)
+            self._waiting.extend(filter(self._turn.admit, view.turn.said))
             self._since = view.at
             self._is_following = True

@@ -44,6 +44,11 @@ class Limits:
     """Seconds for which a replay reads the log at one time; MongoDB allows 300."""
     turn_poll_seconds: float = 0.1
     """Seconds between looks of those who wait for the turns of sessions."""
+    partial_seconds: float = 0.2
+    """Seconds between two writes of what the running turns of an event loop say: a
+    reader elsewhere receives a token half as late, on average, and 10 ms."""
+    partial_bytes: int = 8_000_000
+    """Bytes of what they say that are written at once."""
     stop_poll_seconds: float = 0.5
     """Seconds between looks whether running turns are to be stopped."""
     abort_seconds: float = 0.5

@@ -105,6 +105,16 @@ def check_flag(what: str, value: object) -> bool:
     return value
 
 
+def check_place(what: str, value: object) -> None:
+    """Require an epoch and a position, both whole numbers from 0 on, or None."""
+    is_pair = isinstance(value, tuple | list) and len(value) == 2  # noqa: PLR2004
+    if value is None or (
+        is_pair and all(type(it) is int and it >= 0 for it in value)  # type: ignore[attr-defined]
+    ):
+        return
+    raise InvalidInputError(f"{what} must be an epoch and a position, 0 or more each.")
+
+
 def check_count(what: str, value: object) -> None:
     """Require a whole number from 1 on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

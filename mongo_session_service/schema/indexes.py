@@ -19,6 +19,8 @@ class Index:
     sparse: bool = False
     only_with: str | None = None
     """Field that a document must have to be in the index; None if all are in it."""
+    expires_after: int | None = None
+    """Seconds after its time at which MongoDB removes a document; None for never."""
 
     def is_like(self, described: dict[str, Any]) -> bool:
         """Tell whether the driver's description of a collection's indexes has it."""
@@ -28,6 +30,7 @@ class Index:
             and bool(there.get("unique")) == self.unique
             and bool(there.get("sparse")) == self.sparse
             and there.get("partialFilterExpression") == self._partial
+            and there.get("expireAfterSeconds") == self.expires_after
         )
 
     @property
@@ -38,12 +41,15 @@ class Index:
     @property
     def options(self) -> dict[str, Any]:
         """The options to create it with, beside its keys."""
-        partial = self._partial
+        given = {
+            "partialFilterExpression": self._partial,
+            "expireAfterSeconds": self.expires_after,
+        }
         return {
             "name": self.name,
             "unique": self.unique,
             "sparse": self.sparse,
-            **({} if partial is None else {"partialFilterExpression": partial}),
+            **{name: option for name, option in given.items() if option is not None},
         }
 
     @property
@@ -120,5 +126,12 @@ INDEXES: Final = (
         keys=("_id.app_name", *_BY_CREATION),
         only_with="waiting",
         serves="a page of the sessions that wait for a person, among any number",
+    ),
+    Index(
+        collection="partials",
+        name="time",
+        keys=("time",),
+        expires_after=600,
+        serves="what running turns have said expires by itself",
     ),
 )

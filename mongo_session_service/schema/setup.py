@@ -34,11 +34,11 @@ _WORKS_WITHOUT: Final = {
 }
 _NAMESPACE_EXISTS: Final = 48
 _NEEDED: Final = (
-    *("sessions", "events", "app_states", "user_states"),
+    *("sessions", "events", "app_states", "user_states", "partials"),
     *("checkpoints", "leases", "dead_letters", "metadata"),
 )
 """A transaction that has to create its collection conflicts with all others."""
-_INDEXED: Final = ("sessions", "events")
+_INDEXED: Final = ("sessions", "events", "partials")
 _PRIMARY_ONLY: Final = WriteConcern(w=1)
 """For what is created before the version is recorded: a majority confirms that, and by
 the order of the oplog all that came before. What a failover takes back later is noticed

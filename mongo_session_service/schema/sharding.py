@@ -12,7 +12,7 @@ from mongo_session_service.schema.indexes import INDEXES, Index
 SHARD_KEY: Final = {f"_id.{name}": 1 for name in records.SHARD_KEY}
 """A user's documents are on one shard, and users of an app on as many as it needs."""
 
-SHARDED: Final = ("sessions", "events", "user_states")
+SHARDED: Final = ("sessions", "events", "user_states", "partials")
 """The collections that grow with the users; all others stay on one shard."""
 
 _APP, _USER = SHARD_KEY

@@ -34,6 +34,8 @@ SESSIONS_AT_ONCE: Final = 50
 
 LENGTH: Final = dict.fromkeys(("revision", LOG_BEGINS, TRIMMING), 1)
 """The fields that tell how many events a session has."""
+_REMAINS: Final = {**LENGTH, queries.TURN_EPOCH: 1}
+"""And whether it has had a turn, in which something may have been said."""
 
 MAKE_TOMBSTONE: Final = {"$set": {"expire_time": TOMBSTONE_TIME}, "$inc": {"steps": 1}}
 """The update that makes a reservation a tombstone, and counts a step of its removal.
@@ -147,7 +149,7 @@ async def remove_some(
 
     async def remove(txn: Txn) -> Removal:
         where = queries.routed(connection, wanted)
-        cursor = connection.sessions.find(where, LENGTH, session=txn)
+        cursor = connection.sessions.find(where, _REMAINS, session=txn)
         found = await cursor.limit(SESSIONS_AT_ONCE).to_list(None)
         if not found:
             return Removal(0, 0, is_last=True)
@@ -161,9 +163,7 @@ async def remove_some(
         ]
         # Without transactions, a crash in between would leave events without a session.
         if not txn or not short:
-            return await _replace_with_tombstone(
-                connection, found[0]["_id"], wanted, txn
-            )
+            return await _replace_with_tombstone(connection, found[0], wanted, txn)
         is_last = len(short) == len(found) < SESSIONS_AT_ONCE
         return await _remove_short(connection, short, txn, is_last=is_last)
 
@@ -179,7 +179,19 @@ async def _remove_short(
     logs = [queries.all_events(SessionKey(**each["_id"])) for each in short]
     which = queries.any_of([queries.routed(connection, log) for log in logs])
     await connection.events.delete_many(which, session=txn)
+    await _remove_partials(connection, short, txn)
     return Removal(len(short), sum(map(stored_events, short)), is_last)
+
+
+async def _remove_partials(
+    connection: Connection, sessions: list[Document], txn: Txn
+) -> None:
+    """Remove what was said in turns of some sessions."""
+    keys = [SessionKey(**each["_id"]) for each in sessions if "turn" in each]
+    if keys:
+        ranges = [queries.partials_of_session(key) for key in keys]
+        which = queries.any_of([queries.routed(connection, it) for it in ranges])
+        await connection.partials.delete_many(which, session=txn)
 
 
 def stored_events(session: Document) -> int:
@@ -189,13 +201,15 @@ def stored_events(session: Document) -> int:
 
 
 async def _replace_with_tombstone(
-    connection: Connection, id_: Document, wanted: Document, txn: Txn
+    connection: Connection, session: Document, wanted: Document, txn: Txn
 ) -> Removal:
+    id_ = session["_id"]
     tombstone = {"_id": id_, "expire_time": TOMBSTONE_TIME, "steps": 0}
     if txn:
         # A delete rather than a replace: the change feed reports deletes.
         await connection.sessions.delete_one({"_id": id_}, session=txn)
         await connection.sessions.insert_one(tombstone, session=txn)
+        await _remove_partials(connection, [session], txn)
         return Removal(1, 0, is_last=False)
     still = {"$and": [{"_id": id_}, wanted]}
     done = await connection.sessions.replace_one(still, tombstone)

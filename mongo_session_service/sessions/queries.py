@@ -104,6 +104,16 @@ def all_events(key: SessionKey) -> Document:
     return _between(key.id, "revision")
 
 
+def partials_of_turn(key: SessionKey, epoch: int) -> Document:
+    """What a running turn has said, and not stored."""
+    return _between({**key.id, "epoch": epoch}, "n")
+
+
+def partials_of_session(key: SessionKey) -> Document:
+    """What the running turns of a session have said."""
+    return _between(key.id, "epoch")
+
+
 def events_after(key: SessionKey, revision: int, before: int | None = None) -> Document:
     """The events of a session after a revision, and before another if there is one."""
     upper = {**key.id, "revision": {} if before is None else before}

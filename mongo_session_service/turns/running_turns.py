@@ -25,8 +25,10 @@ from mongo_session_service.driver.cancellation import (
 from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.results import TurnPhase
 from mongo_session_service.turns import turn_status
 from mongo_session_service.turns.partial_texts import EventInbox, PartialText, text_kind
+from mongo_session_service.turns.partial_writer import PartialQueue, PartialWriter
 from mongo_session_service.turns.seals import abandoned_seals, interrupted, stop_seals
 from mongo_session_service.turns.turn import Turn
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSED: Final = "the service was closed"
+_LAST_WRITE: Final = 2.0
+"""Seconds in which the end of the last turns is written, when a service is closed."""
 _SUPERVISOR: Final = Supervisor("The look for turns to be stopped")
 
 
@@ -61,6 +65,7 @@ class RunningTurn:
         turn: Turn,
         runner: Runner,
         run_arguments: dict[str, Any],
+        writer: PartialWriter,
         *,
         keeps_partial_answer: bool = True,
         is_paced: bool = False,
@@ -69,6 +74,9 @@ class RunningTurn:
         self._turn = turn
         self._runner = runner
         self._run_arguments = run_arguments
+        self._writer = writer
+        self._partials: PartialQueue | None = None
+        """What other processes receive of it; None before it has the turn."""
         self._keeps_partial_answer = keeps_partial_answer
         self._is_paced = is_paced
         """Whether the runner continues only when its reader wants the next event."""
@@ -199,28 +207,43 @@ class RunningTurn:
             raise error
 
     async def _hold_turn(self) -> None:
-        """Hold the turn while the runner runs, and seal what it leaves."""
-        async with self._turn:
-            if self._is_resumption:
-                invocation_id = await self._turn.note_resumption()
-                if invocation_id is None:
-                    return
-                self._run_arguments["invocation_id"] = invocation_id
-            running = asyncio.create_task(self._run_agent())
-            stopped = asyncio.create_task(self._is_stopped.wait())
-            self._has_begun.set()
-            try:
-                await asyncio.wait(
-                    {running, stopped}, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not running.done():
-                    await self._end_agent(running)
-            finally:  # also when the event loop ends, which cancels all tasks
-                running.cancel()
-                stopped.cancel()
-            await self._seal_log(running)
+        """Hold the turn while the runner runs, and note its begin and end."""
+        try:
+            async with self._turn:
+                if self._is_resumption:
+                    invocation_id = await self._turn.note_resumption()
+                    if invocation_id is None:
+                        return
+                    self._run_arguments["invocation_id"] = invocation_id
+                self._partials = PartialQueue(self._turn.info("running"))
+                self._note_status("running")
+                running = asyncio.create_task(self._run_agent())
+                self._has_begun.set()
+                await self._await_agent(running)
+                await self._seal_log(running)
+        finally:
+            if self._partials is not None:
+                self._note_status(self._turn.end_status)
         if self._turn.error_type is not None:
             running.result()
+
+    async def _await_agent(self, running: asyncio.Task[None]) -> None:
+        """Wait until the agent has ended by itself, or was stopped."""
+        stopped = asyncio.create_task(self._is_stopped.wait())
+        try:
+            await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                self._note_status("stopping")
+                await self._end_agent(running)
+        finally:  # also when the event loop ends, which cancels all tasks
+            running.cancel()
+            stopped.cancel()
+
+    def _note_status(self, status: TurnPhase) -> None:
+        """Have other processes receive how the turn stands."""
+        if self._partials is not None:
+            self._partials.note_status(self._turn.info(status))
+            self._writer.write_soon(self._partials)
 
     async def _run_agent(self) -> None:
         arguments = dict(self._run_arguments)
@@ -250,6 +273,9 @@ class RunningTurn:
                 for kind, text in self._texts.items()
                 if text.event_id != event.id
             }
+        if event.partial and self._partials is not None and self._turn.is_held:
+            self._partials.add_event(event)
+            self._writer.write_soon(self._partials)
         for inbox, has_more in self._inboxes.items():
             inbox.add_event(event)
             has_more.set()
@@ -313,9 +339,19 @@ class RunningTurns:
         self.backends = backends
         self._turns: dict[asyncio.AbstractEventLoop, set[RunningTurn]] = {}
         self._polls: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        self._writers: dict[asyncio.AbstractEventLoop, PartialWriter] = {}
 
     def __reduce__(self) -> tuple[type[RunningTurns], tuple[Backends]]:
         return type(self), (self.backends,)  # none runs where it is unpickled
+
+    @property
+    def writer(self) -> PartialWriter:
+        """The writer of what the turns in this event loop say."""
+        loop = running_loop()
+        if loop not in self._writers:
+            forget_closed_loops(self._writers)
+            self._writers[loop] = PartialWriter(self.backends)
+        return self._writers[loop]
 
     async def start(self, running: RunningTurn) -> None:
         """Have a turn begin, and end when its session's document says so.
@@ -357,6 +393,8 @@ class RunningTurns:
             await asyncio.gather(*(each.stop(_CLOSED) for each in turns))
         if poll := self._polls.pop(here, None):
             poll.cancel()
+        if writer := self._writers.pop(here, None):
+            await writer.finish(_LAST_WRITE)
 
     async def _poll_stops(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look which turns are to be stopped, as long as any runs here."""

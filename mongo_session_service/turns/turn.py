@@ -9,7 +9,7 @@ import socket
 import time
 from contextlib import suppress
 from contextvars import ContextVar
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from google.adk.events.event import Event
@@ -35,6 +35,7 @@ from mongo_session_service.model.records import (
     SessionKey,
     StoredSession,
 )
+from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.telemetry import Operation
 from mongo_session_service.turns import tickets, turn_status
 from mongo_session_service.turns.seals import abandoned_seals
@@ -118,7 +119,7 @@ class Turn:
         """What the one before it was running when its process died."""
         self._first_revision = 0
         """The revision of its first event; 0 if it has none."""
-        self._since: datetime | None = None
+        self._since = datetime.min  # noqa: DTZ901  as the driver decodes times
         self._ticket: Ticket | None = None
         """Its place in the line, while it has one."""
         self.is_stopped = False
@@ -324,11 +325,29 @@ class Turn:
             self.turns.announce_release()
 
     @property
+    def end_status(self) -> TurnPhase:
+        """How it ends, or has ended."""
+        return (
+            "stopped" if self.is_stopped else "failed" if self.error_type else "ended"
+        )
+
+    def info(self, status: TurnPhase) -> TurnInfo:
+        """The turn with this status."""
+        return TurnInfo(
+            *self.key,
+            epoch=self.epoch,
+            status=status,
+            since=self._since.replace(tzinfo=UTC),
+            host=socket.gethostname(),
+            reason=self.stop_reason,
+            error_type=self.error_type,
+        )
+
+    @property
     def _ended(self) -> Document:
         """The end of this turn, as the session's document keeps it."""
-        status = "failed" if self.error_type else "ended"
         ended = {
-            "status": "stopped" if self.is_stopped else status,
+            "status": self.end_status,
             "since": self._since,
             "host": socket.gethostname(),
             "reason": self.stop_reason,

@@ -207,6 +207,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "event": events,
     "after_revision": numbers,
     "max_bytes": numbers,
+    "partials": objects | texts,
+    "after_partial": objects | texts | st.tuples(numbers, numbers),
     "before_revision": numbers,
     "at_revision": numbers,
     "revision": numbers,

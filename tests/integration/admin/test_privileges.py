@@ -10,8 +10,10 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import Context
+from typing import Any
 
 import pytest
+from google.adk.events import Event
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.session import Session
 from support.cli_runner import run
@@ -38,7 +40,7 @@ PREFIX = "adk_"
 DATABASE = "secured"
 IMPLIED = [
     Privilege("createCollection", DATABASE, PREFIX + each)
-    for each in ("metadata", "sessions", "events")
+    for each in ("metadata", "sessions", "events", "partials")
 ]
 """Who may insert into a collection, or index it, may also create it."""
 BESIDES = {
@@ -68,6 +70,17 @@ def users_service(server: Secured) -> MongoSessionService:
     )
 
 
+class SilentRunner:
+    """A runner whose agent says nothing."""
+
+    app_name = SESSION["app_name"]
+
+    async def run_async(self, **_: object) -> AsyncIterator[Event]:
+        """Yield no event."""
+        for event in ():
+            yield event
+
+
 async def use_sessions(service: MongoSessionService) -> None:
     session = await service.create_session(**SESSION, state={"k": 1, "app:k": 1})
     await service.append_event(session, new_event("x", k=2, app_k=2, user_k=2))
@@ -89,6 +102,9 @@ async def use_sessions(service: MongoSessionService) -> None:
         await asyncio.create_task(wait_in_vain(service), context=Context())
     async with service.turn(**SESSION):
         pass  # in line, since somebody has waited
+    runner: Any = SilentRunner()
+    owner = {"user_id": SESSION["user_id"], "session_id": SESSION["session_id"]}
+    await (await service.start_turn(runner, **owner)).result()
     await service.delete_session(**SESSION)
     await service.prune()
 

@@ -236,6 +236,7 @@ async def test_setup_may_be_repeated(
         "events": {"_id_", "event_id_once_per_session"},
         "app_states": {"_id_"},
         "user_states": {"_id_"},
+        "partials": {"_id_", "time"},
         "checkpoints": {"_id_"},
         "leases": {"_id_"},
         "dead_letters": {"_id_"},

@@ -24,7 +24,6 @@ from mongo_session_service import (
     MongoSessionServiceError,
 )
 from mongo_session_service.driver import lease
-from mongo_session_service.errors import TurnTakenError
 from mongo_session_service.model.limits import Limits
 
 BRIEF = 0.6
@@ -83,7 +82,7 @@ async def test_a_body_may_block_its_event_loop(
     await service.create_session(**IDS)
     async with service.turn(**IDS) as session:
         # Blocks this event loop until somebody has waited in vain.
-        assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TurnTakenError
+        assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TimeoutError
         await service.append_event(session, Event(author="x"))
     assert try_elsewhere(mongodb_uri, database, wait=10) is None
     await service.close()
@@ -110,7 +109,7 @@ async def test_a_failure_to_connect_is_not_the_end_of_renewal(
     monkeypatch.setattr(lease, "_open_database", fail_once)
     await service.create_session(**IDS)
     async with service.turn(**IDS):
-        assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TurnTakenError
+        assert try_elsewhere(mongodb_uri, database, wait=PATIENCE) is TimeoutError
     assert not failures
 
 
@@ -134,7 +133,7 @@ async def test_a_turn_of_a_synchronous_runner(
             runner.run(user_id="user", session_id="s", new_message=said("hello"))
         )
     responses = [it for each in events for it in each.get_function_responses()]
-    assert [each.response for each in responses] == [{"result": str(TurnTakenError)}]
+    assert [each.response for each in responses] == [{"result": str(TimeoutError)}]
     stored = await read(service)
     assert [each.id for each in stored.events[1:]] == [each.id for each in events]
 

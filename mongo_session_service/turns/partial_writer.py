@@ -1,0 +1,173 @@
+"""Partial writer: stores what running turns say, for readers in other processes.
+
+All running turns of an event loop share one writer, and each of its writes: so their
+number hardly matters to MongoDB. Nothing waits for it but the end of the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Final
+
+import bson
+from google.adk.events.event import Event
+from pymongo.errors import PyMongoError
+
+from mongo_session_service.backend import Backends
+from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.codec.partials import cut_text, partial_document
+from mongo_session_service.driver.calls import is_passing
+from mongo_session_service.driver.cancellation import background
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.supervisor import Supervisor
+from mongo_session_service.driver.translation import DUPLICATE_KEY, translation
+from mongo_session_service.errors import MongoSessionServiceError, quoted
+from mongo_session_service.model.records import Document
+from mongo_session_service.model.results import TurnInfo
+from mongo_session_service.turns.partial_texts import EventInbox
+
+logger = logging.getLogger(__name__)
+
+_SUPERVISOR: Final = Supervisor("The writer of what running turns say")
+
+
+class PartialQueue:
+    """What one running turn has said and noted since the last write."""
+
+    def __init__(self, turn: TurnInfo) -> None:
+        self.turn = turn
+        self._said = EventInbox()
+        self._noted: list[Event | TurnInfo] = []
+        self._begun_at = time.monotonic()
+        # Above those of an earlier session with this id, which had the same epochs.
+        self._number = round(turn.since.timestamp() * 1000) * 1000
+        self._has_failed = False
+
+    def __len__(self) -> int:
+        return len(self._noted) + len(self._said)
+
+    def add_event(self, event: Event) -> None:
+        """Add a partial event."""
+        self._said.add_event(event)
+
+    def note_status(self, turn: TurnInfo) -> None:
+        """Note how the turn stands from now on."""
+        self._noted += [*self._said.drain(), turn]
+
+    def encode_all(self, hooks: Hooks) -> Iterator[Document]:
+        """Encode all that waits, in order; it waits no longer."""
+        waiting, self._noted = [*self._noted, *self._said.drain()], []
+        for each in waiting:
+            if isinstance(each, TurnInfo):
+                self.turn = each
+                yield self._document(None, hooks)
+                continue
+            for event in cut_text(each):
+                try:
+                    yield self._document(event, hooks)
+                except MongoSessionServiceError as error:
+                    self._log_once(error)
+
+    def _document(self, event: Event | None, hooks: Hooks) -> Document:
+        # By the server's clock, which removes it: another may be wrong.
+        now = self.turn.since + timedelta(seconds=time.monotonic() - self._begun_at)
+        number = self._number + 1
+        document = partial_document(self.turn, number, now, event, hooks)
+        self._number = number
+        return document
+
+    def _log_once(self, error: MongoSessionServiceError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning(
+                "Other processes do not receive all that the turn of session %s says"
+                " before it is stored. %s",
+                quoted(self.turn.session_id),
+                error,
+            )
+
+
+class PartialWriter:
+    """Writes the queues of one event loop, all at once, a few times in a second."""
+
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
+        self._queues: dict[PartialQueue, None] = {}
+        """Those with something to write, in order."""
+        self._unwritten: list[Document] = []
+        """What a write that failed has left."""
+        self._task: asyncio.Task[None] | None = None
+
+    def write_soon(self, queue: PartialQueue) -> None:
+        """Write what waits in a queue: at once, or when the last write is over."""
+        self._queues[queue] = None
+        if self._task is None or self._task.done():
+            self._task = background(_SUPERVISOR.run_task(self._keep_writing))
+
+    async def finish(self, limit: float) -> None:
+        """Write what is left; what takes longer than these seconds is lost."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=limit)
+            self._task.cancel()
+
+    async def _keep_writing(self) -> None:
+        while self._queues or self._unwritten:
+            async with self._backends.call(sets_up=False) as backend:
+                connection = backend.connection
+            queues, self._queues = self._queues, {}
+            if not connection.has_transactions:
+                return  # nobody can watch
+            for each in queues:
+                self._unwritten += each.encode_all(connection.hooks)
+            with suppress(MongoSessionServiceError):
+                async with connection.call():
+                    await self._write(connection)
+            await asyncio.sleep(connection.limits.partial_seconds)
+
+    async def _write(self, connection: Connection) -> None:
+        """Write all that is encoded; after a failure that passes it is kept."""
+        for part in _parts(self._unwritten, connection.limits.partial_bytes):
+            try:
+                await _insert(connection, part)
+            except PyMongoError as error:
+                if is_passing(error):
+                    return
+                logger.warning(
+                    "Other processes do not receive what running turns say. %s",
+                    translation(error),
+                )
+            del self._unwritten[: len(part)]
+
+
+async def _insert(connection: Connection, documents: list[Document]) -> None:
+    # As a command: the driver would make it a retryable write, a quarter more oplog.
+    command = {
+        "insert": connection.partials.name,
+        "documents": documents,
+        "ordered": False,
+        "writeConcern": connection.database.write_concern.document,
+    }
+    reply = await connection.database.command(command)
+    codes = {each["code"] for each in reply.get("writeErrors", ())}
+    if codes - {DUPLICATE_KEY}:  # of an earlier write whose reply was lost
+        logger.warning("MongoDB refused what running turns say: codes %s.", codes)
+
+
+def _parts(documents: list[Document], most: int) -> Iterator[list[Document]]:
+    """Lists of documents that fit into a command each."""
+    part: list[Document] = []
+    size = 0
+    for each in list(documents):
+        added = len(bson.encode(each))
+        if part and size + added > most:
+            yield part
+            part, size = [], 0
+        part.append(each)
+        size += added
+    if part:
+        yield part
