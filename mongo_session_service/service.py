@@ -616,7 +616,6 @@ class MongoSessionService(BaseSessionService):
                 Turn(self._turns, key, wait),
                 runner,
                 run_arguments,
-                self._running_turns.writer,
                 is_paced=True,
             )
         )
@@ -684,7 +683,6 @@ class MongoSessionService(BaseSessionService):
             Turn(self._turns, key, wait),
             runner,
             run_arguments,
-            self._running_turns.writer,
             keeps_partial_answer=validation.check_flag(
                 "keep_partial_answer", keep_partial_answer
             ),
@@ -792,9 +790,7 @@ class MongoSessionService(BaseSessionService):
             if not (resume and _is_resumable(runner)):
                 async with turn:
                     return
-            running = RunningTurn(
-                turn, runner, {}, self._running_turns.writer, is_resumption=True
-            )
+            running = RunningTurn(turn, runner, {}, is_resumption=True)
             await self._running_turns.start(running)
 
     @override

@@ -65,7 +65,6 @@ class RunningTurn:
         turn: Turn,
         runner: Runner,
         run_arguments: dict[str, Any],
-        writer: PartialWriter,
         *,
         keeps_partial_answer: bool = True,
         is_paced: bool = False,
@@ -74,7 +73,7 @@ class RunningTurn:
         self._turn = turn
         self._runner = runner
         self._run_arguments = run_arguments
-        self._writer = writer
+        self._writer: PartialWriter
         self._partials: PartialQueue | None = None
         """What other processes receive of it; None before it has the turn."""
         self._keeps_partial_answer = keeps_partial_answer
@@ -112,13 +111,16 @@ class RunningTurn:
         """Whether it has ended, and its turn is released."""
         return self._task is not None and self._task.done()
 
-    async def begin(self) -> None:
+    async def begin(self, writer: PartialWriter) -> None:
         """Start the task, and return when it has the turn.
+
+        What it says is given to a writer.
 
         Raises:
             TimeoutError: it was not free in time.
             SessionNotFoundError: the session is not stored.
         """
+        self._writer = writer
         # In a copy of the caller's context: spans of the turn are below the caller's.
         self._task = task = asyncio.create_task(self._hold_turn())
         task.add_done_callback(_ignore_failure)  # whoever asks receives it
@@ -344,15 +346,6 @@ class RunningTurns:
     def __reduce__(self) -> tuple[type[RunningTurns], tuple[Backends]]:
         return type(self), (self.backends,)  # none runs where it is unpickled
 
-    @property
-    def writer(self) -> PartialWriter:
-        """The writer of what the turns in this event loop say."""
-        loop = running_loop()
-        if loop not in self._writers:
-            forget_closed_loops(self._writers)
-            self._writers[loop] = PartialWriter(self.backends)
-        return self._writers[loop]
-
     async def start(self, running: RunningTurn) -> None:
         """Have a turn begin, and end when its session's document says so.
 
@@ -363,10 +356,17 @@ class RunningTurns:
         loop = running_loop()
         forget_closed_loops(self._turns)
         forget_closed_loops(self._polls)
-        await running.begin()
+        await running.begin(self._writer(loop))
         self._turns.setdefault(loop, set()).add(running)
         if loop not in self._polls:
             self._polls[loop] = background(_SUPERVISOR.run_task(self._poll_stops, loop))
+
+    def _writer(self, loop: asyncio.AbstractEventLoop) -> PartialWriter:
+        """The writer of what the turns in an event loop say."""
+        if loop not in self._writers:
+            forget_closed_loops(self._writers)
+            self._writers[loop] = PartialWriter(self.backends)
+        return self._writers[loop]
 
     def find(self, key: SessionKey) -> RunningTurn | None:
         """The turn of a session that runs in this event loop."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
@@ -116,7 +117,8 @@ async def test_mongodb_that_does_not_tell_what_it_is_is_accepted(
     mongodb_uri: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a proxy that leaves out what it does not know."""
-    hello = mock.AsyncMock(return_value={"maxWireVersion": 17, "setName": "rs0"})
+    answer = {"maxWireVersion": 17, "setName": "rs0", "localTime": datetime.now(UTC)}
+    hello = mock.AsyncMock(return_value=answer)
     monkeypatch.setattr(server, "greeted", hello)
 
     async with MongoSessionService(mongodb_uri, database=database) as service:
@@ -232,6 +234,7 @@ async def test_setup_may_be_repeated(
             "by_title",
             "by_turn",
             "by_label",
+            "by_waiting",
         },
         "events": {"_id_", "event_id_once_per_session"},
         "app_states": {"_id_"},

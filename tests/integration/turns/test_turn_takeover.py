@@ -54,8 +54,8 @@ def try_elsewhere(uri: str, database: str, wait: float) -> type[BaseException] |
     def run() -> None:
         try:
             asyncio.run(attempt())
-        except TimeoutError as error:
-            errors[0] = type(error)
+        except TimeoutError:
+            errors[0] = TimeoutError
 
     thread = threading.Thread(target=run)
     thread.start()
