@@ -91,7 +91,7 @@ def live_app(
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts)
     add_error_handlers(app)
     app.add_api_route("/", _part)
-    app.add_api_route("/static/{name}", _part)
+    app.add_api_route("/static/{name:path}", _part)
     router = resources.router({"token"})
     app.include_router(router, dependencies=[Depends(check_token)])
     return app
@@ -107,6 +107,11 @@ def _part(name: str = _PAGE) -> Response:
 
 @cache
 def _read_parts() -> dict[str, str]:
-    """Read the page, its scripts and its style sheet, by name."""
+    """Read the page, its scripts and its style sheet, by their paths."""
     folder = files(__package__) / "static"
-    return {each.name: each.read_text(encoding="utf-8") for each in folder.iterdir()}
+    return {
+        f"{below}{each.name}": each.read_text(encoding="utf-8")
+        for below in ("", "vendor/")
+        for each in (folder / below).iterdir()
+        if each.is_file()
+    }

@@ -92,7 +92,7 @@ async def test_markdown_is_set(
     }.items():
         await expect(text.locator(selector)).to_have_text(shown)
     links = text.locator("a")
-    await expect(links).to_have_text(["the page", "https://example.com/x."])
+    await expect(links).to_have_text(["the page", "https://example.com/x"])
     await expect(links.first).to_have_attribute("href", "https://example.com/a_b_c")
     await expect(links.first).to_have_attribute("rel", "noopener noreferrer")
 

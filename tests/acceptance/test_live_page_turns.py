@@ -137,7 +137,8 @@ async def test_a_turn_folds(
     await expect(page.locator(".event:visible")).to_have_count(4)
     await expect(page.locator(".turn-head:visible")).to_have_count(2)
     await page.keyboard.press("g")
-    await expect(page.locator(".event").nth(4)).to_be_focused()
+    await expect(page.locator(".event").first).to_be_focused()
+    await expect(page.locator(".event").first).to_contain_text("Book a seat")
 
     await page.keyboard.press("/")
     await page.keyboard.type("radar")

@@ -18,6 +18,15 @@ export function button(label, title, onClick) {
   return element;
 }
 
+/** Have exactly these children, in this order; those that stay keep the focus. */
+export function arrange(parent, children) {
+  const wanted = new Set(children);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  children.forEach((child, place) => {
+    if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
+  });
+}
+
 export const counted = new Intl.NumberFormat("en");
 export const plural = (count, noun) => `${counted.format(count)} ${noun}${count === 1 ? "" : "s"}`;
 

@@ -3,7 +3,7 @@
 
 import { appName, ask, evaluations, named, pageOf, pathOf, userId } from "./address.js";
 import { Connection, show } from "./connection.js";
-import { $, make, plural } from "./elements.js";
+import { $, arrange, make, plural } from "./elements.js";
 import { nameOf, Row, Rows, shortened } from "./rows.js";
 
 const MOST_WANTED = 50;
@@ -223,12 +223,7 @@ class ListPage {
     const all = groups.filter(Boolean);
     const found = all.filter(({ rows }) => rows.size);
     this.groups = found.map(({ rows }) => rows);
-    const elements = found.map(({ element }) => element);
-    const { children } = $("groups");
-    for (const old of [...children]) if (!elements.includes(old)) old.remove();
-    elements.forEach((element, place) => { // what is there stays, with the focus it may have
-      if (children[place] !== element) $("groups").insertBefore(element, children[place] ?? null);
-    });
+    arrange($("groups"), found.map(({ element }) => element));
     const said = found.map(({ kind, rows }) => `${plural(rows.size, "session").replace(" ", rows.token ? "+ " : " ")} by ${KINDS[kind]}`);
     const failed = all.find(({ error }) => error)?.error;
     if (failed) $("found").textContent = failed.message;

@@ -16,7 +16,7 @@ export function shortened(id) {
   return letters.length > LONGEST ? `${letters.slice(0, 15).join("")}…${letters.slice(-8).join("")}` : id;
 }
 
-export function ago(seconds) {
+function ago(seconds) {
   if (!(seconds >= 5)) return "now";
   const [unit, name] = seconds < 60 ? [1, "second"] : seconds < 3600 ? [60, "minute"] : seconds < 86400 ? [3600, "hour"] : [86400, "day"];
   return `${plural(Math.floor(seconds / unit), name)} ago`;

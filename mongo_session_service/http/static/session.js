@@ -192,7 +192,7 @@ export function watch() {
   const { timeline, moment } = page;
   page.title();
   show("waiting", "Connecting");
-  const unfoldNear = () => { const card = timeline.current(); if (card) timeline.unfold(card); };
+  const unfoldNear = () => { const item = timeline.current(); if (item) timeline.unfold(item); };
   const filter = () => timeline.filter($("filter").value, $("filter-by").value);
   const latest = () => {
     moment.close();
@@ -201,10 +201,10 @@ export function watch() {
   const keys = {
     j: () => timeline.move(1), ArrowDown: () => timeline.move(1),
     k: () => timeline.move(-1), ArrowUp: () => timeline.move(-1),
-    g: () => { const first = timeline.events.find((item) => !item.card.hidden && !item.turn.isShut); if (first) timeline.select(first.card); },
+    g: () => timeline.moveToFirst(),
     G: () => latest(), End: () => latest(),
     p: () => page.pause(),
-    c: () => { const item = timeline.byElement.get(timeline.current()); if (item) copy(pretty(parse(item.raw)), "Event"); },
+    c: () => { const item = timeline.current(); if (item) copy(pretty(parse(item.raw)), "Event"); },
     "/": () => $("filter").focus(),
     "?": () => $("help").showModal(),
   };

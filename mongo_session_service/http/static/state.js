@@ -1,6 +1,7 @@
 // State: the keys of a session by scope, and what changed them.
 
-import { $, make, plural } from "./elements.js";
+import { Blocks } from "./blocks.js";
+import { $, arrange, make, plural } from "./elements.js";
 import { highlight } from "./highlight.js";
 import { branch, same, sketch, words } from "./values.js";
 
@@ -13,7 +14,20 @@ const SCOPES = [
 /** What ADK keeps a session's title in; it is shown, but is no state that an agent sets. */
 export const METADATA = "__session_metadata__";
 
-const inOrder = new Intl.Collator("en", { numeric: true });
+/** What names are ordered by: numbers in them by their value. */
+const orderOf = (name) => `${name.toLowerCase().replace(/\d+/g, (digits) => digits.padStart(16, "0"))}\n${name}`;
+const byOrder = (one, other) => (one.order < other.order ? -1 : 1);
+
+/** Where a row belongs among others, by halving. */
+function placeOf(row, rows) {
+  let [from, to] = [0, rows.length];
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    if (byOrder(rows[middle], row) < 0) from = middle + 1;
+    else to = middle;
+  }
+  return from;
+}
 
 export class StateTree {
   constructor(place, opened = new Set(), isPast = false) {
@@ -29,8 +43,8 @@ export class StateTree {
       const head = make("h3", "scope", title, size, make("small", "", words));
       const box = make("div", "", head);
       box.hidden = true;
-      this.boxes.set(scope, { box, size, rows: [] });
       place.append(box);
+      this.boxes.set(scope, { box, size, rows: [], blocks: new Blocks(box, this, 26) });
     }
     this.reset();
   }
@@ -38,7 +52,7 @@ export class StateTree {
   reset() {
     this.rows = new Map();
     for (const each of this.boxes.values()) {
-      for (const row of each.rows) row.element.remove();
+      each.blocks.clear();
       each.rows = [];
       each.box.hidden = true;
     }
@@ -55,20 +69,26 @@ export class StateTree {
   /** Take values over; `at` tells when they were set, null for a snapshot. */
   set(entries, at) {
     const names = [];
+    const added = [];
     for (const [name, value] of entries) {
       let row = this.rows.get(name);
       const isNew = row === undefined;
-      if (isNew) row = this.add(name);
+      if (isNew) added.push(row = this.make(name));
       if (!isNew && at !== null && at.isRepeat && same(row.value, value)) continue;
       row.old = isNew ? undefined : row.value;
       row.value = value;
+      row.text = null;
       row.isMarked = at !== null && name !== METADATA;
       if (row.isMarked) {
         row.at = at;
         names.push(name);
       }
-      this.draw(row);
+      const wasShown = row.isShown;
+      this.apply(row);
+      if (!isNew && row.isShown !== wasShown) this.blocksOf(row).changed(row.block);
+      if (row.element) this.draw(row);
     }
+    this.insert(added);
     if (names.length) this.point(names);
     this.summarise();
   }
@@ -79,7 +99,7 @@ export class StateTree {
       const row = this.rows.get(name);
       if (row === undefined || row.isMarked || name === METADATA) continue;
       row.at = same(row.value, value) ? at : null;
-      this.drawTime(row);
+      if (row.element) this.drawTime(row);
     }
   }
 
@@ -87,11 +107,12 @@ export class StateTree {
   point(names) {
     for (const name of this.latest) {
       const row = this.rows.get(name);
-      row?.element.classList.remove("latest", "flash");
+      row?.element?.classList.remove("latest", "flash");
     }
     this.latest = new Set(names);
     for (const name of names) {
       const { element } = this.rows.get(name);
+      if (!element) continue;
       element.classList.add("latest");
       if (!this.isPast && document.visibilityState === "visible") {
         element.classList.remove("flash");
@@ -101,19 +122,45 @@ export class StateTree {
     }
   }
 
-  add(name) {
-    const scope = StateTree.scopeOf(name);
-    const home = this.boxes.get(scope);
-    const row = { name, at: null, time: make("span", "at"), element: make("div", "row"), isMarked: false };
-    row.element.dataset.key = name;
-    let place = home.rows.findIndex((other) => inOrder.compare(other.name, name) > 0);
-    if (place < 0) place = home.rows.length;
-    const next = home.rows[place];
-    home.box.insertBefore(row.element, next ? next.element : null);
-    home.rows.splice(place, 0, row);
-    home.box.hidden = false;
+  blocksOf(row) { return this.boxes.get(StateTree.scopeOf(row.name)).blocks; }
+
+  make(name) {
+    const row = { name, order: orderOf(name), at: null, isMarked: false };
     this.rows.set(name, row);
     return row;
+  }
+
+  /** Give new rows their places. */
+  insert(added) {
+    added.sort(byOrder);
+    for (const [scope, { box, rows, blocks }] of this.boxes) {
+      const own = added.filter(({ name }) => StateTree.scopeOf(name) === scope);
+      if (!own.length) continue;
+      box.hidden = false;
+      let from = 0;
+      for (; from < own.length; from += 1) { // until the others all come last
+        const place = placeOf(own[from], rows);
+        if (place === rows.length) break;
+        blocks.insert(own[from], rows[place]);
+        rows.splice(place, 0, own[from]);
+      }
+      const rest = own.slice(from);
+      blocks.add(rest);
+      for (const row of rest) rows.push(row);
+      blocks.begin();
+    }
+  }
+
+  /** Draw what a block has. */
+  fill(box, rows) {
+    for (const row of rows.filter(({ element }) => !element)) {
+      row.element = make("div", `row${this.latest.has(row.name) ? " latest" : ""}`);
+      row.element.dataset.key = row.name;
+      row.time = make("span", "at");
+      this.draw(row);
+    }
+    arrange(box, rows.map(({ element }) => element));
+    if (this.wanted.length) this.highlight();
   }
 
   draw(row) {
@@ -126,7 +173,6 @@ export class StateTree {
     }
     row.element.replaceChildren(make("div", "", tree), row.time);
     this.drawTime(row);
-    this.apply(row);
   }
 
   drawTime(row) {
@@ -143,7 +189,8 @@ export class StateTree {
 
   show(name) {
     const row = this.rows.get(name);
-    if (!row) return;
+    if (!row?.isShown) return;
+    this.blocksOf(row).show(row);
     row.element.scrollIntoView({ block: "center", behavior: "smooth" });
     row.element.classList.add("pointed");
     setTimeout(() => row.element.classList.remove("pointed"), 1600);
@@ -158,12 +205,13 @@ export class StateTree {
   search(wanted) {
     this.wanted = wanted;
     for (const row of this.rows.values()) this.apply(row);
+    for (const { blocks } of this.boxes.values()) blocks.refresh();
     this.highlight();
   }
 
   apply(row) {
-    const text = this.wanted.length ? words({ [row.name]: row.value }, []).join("\n").toLowerCase() : "";
-    row.element.hidden = !this.wanted.every((word) => text.includes(word));
+    if (this.wanted.length) row.text ??= words({ [row.name]: row.value }, []).join("\n").toLowerCase();
+    row.isShown = this.wanted.every((word) => row.text.includes(word));
   }
 
   highlight() {

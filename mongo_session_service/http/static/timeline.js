@@ -1,8 +1,9 @@
 // Timeline: the events of a session, from the first to the latest.
 
-import { $, button, copy, counted, make, plural } from "./elements.js";
+import { Blocks } from "./blocks.js";
+import { $, arrange, button, copy, counted, make, plural } from "./elements.js";
 import { highlight } from "./highlight.js";
-import { markdown } from "./markdown.js";
+import { endOfPart, markdown } from "./markdown.js";
 import { METADATA } from "./state.js";
 import { inCalendar, inClock, lasted, timeOf } from "./times.js";
 import { hasFailed, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
@@ -15,17 +16,36 @@ function hueOf(author) {
   return [160, 300, 60, 345, 200, 110, 25][sum % 7];
 }
 
+const AT_ONCE = 100_000; // characters that a click shows
+
+/** A text in its box, folded if it is long; what does not fit into that is set later. */
 function text(content, className) {
-  const box = make("div", className, ...markdown(content));
+  let end = endOfPart(content, 0);
+  const box = make("div", className, markdown(content.slice(0, end)));
   box.dir = "auto";
-  const lines = content.split("\n").length;
+  const lines = end < content.length ? Infinity : content.split("\n").length;
   if (lines <= 12 && content.length <= 1200) return [box];
   box.classList.add("folded");
-  const size = lines > 12 ? plural(lines, "line") : plural(content.length, "character");
-  const more = button(`Show all ${size}`, "", () => {
-    const isFolded = box.classList.toggle("folded");
-    more.textContent = isFolded ? `Show all ${size}` : "Show less";
+  const size = 12 < lines && lines < Infinity ? plural(lines, "line") : plural(content.length, "character");
+  const label = () => {
+    const left = content.length - end;
+    if (box.classList.contains("folded")) return `Show all ${size}`;
+    return left ? `Show ${counted.format(Math.min(left, AT_ONCE))} more` : "Show less";
+  };
+  const more = button(label(), "", () => {
+    const isFolded = box.classList.contains("folded");
+    if (isFolded || end === content.length) box.classList.toggle("folded");
+    if (!box.classList.contains("folded")) grow(Math.min(content.length, end + AT_ONCE));
+    more.textContent = label();
   });
+  const grow = (to) => {
+    if (end >= to) return;
+    const from = end;
+    end = endOfPart(content, from);
+    box.append(markdown(content.slice(from, end)));
+    more.textContent = label();
+    requestAnimationFrame(() => grow(to));
+  };
   more.className = "more";
   return [box, more];
 }
@@ -36,6 +56,7 @@ function whole(value, name) {
 }
 
 const SEARCHED = 400;
+const MOST = 100; // state keys of an event that are shown, and that one can choose from
 
 /** A named value: how large it is, a button to copy it, a search if it is long, and all of it. */
 function section(name, value, root) {
@@ -94,18 +115,33 @@ function folded(what, name, value) {
   return folding(summary, () => section(name, value, name));
 }
 
-/** A tool call and its result as one card. */
+/** A tool call and its result, as one card. */
 class Call {
-  constructor(part, event, at, turn, batch) {
+  constructor(part, at, turn, batch) {
     this.name = part.name ?? "";
     this.args = part.args ?? {};
     Object.assign(this, { at, turn, batch });
-    this.tail = make("span", "what", "no result yet");
+    this.words = "no result yet";
+    turn.sums.add("calls", 1);
+  }
+
+  get card() {
+    if (this.element) return this.element;
+    this.tail = make("span", "what");
     this.result = make("span", "sketch result");
     const summary = make("summary", "mono", make("span", "what", "tool"), make("span", "fn", this.name),
       make("span", "sketch", sketch(this.args, 140)), this.result, this.tail);
-    this.card = folding(summary, () => this.inside());
-    turn.sums.add("calls", 1);
+    this.element = folding(summary, () => this.inside());
+    this.draw();
+    return this.element;
+  }
+
+  draw() {
+    this.tail.textContent = this.words;
+    if (!this.response) return;
+    this.result.textContent = `→ ${sketch(this.response, 90)}`;
+    this.element.classList.toggle("bad", hasFailed(this.response));
+    if (this.element.open) this.element.lastChild.replaceChildren(...this.inside());
   }
 
   inside() {
@@ -116,24 +152,15 @@ class Call {
   /** Take the result; a user's answer took a user's time, which is not the tool's. */
   answer(response, at, isByUser) {
     this.response = response;
-    this.result.textContent = `→ ${sketch(response, 90)}`;
     const seconds = at - this.at;
-    this.tail.textContent = isByUser ? "answered by the user" : lasted(seconds);
-    if (hasFailed(response)) {
-      this.card.classList.add("bad");
-      this.turn.sums.add("errors", 1);
-    }
+    this.words = isByUser ? "answered by the user" : lasted(seconds);
+    if (hasFailed(response)) this.turn.sums.add("errors", 1);
     if (!isByUser && seconds > this.batch.seconds) {
       this.turn.sums.add("toolSeconds", seconds - this.batch.seconds);
       this.batch.seconds = seconds;
     }
-    this.turn.isChanged = true;
-    if (this.card.open) this.card.lastChild.replaceChildren(...this.inside());
-  }
-
-  show() {
-    this.card.open = true;
-    this.card.scrollIntoView({ block: "center" });
+    this.turn.timeline.altered.add(this.turn);
+    if (this.element) this.draw();
   }
 }
 
@@ -158,14 +185,16 @@ export class Timeline {
       if (item) this.onSelect(item.revision);
     });
     $("pill").addEventListener("click", () => this.follow());
+    this.blocks = new Blocks(this.list, this, 66);
     this.reset();
   }
 
   reset() {
     this.events = [];
-    this.byElement = new Map();
+    this.byElement = new WeakMap();
     this.calls = new Map();
     this.turns = [];
+    this.altered = new Set(); // turns whose sums have changed
     this.offered = new Set();
     this.kind = "";
     $("filter-by").replaceChildren($("filter-by").firstElementChild);
@@ -173,33 +202,75 @@ export class Timeline {
     this.sums = new Sums();
     this.missed = 0;
     this.matching = 0;
-    this.list.replaceChildren();
+    this.blocks.clear();
     this.follow();
   }
 
-  /** Take an event in, below the others. */
+  /** Take an event in, after the others. It is drawn when it comes near the window. */
   add(change, raw, isNew) {
     const { event } = change;
     const revision = Number(change.revision);
-    const card = make("article", "event");
-    card.tabIndex = -1;
-    card.dataset.revision = revision;
-    card.setAttribute("aria-posinset", revision);
-    card.setAttribute("aria-setsize", -1);
-    card.setAttribute("aria-label", `Event ${revision} from ${event.author}`);
-    if (isNew) card.classList.add("new");
     const turn = this.turnOf(event);
     const at = timeOf(change.time);
     const delta = change.state_delta ?? {};
-    const since = turn.take(event, at);
-    card.append(make("div", "nth", String(revision)), make("div", "", this.head(event, revision, at, since, card, raw), ...this.body(change, event, at, turn)));
-    const item = { card, raw, turn, revision, delta, at: { revision, words: inCalendar(at) }, author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
+    const item = { raw, isNew, turn, revision, delta, at: { revision, words: inCalendar(at), seconds: at }, since: turn.take(event, at), author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
+    item.calls = this.callsOf(event, at, turn);
     this.events.push(item);
-    this.byElement.set(card, item);
+    turn.items.push(item);
     this.apply(item);
-    turn.box.append(card);
+    this.blocks.add([item]);
+    if (turn.headItem?.isShown === false && turn.matching) this.showHead(turn);
     if (!this.isFollowing) this.missed += 1;
     return item;
+  }
+
+  /** The call of each part of an event that is one, or answers one. */
+  callsOf(event, at, turn) {
+    const batch = { seconds: 0 };
+    return (event.content?.parts ?? []).map(({ functionCall, functionResponse }) => {
+      if (functionCall) {
+        const call = new Call(functionCall, at, turn, batch);
+        if (functionCall.id) this.calls.set(functionCall.id, call);
+        return call;
+      }
+      if (!functionResponse) return null;
+      const call = this.calls.get(functionResponse.id) ?? null;
+      if (call) call.answer(functionResponse.response ?? {}, at, event.author === "user");
+      else if (hasFailed(functionResponse.response)) turn.sums.add("errors", 1);
+      return call;
+    });
+  }
+
+  /** Draw what a block has: the events of each turn in a box, under its heading. */
+  fill(box, items) {
+    const groups = new Map([...box.children].map((group) => [group.turn, group]));
+    const drawn = new Map();
+    for (const item of items) {
+      if (!drawn.has(item.turn)) drawn.set(item.turn, []);
+      drawn.get(item.turn).push(item.raw ? this.cardOf(item) : item.note ?? item.turn.head);
+    }
+    for (const [turn, elements] of drawn) {
+      if (!groups.has(turn)) groups.set(turn, Object.assign(turn.group(), { turn }));
+      arrange(groups.get(turn), elements);
+    }
+    arrange(box, [...drawn.keys()].map((turn) => groups.get(turn)));
+    if (this.wanted?.length) this.highlight();
+  }
+
+  cardOf(item) {
+    if (item.card) return item.card;
+    const { event, state_delta } = parse(item.raw);
+    const card = item.card = make("article", "event");
+    card.tabIndex = -1;
+    card.dataset.revision = item.revision;
+    card.setAttribute("aria-posinset", item.revision);
+    card.setAttribute("aria-setsize", -1);
+    card.setAttribute("aria-label", `Event ${item.revision} from ${event.author}`);
+    if (item.isNew) card.classList.add("new");
+    if (item === this.marked) card.setAttribute("aria-current", "true");
+    card.append(make("div", "nth", String(item.revision)), make("div", "", this.head(event, item), ...this.body(event, state_delta ?? {}, item)));
+    this.byElement.set(card, item);
+    return card;
   }
 
   /** The revisions of the first event and of the last; 1 and 0 if there is none. */
@@ -209,12 +280,13 @@ export class Timeline {
 
   /** Mark the event of a revision, and show it. */
   mark(revision) {
-    this.marked?.removeAttribute("aria-current");
-    this.marked = revision === null ? null : this.events.find((item) => item.revision === revision)?.card;
-    if (!this.marked) return;
-    this.marked.setAttribute("aria-current", "true");
+    this.marked?.card?.removeAttribute("aria-current");
+    this.marked = revision === null ? null : this.events.find((item) => item.revision === revision);
+    if (!this.marked?.isShown) return;
     this.isFollowing = false;
-    this.marked.scrollIntoView({ block: "nearest" });
+    this.blocks.show(this.marked);
+    this.marked.card.setAttribute("aria-current", "true");
+    this.marked.card.scrollIntoView({ block: "nearest" });
   }
 
   /** What an event can be filtered by; the choice of them grows with each new one. */
@@ -241,6 +313,7 @@ export class Timeline {
       box.label = group;
       choice.append(box);
     }
+    if (box.childElementCount >= MOST) return;
     const option = make("option", "", name);
     option.value = id;
     box.append(option);
@@ -254,22 +327,26 @@ export class Timeline {
     const isKnown = this.numbers.has(invocation);
     if (invocation && !isKnown) this.numbers.set(invocation, this.numbers.size + 1);
     const title = `Turn ${this.numbers.get(invocation)}${isKnown ? ", continued" : ""}`;
-    turn = new Turn(invocation, title, this.sums);
+    turn = new Turn(invocation, title, this);
     this.turns.push(turn);
-    this.list.append(turn.box);
+    if (invocation) {
+      turn.headItem = { turn, isShown: false };
+      this.blocks.add([turn.headItem]);
+    }
     return turn;
   }
 
-  head(event, revision, at, since, card, raw) {
+  head(event, item) {
+    const { since, revision, card, raw, at: { seconds, words: when } } = item;
     const author = make("span", "author", event.author || "nobody");
     author.style.setProperty("--hue", hueOf(event.author));
     const took = since === null ? "" : lasted(since);
-    const when = make("span", "when", took ? make("i", "", `+${took}`) : null, inClock(at));
-    when.title = inCalendar(at);
+    const time = make("span", "when", took ? make("i", "", `+${took}`) : null, inClock(seconds));
+    time.title = when;
     const tools = make("span", "tools",
-      button("{ }", "Show this event's JSON", () => this.toggleRaw(card)),
+      button("{ }", "Show this event's JSON", () => this.toggleRaw(item)),
       button("copy", "Copy this event's JSON (c)", () => copy(pretty(parse(raw)), `Event ${revision}`)));
-    return make("div", "head", author, ...this.tags(event), tools, when);
+    return make("div", "head", author, ...this.tags(event), tools, time);
   }
 
   tags(event) {
@@ -296,41 +373,43 @@ export class Timeline {
     return tags;
   }
 
-  body(change, event, at, turn) {
+  body(event, delta, item) {
     const made = [];
     if (event.errorCode || event.errorMessage) {
       made.push(make("div", "", make("span", "tag bad", String(event.errorCode ?? "error"))));
       if (event.errorMessage) made.push(...text(String(event.errorMessage), "text"));
     }
-    const batch = { seconds: 0 };
-    for (const part of [...(event.content?.parts ?? []), ...(summaryOf(event).parts ?? [])]) made.push(...this.part(part, event, at, turn, batch));
+    (event.content?.parts ?? []).forEach((part, place) => made.push(...this.part(part, item.calls[place])));
+    for (const part of summaryOf(event).parts ?? []) made.push(...this.part(part, null));
     const chips = make("div", "chips");
-    for (const [name, value] of Object.entries(change.state_delta ?? {})) {
-      if (name === METADATA) continue;
-      const chip = button("", `Set ${name}: show it in the state`, () => this.onShow(change.revision, name));
-      chip.className = "chip";
-      chip.append(make("b", "", name), ` = ${sketch(value, 60)}`);
-      chips.append(chip);
+    const chip = (name, value) => {
+      const element = button("", `Set ${name}: show it in the state`, () => this.onShow(item.revision, name));
+      element.className = "chip";
+      element.append(make("b", "", name), ` = ${sketch(value, 60)}`);
+      return element;
+    };
+    const set = Object.entries(delta).filter(([name]) => name !== METADATA);
+    chips.append(...set.slice(0, MOST).map(([name, value]) => chip(name, value)));
+    if (set.length > MOST) {
+      const more = button(`${counted.format(set.length - MOST)} more`, "Show more of what was set", () => more.replaceWith(...set.slice(MOST, 10 * MOST).map(([name, value]) => chip(name, value))));
+      more.className = "more";
+      chips.append(more);
     }
     for (const [name, version] of Object.entries(event.actions?.artifactDelta ?? {})) {
-      const chip = make("span", "chip artifact", `${name} (version ${literal(version)})`);
-      chip.title = "Saved an artifact";
-      chips.append(chip);
+      const saved = make("span", "chip artifact", `${name} (version ${literal(version)})`);
+      saved.title = "Saved an artifact";
+      chips.append(saved);
     }
     if (chips.childElementCount) made.push(chips);
     return made;
   }
 
-  part(part, event, at, turn, batch) {
+  part(part, call) {
     if (typeof part.text === "string") {
       return part.text ? text(part.text, part.thought ? "text thought" : "text") : [];
     }
-    if (part.functionCall) {
-      const call = new Call(part.functionCall, event, at, turn, batch);
-      if (part.functionCall.id) this.calls.set(part.functionCall.id, call);
-      return [call.card];
-    }
-    if (part.functionResponse) return [this.result(part.functionResponse, event, at, turn)];
+    if (part.functionCall) return [call.card];
+    if (part.functionResponse) return [this.result(part.functionResponse, call)];
     if (part.executableCode) {
       return [make("pre", "", String(part.executableCode.code ?? ""))];
     }
@@ -347,22 +426,23 @@ export class Timeline {
     return kind ? [folded("part", kind, part[kind])] : [];
   }
 
-  /** A tool's result: it goes to its call, and a link to that stays here. */
-  result({ id, name, response }, event, at, turn) {
-    const call = this.calls.get(id);
-    if (!call) {
-      if (hasFailed(response)) turn.sums.add("errors", 1);
-      return folded("result", name ?? "", response ?? {});
-    }
-    call.answer(response ?? {}, at, event.author === "user");
-    const link = button(`↑ result of ${call.name}`, "Show the call and its result", () => call.show());
+  /** A tool's result: its call has it, and a link to that stays here. */
+  result({ name, response }, call) {
+    if (!call) return folded("result", name ?? "", response ?? {});
+    const link = button(`↑ result of ${call.name}`, "Show the call and its result", () => this.showCall(call));
     link.className = "more";
     return link;
   }
 
+  showCall(call) {
+    this.blocks.show(call.turn.items.find((item) => item.calls.includes(call)));
+    call.card.open = true;
+    call.card.scrollIntoView({ block: "center" });
+  }
+
   note(words, className = "note") {
-    const note = make("div", className, words);
-    (this.turns.at(-1)?.box ?? this.list).append(note);
+    const turn = this.turns.at(-1) ?? new Turn("", "", this);
+    this.blocks.add([{ turn, note: make("div", className, words), isShown: true }]);
   }
 
   scrolled() {
@@ -397,31 +477,46 @@ export class Timeline {
     this.wanted = wordsOf(text);
     this.kind = kind;
     this.matching = 0;
-    for (const turn of this.turns) turn.shown = 0;
+    for (const turn of this.turns) turn.matching = 0;
     for (const item of this.events) this.apply(item);
+    for (const { headItem, matching } of this.turns) if (headItem) headItem.isShown = matching > 0;
+    this.blocks.refresh();
     this.summarise();
+    this.highlight();
     this.keepUp();
   }
 
   apply(item) {
     const isWanted = (!this.kind || item.kinds.has(this.kind)) && (this.wanted ?? []).every((word) => item.seen.includes(word));
-    item.card.hidden = !isWanted;
+    item.isShown = isWanted && !item.turn.isShut;
     if (isWanted) this.matching += 1;
-    if (isWanted) item.turn.shown += 1;
-    item.turn.box.hidden = item.turn.shown === 0;
+    if (isWanted) item.turn.matching += 1;
+  }
+
+  showHead(turn) {
+    turn.headItem.isShown = true;
+    this.blocks.changed(turn.headItem.block);
+  }
+
+  /** A turn was folded or unfolded. */
+  refresh(turn) {
+    this.matching -= turn.matching;
+    turn.matching = 0;
+    for (const item of turn.items) this.apply(item);
+    for (const block of new Set(turn.items.map((item) => item.block))) this.blocks.changed(block);
   }
 
   highlight() {
-    const shown = this.wanted?.length ? this.events.filter((item) => !item.card.hidden) : [];
-    highlight("event", shown.map((item) => item.card.lastChild), this.wanted ?? []);
+    const cards = this.wanted?.length ? [...this.list.querySelectorAll(".event")] : [];
+    highlight("event", cards.map((card) => card.lastChild), this.wanted ?? []);
   }
 
   summarise() {
     const all = this.events.length;
     const isFiltered = Boolean(this.wanted?.length || this.kind);
-    this.highlight();
     $("event-count").textContent = isFiltered ? `${counted.format(this.matching)} of ${counted.format(all)}` : counted.format(all);
-    for (const turn of this.turns) turn.draw();
+    for (const turn of this.altered) turn.draw();
+    this.altered.clear();
     const sums = this.sums.draw();
     $("sums").hidden = sums.length === 0;
     const turns = this.numbers.size ? [make("b", "", plural(this.numbers.size, "turn"))] : [];
@@ -431,39 +526,46 @@ export class Timeline {
     $("events-unmatched").hidden = !(isFiltered && all > 0 && this.matching === 0);
   }
 
-  toggleRaw(card) {
+  toggleRaw({ card, raw }) {
     const body = card.lastChild;
     const shown = body.querySelector(":scope > pre.raw");
     if (shown) shown.remove();
-    else body.append(make("pre", "raw", pretty(parse(this.byElement.get(card).raw).event)));
+    else body.append(make("pre", "raw", pretty(parse(raw).event)));
   }
 
-  current() { return this.byElement.has(document.activeElement) ? document.activeElement : null; }
+  /** The event that has the focus. */
+  current() { return this.byElement.get(document.activeElement) ?? null; }
 
   move(step) {
-    const cards = this.events.filter((item) => !item.card.hidden && !item.turn.isShut).map((item) => item.card);
-    if (!cards.length) return;
-    const at = cards.indexOf(this.current());
-    const next = at < 0 ? (step > 0 ? 0 : cards.length - 1) : Math.min(cards.length - 1, Math.max(0, at + step));
-    this.select(cards[at < 0 && this.isFollowing ? cards.length - 1 : next]);
+    const items = this.events.filter((item) => item.isShown);
+    if (!items.length) return;
+    const at = items.indexOf(this.current());
+    const next = at < 0 ? (step > 0 ? 0 : items.length - 1) : Math.min(items.length - 1, Math.max(0, at + step));
+    this.select(items[at < 0 && this.isFollowing ? items.length - 1 : next]);
   }
 
-  select(card) {
+  moveToFirst() {
+    const first = this.events.find((item) => item.isShown);
+    if (first) this.select(first);
+  }
+
+  select(item) {
     this.isFollowing = false;
-    card.focus({ preventScroll: true });
-    card.scrollIntoView({ block: "nearest" });
+    this.blocks.show(item);
+    item.card.focus({ preventScroll: true });
+    item.card.scrollIntoView({ block: "nearest" });
   }
 
-  unfold(card) {
-    const parts = [...card.querySelectorAll("details.call")];
-    const more = card.querySelectorAll(".folded + .more");
+  unfold(item) {
+    const parts = [...item.card.querySelectorAll("details.call")];
+    const more = item.card.querySelectorAll(".more");
     if (parts.length) {
       const isOpen = parts.some((part) => part.open);
       for (const part of parts) part.open = !isOpen;
-    } else if (more.length || card.querySelector(".more")) {
-      card.querySelectorAll(".more").forEach((each) => each.click());
+    } else if (more.length) {
+      more.forEach((each) => each.click());
     } else {
-      this.toggleRaw(card);
+      this.toggleRaw(item);
     }
   }
 

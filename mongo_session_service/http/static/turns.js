@@ -70,27 +70,38 @@ export class Sums {
 
 /** Successive events of one invocation. */
 export class Turn {
-  constructor(invocation, title, whole) {
-    this.invocation = invocation;
-    this.sums = new Sums(whole);
+  constructor(invocation, title, timeline) {
+    Object.assign(this, { invocation, title, timeline });
+    this.sums = new Sums(timeline.sums);
+    this.items = []; // its events
     this.lastTime = null;
-    this.shown = 0;
+    this.matching = 0;
     this.isShut = false;
-    this.numbers = make("span", "sums");
-    const fold = make("button", "fold", title);
+  }
+
+  /** The heading, which folds the events; it is made when it is first seen. */
+  get head() {
+    if (this.headElement) return this.headElement;
+    this.numbers = make("span", "sums", ...this.sums.draw());
+    const fold = make("button", "fold", this.title);
     fold.type = "button";
-    fold.title = `Fold or unfold the turn. Invocation ${invocation}`;
-    fold.setAttribute("aria-expanded", "true");
+    fold.title = `Fold or unfold the turn. Invocation ${this.invocation}`;
+    fold.setAttribute("aria-expanded", String(!this.isShut));
     fold.addEventListener("click", () => {
       this.isShut = !this.isShut;
-      this.box.classList.toggle("shut", this.isShut);
       fold.setAttribute("aria-expanded", String(!this.isShut));
+      this.timeline.refresh(this);
     });
-    this.head = make("div", "turn-head", fold, this.numbers);
-    this.head.hidden = !invocation;
-    this.box = make("div", "turn", this.head);
-    this.box.setAttribute("role", "group");
-    this.box.setAttribute("aria-label", invocation ? title : "Events of no invocation");
+    this.headElement = make("div", "turn-head", fold, this.numbers);
+    return this.headElement;
+  }
+
+  /** A box for some of its events. */
+  group() {
+    const box = make("div", "turn");
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", this.invocation ? this.title : "Events of no invocation");
+    return box;
   }
 
   /** Count an event in; gives the seconds since the one before, null for a user's. */
@@ -100,13 +111,11 @@ export class Turn {
     if (since > 0) this.sums.add("seconds", since);
     this.sums.used(tokensOf(event), event.modelVersion);
     if (event.errorCode || event.errorMessage) this.sums.add("errors", 1);
-    this.isChanged = true;
+    this.timeline.altered.add(this);
     return since;
   }
 
   draw() {
-    if (!this.isChanged) return;
-    this.isChanged = false;
-    this.numbers.replaceChildren(...this.sums.draw());
+    this.numbers?.replaceChildren(...this.sums.draw());
   }
 }

@@ -21,6 +21,7 @@ from mongo_session_service.http import live_app
 PARTS = {
     each.name: each.read_text("utf-8")
     for each in files("mongo_session_service.http").joinpath("static").iterdir()
+    if each.is_file()  # its folder of foreign code is not
 }
 
 
@@ -73,13 +74,23 @@ async def test_a_script_and_a_style_are_served_as_such(
     page = await answer(app, "/some/prefix/")
     script = await answer(app, "/some/prefix/static/live.js")
     style = await answer(app, "/some/prefix/static/live.css")
+    foreign = await answer(app, "/some/prefix/static/vendor/markdown-it-15.0.3.js")
 
     assert page.text == PARTS["live.html"]
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert script.text == PARTS["live.js"]
     assert script.headers["content-type"] == "text/javascript; charset=utf-8"
     assert style.headers["content-type"] == "text/css; charset=utf-8"
-    for name in ("", "none.js", "../live.py", "..%2Flive.py", "%2Fetc%2Fpasswd"):
+    assert "@license MIT" in foreign.text
+    assert foreign.headers["content-type"] == "text/javascript; charset=utf-8"
+    for name in (
+        "",
+        "none.js",
+        "../live.py",
+        "..%2Flive.py",
+        "%2Fetc%2Fpasswd",
+        "vendor/",
+    ):
         response = await answer(app, f"/some/prefix/static/{name}")
         assert response.status_code == 404
     refs = re.findall(r'(?:src|href)="([^"#?]+)"', page.text)
