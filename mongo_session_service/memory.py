@@ -92,9 +92,9 @@ class _Feeder:
         if key is None:
             return
         log = _Log(handlers.handler_connection(), key)
-        if change.kind == "deleted":
+        if change.kind in {"deleted", "redacted"}:
             await self._forget(key)
-            # It may be the end of an earlier session of this id.
+            # It may be the end of an earlier session of this id, or of an event.
             async for revision, event in log.events():
                 await self._remember(log, revision, event)
         elif change.event is not None and change.revision is not None:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -91,6 +91,7 @@ from mongo_session_service.sessions import (
     history,
     pruning,
     queries,
+    redaction,
     rewinds,
     search,
     trim,
@@ -1220,6 +1221,84 @@ class MongoSessionService(BaseSessionService):
             before_time = None if age is None else await at.ask_time() - age
             criterion = trim.Criterion(keep_last, before_revision, before_time)
             return await trim.trim(backend.connection, key, criterion)
+
+    @traced
+    async def redact_events(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        event_ids: Sequence[str] | None = None,
+        invocation_id: str | None = None,
+        replacement: str = "[redacted]",
+        state: bool = False,
+    ) -> int:
+        """Replaces the content of events for ever: what was said, called and set.
+
+        The events stay in the log, with their ids, authors, times, invocations and
+        revisions; calls and responses keep ids and names, and wait for nobody any
+        longer. Dead letters have the new events, no read cache the old ones, and who
+        watches receives ``redacted`` for each. Not reached are backups, exports, forks,
+        MongoDB's oplog until it rolls over, and what other events repeat.
+
+        Values that the events have set stay in state: a warning in the log names the
+        keys, and ``state=True`` replaces them first. Keys of app and user state are
+        known only while the events still have the values.
+
+        Up to 100 events are replaced in one transaction. If the call is interrupted,
+        repeat it: no loaded ``Session`` becomes stale, and a running turn goes on.
+
+        Args:
+            app_name: The app.
+            user_id: The user.
+            session_id: The session's id, stripped.
+            event_ids: The events.
+            invocation_id: Or the invocation whose events are redacted, all of them.
+            replacement: What stands in the place of texts and values.
+            state: Whether to replace the values in state that come from the events.
+
+        Returns:
+            How many events were redacted, without those that were before.
+
+        Raises:
+            SessionNotFoundError: the session is not stored.
+            InvalidInputError: an argument is invalid, an event or the invocation is not
+                in the session, which is then named, or not exactly one of both is
+                given. Nothing was redacted.
+            StorageError: a hook has sealed an event, and the service has none.
+            StorageUnavailableError: another program has locked the session, or others
+                kept appending. Call it again for the rest.
+        """
+        key = session_key(app_name, user_id, session_id)
+        if (event_ids is None) == (invocation_id is None):
+            raise InvalidInputError("Give either event_ids or an invocation_id.")
+        if event_ids is None:
+            wanted: list[str] | str = validation.check_string(
+                "invocation_id", invocation_id
+            )
+        else:
+            wanted = validation.check_event_ids("event_ids", event_ids)
+        replacement = validation.check_text("replacement", replacement)
+        validation.check_flag("state", state)
+        async with self._backend() as backend:
+            at = backend.connection
+            part = await redaction.find_part(at, key, wanted)
+            found = await redaction.preview(at, part)
+            try:
+                if state:
+                    await redaction.redact_state(at, part, replacement)
+                count = await redaction.redact_part(at, part, replacement)
+            finally:
+                self._backends.forget(*key)
+        if found.state_keys and not state:
+            logger.warning(
+                "Values of redacted events of session %s are still in its state, under"
+                " %s. To replace them as well, redact with state=True.",
+                quoted(key.session_id),
+                ", ".join(map(quoted, found.state_keys)),
+            )
+        return count
 
     @traced
     async def prune(

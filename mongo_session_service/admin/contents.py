@@ -6,7 +6,7 @@ are the service's own; without ``after_load``, what they have sealed stays seale
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +18,7 @@ from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import StorageError, session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey, session_key
-from mongo_session_service.model.results import Erased, SessionSummary
+from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.indexes import OPTIONAL
 from mongo_session_service.schema.setup import has_index, missing_indexes
 from mongo_session_service.schema.version import recorded_version
@@ -27,6 +27,7 @@ from mongo_session_service.sessions import (
     deletion,
     directory,
     queries,
+    redaction,
     search,
 )
 from mongo_session_service.sessions.details import ANNOUNCED
@@ -169,6 +170,20 @@ async def fork(
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
     async with backend_of(service).call() as backend:
         await copy_session(backend.connection, source, target, revision)
+
+
+async def redactable(
+    service: MongoSessionService, key: SessionKey, wanted: Sequence[str] | str
+) -> Redactable:
+    """Find what redacting some events, or an invocation, would replace.
+
+    Raises:
+        SessionNotFoundError: the session is not stored.
+        InvalidInputError: an event, or the invocation, is not there.
+    """
+    async with backend_of(service).call(sets_up=False) as backend:
+        part = await redaction.find_part(backend.connection, key, wanted)
+        return await redaction.preview(backend.connection, part)
 
 
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)

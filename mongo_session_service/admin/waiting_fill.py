@@ -45,7 +45,7 @@ async def fill_waiting(
             if not ids:
                 break
             for key in await sessions_that_asked(at, ids[0], ids[-1]):
-                changed += await refresh_waiting(at, key)
+                changed += await at.retry(refresh_waiting, at, key)
             last, seen = ids[-1], seen + len(ids)
             if progress is not None:
                 progress(seen)

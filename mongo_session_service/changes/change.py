@@ -13,6 +13,18 @@ from mongo_session_service.codec import public_view
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnInfo, WaitingCall
 
+ChangeKind = Literal[
+    "snapshot",
+    "created",
+    "appended",
+    "redacted",
+    "state",
+    "updated",
+    "deleted",
+    "partial",
+    "turn",
+]
+
 
 @public
 class Change(BaseModel):
@@ -23,16 +35,7 @@ class Change(BaseModel):
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64")  # as ADK's events
 
-    kind: Literal[
-        "snapshot",
-        "created",
-        "appended",
-        "state",
-        "updated",
-        "deleted",
-        "partial",
-        "turn",
-    ]
+    kind: ChangeKind
     app_name: str
     user_id: str | None = None
     """None for a change of an app's state."""
@@ -41,10 +44,11 @@ class Change(BaseModel):
     revision: int | None = None
     """The session's revision after this change; together with the session's key it
     identifies an ``appended`` change, unless the session is deleted and recreated. None
-    for what belongs to no session, and for ``updated`` and ``deleted``."""
+    for what belongs to no session, and for ``redacted``, ``updated``, ``deleted``."""
     event: Event | None = None
-    """The event that was appended, None if it cannot be decoded; in a ``partial``, what
-    was said since the one before with the event's id."""
+    """The event that was appended, or that was redacted, as it is now; None if it
+    cannot be decoded. In a ``partial``, what was said since the one before with the
+    event's id."""
     state_delta: dict[str, Any] = {}
     """What was set, its keys prefixed by scope: by an event, by a write to the state of
     the app or user, or as the initial state of a session ``created``."""
@@ -68,8 +72,7 @@ class Change(BaseModel):
     rises."""
     time: float
     """Seconds since 1970: an event's timestamp, a session's creation or last update,
-    for ``state``, ``updated`` and ``deleted`` when MongoDB committed it, and for
-    ``turn`` when it was noted."""
+    for ``turn`` when it was noted, and else when MongoDB committed it."""
 
     @property
     def session_key(self) -> SessionKey | None:

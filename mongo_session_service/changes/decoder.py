@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _DROPS: Final = ("drop", "rename", "dropDatabase", "invalidate")
 _WRITES: Final = ("insert", "update", "replace")
 _OF_SESSIONS: Final = ("insert", "replace", "delete")
+_OF_REDACTIONS: Final = "replace"
+"""What a redaction does to an event, and nothing else does."""
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
 _OURS: Final = {"state": dict, "revision": int, "create_time": float}
 _OF_TURNS: Final = {"status": str, "since": datetime, "host": str, "time": datetime}
@@ -78,6 +80,22 @@ class Appended:
         except bson_values.UnreadableError:
             return {}
         return delta if isinstance(delta, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """An event's content was replaced."""
+
+    key: SessionKey
+    document: Document
+    """The event as it is now."""
+    time: float
+    hooks: Hooks = field(repr=False, compare=False)
+
+    def change(self) -> Change:
+        """The change that subscribers receive."""
+        event = documents.decode_event(self.document, self.hooks)
+        return Change(kind="redacted", **self.key.id, event=event, time=self.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +252,7 @@ class OversizedChange:
         raise StorageError(message)
 
 
-ChangeRecord = Appended | Created | Updated | Deleted | StateSet
+ChangeRecord = Appended | Redacted | Created | Updated | Deleted | StateSet
 """What subscribers and consumers receive, before it is made a :class:`Change`.
 
 Making one raises ``StorageError`` if this release of ADK, or the application's hook,
@@ -289,7 +307,10 @@ def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
     """
     states = {"$in": [names.app_states, names.user_states]}
     writes: list[Document] = [
-        {"ns.coll": names.events, "operationType": "insert"},
+        {
+            "ns.coll": names.events,
+            "operationType": {"$in": ["insert", _OF_REDACTIONS]},
+        },
         {"ns.coll": names.sessions, "operationType": {"$in": list(_OF_SESSIONS)}},
         {
             "ns.coll": states,
@@ -345,7 +366,11 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | Non
     try:
         id_ = change["documentKey"]["_id"]
         if collection == names.events:
-            return appended(id_, change.get("fullDocument"), hooks)
+            found = appended(id_, change.get("fullDocument"), hooks)
+            if found and change["operationType"] == _OF_REDACTIONS:
+                at = committed_at(change)
+                return Redacted(found.key, found.document, at, hooks)
+            return found
         if collection == names.sessions:
             return _of_session(id_, change, hooks)
         return _state_set(id_, change, hooks)

@@ -215,6 +215,7 @@ def _topics_of(item: ChangeEvent | decoder.TurnProgress) -> list[Hashable]:
             return ["everything", ("states of users", app_name), of_user]
         case (
             Appended(key)
+            | decoder.Redacted(key)
             | decoder.Created(key)
             | decoder.Updated(key)
             | decoder.Deleted(key)

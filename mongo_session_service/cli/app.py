@@ -21,7 +21,7 @@ from mongo_session_service.cli.consumer_commands import consumers
 from mongo_session_service.cli.edit_commands import fork, set_session
 from mongo_session_service.cli.follow_commands import live, watch
 from mongo_session_service.cli.inspect_commands import sessions, show
-from mongo_session_service.cli.removal_commands import erase, prune, trim
+from mongo_session_service.cli.removal_commands import erase, prune, redact, trim
 from mongo_session_service.cli.server_commands import (
     completion,
     doctor,
@@ -46,7 +46,7 @@ Exit codes:
 
 _HEADINGS: Final = {
     "Look at sessions": ("sessions", "show", "watch", "live"),
-    "Change sessions": ("set", "fork", "trim", "prune", "erase"),
+    "Change sessions": ("set", "fork", "redact", "trim", "prune", "erase"),
     "Move sessions": ("import", "verify", "export"),
     "Run MongoDB": ("setup", "grants", "doctor", "shard", "mongod"),
     "Other commands": ("consumers", "completion"),
@@ -151,7 +151,7 @@ def main() -> None:
 
 for command in (
     *(sessions, show, watch, live),
-    *(fork, set_session, erase, prune, trim),
+    *(fork, set_session, erase, prune, redact, trim),
     *(consumers, setup, shard, doctor, grants, mongod, completion),
     *COMMANDS,
 ):

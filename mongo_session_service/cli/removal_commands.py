@@ -1,4 +1,4 @@
-"""Commands that remove sessions or events: ``trim``, ``prune`` and ``erase``."""
+"""Commands that remove sessions, events or their content, such as ``erase``."""
 
 from __future__ import annotations
 
@@ -79,6 +79,70 @@ async def trim(
         return
     of = f"{trimmed} of {counted(sessions, 'session')}"
     terminal.say(f"Removed {counted(events, 'event')} from {of} in {where}.")
+
+
+@click.command()
+@options.session_arguments
+@click.argument("event_ids", nargs=-1, metavar="[EVENT]...")
+@click.option("--invocation", metavar="ID", help="All events of this invocation.")
+@click.option(
+    "--replacement",
+    default="[redacted]",
+    show_default=True,
+    metavar="TEXT",
+    help="What stands in the place of texts and values.",
+)
+@click.option(
+    "--state", is_flag=True, help="Replace values in state that the events have set."
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@options.as_json
+@options.connected
+async def redact(
+    place: options.Place,
+    ids: tuple[str, str, str],
+    event_ids: tuple[str, ...],
+    invocation: str | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Replaces the content of events for ever, and leaves the events.
+
+    Texts, arguments, responses, files and values that were set are gone then; ids,
+    authors, times and the names of functions stay. Backups, exports and forks are not
+    reached.
+
+    \b
+    Example:
+      mongo-session-service redact my_app ada 5f0c 0c1f --dry-run
+      mongo-session-service redact my_app ada 5f0c --invocation e-77 --state
+    """  # noqa: D301
+    if bool(event_ids) == bool(invocation):
+        raise click.UsageError("Name events, or an --invocation.")
+    async with place.service() as service:
+        from mongo_session_service.admin import contents
+        from mongo_session_service.model.records import session_key
+
+        key = session_key(*ids)
+        wanted = invocation or event_ids
+        found = await contents.redactable(service, key, wanted)
+        count = found.events
+        if not dry_run:
+            count = await service.redact_events(
+                **key.id, event_ids=event_ids or None, invocation_id=invocation, **how
+            )
+    if as_json:
+        terminal.show_json({"events": count, "state_keys": found.state_keys})
+        return
+    done = "Would redact" if dry_run else "Redacted"
+    terminal.say(f"{done} {counted(count, 'event')}.")
+    if found.state_keys:
+        names = ", ".join(map(printable, found.state_keys))
+        is_done = how["state"] and not dry_run
+        said = "Replaced in state" if is_done else "State has values of them"
+        terminal.say(f"{said}: {names}." + ("" if how["state"] else " See --state."))
 
 
 async def _trim_sessions(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _KIND_STYLES: Final = {
     "snapshot": "bold",
     "created": "green",
+    "redacted": "red",
     "state": "yellow",
     "updated": "yellow",
     "deleted": "red",

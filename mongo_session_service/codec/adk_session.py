@@ -40,7 +40,7 @@ _FIELDS: Final = set(Session.model_fields)
 
 def to_session(stored: StoredSession) -> Session:
     """A stored session as ADK's callers get it."""
-    (app_name, user_id, session_id), marker, update_time, state, events, _ = stored
+    (app_name, user_id, session_id), marker, update_time, state, events, *_ = stored
     fields = {
         "id": session_id,
         "app_name": app_name,

@@ -57,6 +57,9 @@ revision. Events up to it may still be there; they count as removed.
 TRIMMING: Final = "trimming"
 """Where it keeps the revision after which such events may be there, if any may."""
 
+REDACTIONS: Final = "redactions"
+"""Where a session counts how often events of it were redacted."""
+
 LISTED: Final = (
     *("state", "title", "revision", "create_time", "update_time"),
     *("ttl", "expire_time"),
@@ -457,7 +460,13 @@ def decode_sessions(
             state = state | shared
         marker = Marker.of(document)
         yield StoredSession(
-            key, marker, update_time, state, [*events], log_begins(document)
+            key,
+            marker,
+            update_time,
+            state,
+            [*events],
+            log_begins(document),
+            document.get(REDACTIONS, 0),
         )
 
 

@@ -19,6 +19,7 @@ from mongo_session_service.changes.decoder import (
     Appended,
     Created,
     Deleted,
+    Redacted,
     StateSet,
     Trimmed,
     Updated,
@@ -188,7 +189,7 @@ def _id(consumer: str, item: Item) -> Document:
         return item.id
     id_: Document = {"consumer": consumer, "kind": _kind_of(item)}
     match item:
-        case Appended(key, document):
+        case Appended(key, document) | Redacted(key, document):
             # The event's own id, too: a session may be created again under its name.
             event = document["event"].get("id")
             return {**id_, **document["_id"], "event": event}
@@ -225,7 +226,7 @@ def resealed_letter(stored: Document, resealer: Resealer) -> Document | None:
     ((name, before),) = item.items()
     if name == "delta":
         changes = resealer.state(before, owner)
-    elif id_["kind"] == "appended":
+    elif id_["kind"] in {"appended", "redacted"}:
         changes = resealer.event(before)
     else:
         changes = resealer.states(before, owner)
@@ -243,6 +244,7 @@ def _error_type(error: str) -> str:
 
 _KINDS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
     "appended": (Appended, ("document",)),
+    "redacted": (Redacted, ("document",)),
     "created": (Created, ("document",)),
     "updated": (Updated, ("details", "waiting")),
     "deleted": (Deleted, ()),

@@ -8,6 +8,7 @@ from fastapi import Path
 from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict, Field
 
+from mongo_session_service.changes.change import ChangeKind
 from mongo_session_service.model.validation import MAX_ID_BYTES
 
 MAX_PAGE: Final = 200
@@ -69,7 +70,7 @@ class SessionChange(BaseModel):
     What is not there is left out; an outline has no event, state and state_delta.
     """
 
-    kind: Literal["snapshot", "created", "appended", "state", "updated", "deleted"]
+    kind: ChangeKind
     app_name: str
     user_id: str | None = None
     session_id: str | None = None

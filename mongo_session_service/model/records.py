@@ -85,6 +85,8 @@ class StoredSession(NamedTuple):
     events: list[Event]
     log_begins: int = 0
     """The revision after which its log begins: earlier events were trimmed."""
+    redactions: int = 0
+    """How often events of it were redacted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,15 @@ class UserEvent(NamedTuple):
     event: Event
 
 
+class Redactable(NamedTuple):
+    """What a redaction would replace."""
+
+    events: int
+    """Those that were not redacted before."""
+    state_keys: tuple[str, ...]
+    """Keys of state whose values come from the events, as ADK shows them."""
+
+
 @public
 @dataclass(frozen=True, slots=True)
 class Pruned:

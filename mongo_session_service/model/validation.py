@@ -185,3 +185,13 @@ def _check_type(what: str, value: object, kind: Any) -> None:
         name = getattr(kind, "__name__", "number")
         message = f"{what} must be {indefinite(name)}, not {type(value).__name__}."
         raise InvalidInputError(message)
+
+
+def check_event_ids(what: str, value: object) -> list[str]:
+    """Return a list of strings, which may not be empty."""
+    if not isinstance(value, list | tuple | set | frozenset):
+        message = f"{what} must be a list of ids, not {type(value).__name__}."
+        raise InvalidInputError(message)
+    if not value:
+        raise InvalidInputError(f"{what} must name an event.")
+    return [check_string(f"Each of {what}", each) for each in value]

@@ -18,6 +18,7 @@ from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
     LOG_BEGINS,
+    REDACTIONS,
     log_begins,
     session_document,
 )
@@ -58,7 +59,8 @@ _LOST: Final = (
 
 
 _TRIMMED: Final = (
-    "The session was trimmed during the fork, which was removed. Try again."
+    "The session was trimmed, or events of it were redacted, during the fork, which was"
+    " removed. Try again."
 )
 
 
@@ -232,13 +234,14 @@ class Fork:
             "create_time": self.beginning.session["create_time"],
         }
         begins = log_begins(self.beginning.session)
+        redactions = self.beginning.session.get(REDACTIONS)
 
         async def work(txn: Txn) -> None:
-            fields = {LOG_BEGINS: 1}
+            fields = dict.fromkeys((LOG_BEGINS, REDACTIONS), 1)
             found = await at.sessions.find_one(source, fields, session=txn)
             if not found:
                 raise session_not_found_error(self.source.session_id)
-            if log_begins(found) != begins:
+            if log_begins(found) != begins or found.get(REDACTIONS) != redactions:
                 raise StorageUnavailableError(_TRIMMED)
             if not await at.sessions.find_one(held, {"_id": 1}, session=txn):
                 raise StorageUnavailableError(_LOST)

@@ -37,6 +37,8 @@ class CachedLog:
     """Of the last."""
     blocks: tuple[bytes, ...]
     """Them all, as :mod:`event_blocks` makes them."""
+    redactions: int
+    """How often the session's events had been redacted."""
     read_at: float
     """When the first of them was read, by ``monotonic()``."""
 

@@ -152,6 +152,7 @@ class SessionStore:
                 last=last,
                 revision=_revision(last),
                 blocks=(*(known.blocks if known else ()), *filter(None, blocks)),
+                redactions=session.redactions,
                 read_at=known.read_at if known else began,
             )
             cache.put(key, log_read, drops)
@@ -310,6 +311,7 @@ def _continues(session: StoredSession, log: list[Encoded], known: CachedLog) -> 
         and log[-1] == known.last
         and session.log_begins < known.first
         and session.marker.create_time == known.create_time
+        and session.redactions == known.redactions
     )
 
 

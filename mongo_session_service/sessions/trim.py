@@ -20,11 +20,11 @@ from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
     INITIAL,
     LOG_BEGINS,
+    REDACTIONS,
     TRIMMING,
     log_begins,
 )
 from mongo_session_service.codec.waiting_fields import (
-    WAITING,
     decode_waiting,
     encode_waiting,
 )
@@ -115,8 +115,9 @@ class Ties:
     rewinds: list[tuple[int, str]] = field(default_factory=list)
     firsts: dict[str, int] = field(default_factory=dict)
     """The revisions of the invocations' first events."""
-    state: tuple[int, Document] | None = None
-    """A revision where the log may be cut, and the session's state as of then."""
+    state: tuple[tuple[int, int | None], Document] | None = None
+    """A revision where the log may be cut, the number of redactions, and the session's
+    state as of then."""
 
     def __post_init__(self) -> None:
         self.until = self.older = self.begins
@@ -205,15 +206,18 @@ async def trim(connection: Connection, key: SessionKey, criterion: Criterion) ->
         cut = ties.cut(wanted, connection.clock.now())
         if cut <= begins:
             return await _resume(connection, key, session)
-        if ties.state is None or ties.state[0] != cut:
+        as_of = cut, session.get(REDACTIONS)
+        if ties.state is None or ties.state[0] != as_of:
             _, state = await history.states_at(connection, key, beginning, cut)
             check_initial_state(state)
-            ties.state = cut, state
+            ties.state = as_of, state
         waiting = decode_waiting(session, connection.hooks)
         if any(each.revision <= cut for each in waiting.named):
             log = rewinds.LogAt(key, cut, session["revision"])
             waiting = await waiting_at(connection, log)
-        setting = partial(_set_cut, connection, session, *ties.state, waiting=waiting)
+        setting = partial(
+            _set_cut, connection, session, cut, ties.state[1], waiting=waiting
+        )
         if await uninterrupted(run_transaction(connection, setting)):
             return await _remove(connection, key, created, cut)
     raise StorageUnavailableError(_BUSY)
@@ -254,15 +258,15 @@ async def _set_cut(
 ) -> bool:
     """Have a session's log begin after a revision, unless it changed since it was read.
 
-    An event appended since may be a rewind that undoes what is to be removed. What
-    waits may have changed by a redaction.
+    An event appended since may be a rewind that undoes what is to be removed. What was
+    read of events that are redacted must not be stored.
     """
     begins = log_begins(read)
     where: Document = {
         **queries.writable(connection),
         **{name: read[name] for name in ("_id", "create_time", "revision")},
         LOG_BEGINS: begins or {"$exists": False},
-        WAITING: read.get(WAITING),
+        REDACTIONS: read.get(REDACTIONS),
     }
     cutting = {LOG_BEGINS: cut, TRIMMING: read.get(TRIMMING, begins), INITIAL: None}
     key, hooks = SessionKey(**read["_id"]), connection.hooks

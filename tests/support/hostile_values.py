@@ -244,6 +244,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "labels": state,
     "where": state,
     "waiting": objects | texts,
+    "event_ids": objects | texts,
+    "replacement": texts,
     "newest_first": objects | texts,
     "with_state": objects | texts,
     "rewound": objects | texts,

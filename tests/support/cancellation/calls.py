@@ -20,6 +20,7 @@ WRITES = [
     Case("MongoSessionService.update_session", writes.update, 10),
     Case("MongoSessionService.fork_session", writes.fork, 25),
     Case("MongoSessionService.trim_session", writes.trim, 15),
+    Case("MongoSessionService.redact_events", writes.redact, 15),
     Case("MongoSessionService.delete_session", writes.delete, 10),
     Case("MongoSessionService.delete_session", writes.delete_long, 20),
     Case("MongoSessionService.delete_user", writes.delete_user, 20),

@@ -164,6 +164,22 @@ async def trim(world: World) -> Prepared:
     return world.service.trim_session(**ids_of(session), keep_last=1), check
 
 
+async def redact(world: World) -> Prepared:
+    """All events are redacted or none; a repeated call finishes it."""
+    session = await world.session(events=3)
+    wanted = {"event_ids": [each.id for each in session.events], "state": True}
+
+    async def check() -> None:
+        await world.service.redact_events(**ids_of(session), **wanted)
+        found = await world.stored(session)
+        assert found is not None
+        assert [each.id for each in found.events] == wanted["event_ids"]
+        assert all(each.custom_metadata for each in found.events)
+        assert await world.service.redact_events(**ids_of(session), **wanted) == 0
+
+    return world.service.redact_events(**ids_of(session), **wanted), check
+
+
 async def delete(world: World) -> Prepared:
     session = await world.session()
 

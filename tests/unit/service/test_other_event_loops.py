@@ -64,6 +64,7 @@ def coroutines(service: MongoSessionService) -> dict[str, Coroutine[Any, Any, An
         "ping": service.ping(),
         "prune": service.prune(),
         "recover_turns": service.recover_turns(runner),
+        "redact_events": service.redact_events(**SESSION, event_ids=["e"]),
         "setup": service.setup(),
         "start_turn": service.start_turn(runner, **OF_USER),
         "stop_turn": service.stop_turn(**SESSION),

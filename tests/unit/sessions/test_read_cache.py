@@ -16,6 +16,7 @@ LOG = CachedLog(
     last=b"x",
     revision=64,
     blocks=(b"x" * 9000,),
+    redactions=0,
     read_at=float("inf"),
 )
 ADA, BOB = SessionKey("app", "ada", "1"), SessionKey("app", "bob", "1")
