@@ -91,6 +91,7 @@ async def test_markdown_is_set(
         "pre": 'alert("<b>");',
     }.items():
         await expect(text.locator(selector)).to_have_text(shown)
+    await expect(text.locator("td:last-child")).to_have_css("text-align", "right")
     links = text.locator("a")
     await expect(links).to_have_text(["the page", "https://example.com/x"])
     await expect(links.first).to_have_attribute("href", "https://example.com/a_b_c")

@@ -8,17 +8,17 @@ reader.disable("image"); // nothing is loaded: an image is a link to it
 reader.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
 reader.validateLink = (target) => /^(?:https?:\/\/|mailto:)/i.test(target);
 
-const CONTAINERS = { h1: "div", h2: "div", h3: "div", h4: "div", h5: "div", h6: "div" };
-
 /** The element that a token begins, or is. */
 function elementOf(token) {
-  const element = make(CONTAINERS[token.tag] ?? token.tag, token.type === "heading_open" ? `h ${token.tag}` : "");
+  const element = token.type === "heading_open" ? make("div", `h ${token.tag}`) : make(token.tag, "");
   if (token.tag === "a") {
     element.href = element.title = token.attrGet("href");
     element.target = "_blank";
     element.rel = "noopener noreferrer";
   } else if (token.attrGet("start")) {
     element.start = Number(token.attrGet("start"));
+  } else if (token.attrGet("style")) { // of a table's cell
+    [, element.style.textAlign] = token.attrGet("style").split(":");
   }
   return element;
 }
