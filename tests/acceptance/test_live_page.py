@@ -179,6 +179,29 @@ async def test_a_title_is_no_state_that_changed(
     await expect(page.locator("#where .name")).to_have_text("monday")
 
 
+async def test_what_is_redacted_leaves_the_page(
+    page: Page, url: str, service: MongoSessionService, session: Session
+) -> None:
+    """The event, the state that it set, and what the page has of both to search."""
+    await say(service, session, "My card is 4111", card="4111")
+    await say(service, session, "two")
+    await page.goto(of(url))
+    await expect(page.locator(".event .text")).to_have_text(["My card is 4111", "two"])
+    first = session.events[0].id
+
+    await service.redact_events(**KEY, event_ids=[first], state=True)
+
+    await expect(page.locator(".event .text")).to_have_text(["[redacted]", "two"])
+    row = page.locator('#state .row[data-key="card"]')
+    await expect(row).to_contain_text("[redacted]")
+    await page.locator("#filter").fill("4111")
+    await expect(page.locator("#event-count")).to_have_text("0 of 2")
+    assert "4111" not in await page.locator("#session").inner_text()
+    await say(service, session, "three")
+    await page.locator("#filter").fill("")
+    await expect(page.locator(".event")).to_have_count(3)
+
+
 async def test_a_deleted_session_is_shown_as_such(
     page: Page, url: str, service: MongoSessionService, session: Session
 ) -> None:

@@ -100,6 +100,12 @@ export class Connection {
     this.wake?.();
   }
 
+  /** Read everything once more. */
+  startOver() {
+    this.isAnew = true;
+    this.aborter.abort();
+  }
+
   async rest() {
     show("waiting", "Paused while hidden");
     while (this.isResting) await new Promise((resolve) => { this.wake = resolve; });
@@ -110,6 +116,8 @@ export class Connection {
   /** One connection, to its end; gives the reason if one is known. */
   async read() {
     const headers = { Accept: "text/event-stream" };
+    if (this.isAnew) this.lastId = null;
+    this.isAnew = false;
     if (this.lastId !== null) headers["Last-Event-ID"] = this.lastId;
     this.aborter = new AbortController();
     this.listen();

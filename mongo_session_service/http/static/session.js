@@ -55,6 +55,11 @@ class SessionPage {
 
   /** A frame that arrived; it is drawn in its turn. */
   take(kind, raw) {
+    if (kind === "redacted") { // what it takes away may be in any event, state and search
+      this.queue.length = 0;
+      this.connection.startOver();
+      return;
+    }
     this.queue.push([kind, raw]);
     if (kind === "appended" && document.visibilityState === "hidden") this.unread += 1;
     this.draw();
@@ -249,5 +254,6 @@ export function watch() {
       page.title();
     }
   });
-  new Connection(page).run();
+  page.connection = new Connection(page);
+  page.connection.run();
 }
