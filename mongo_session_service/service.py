@@ -70,7 +70,9 @@ from mongo_session_service.model.limits import DEFAULT
 from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven
 from mongo_session_service.model.records import (
     Document,
+    Marker,
     SessionKey,
+    StoredSession,
     lookup_key,
     session_key,
 )
@@ -110,6 +112,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 State = dict[str, Any]
+
+
+class ListedPage(ListSessionsResponse):
+    """A page of ``list_sessions``, as ADK's next design has it."""
+
+    next_page_token: str | None = None
 
 
 @public
@@ -372,17 +380,46 @@ class MongoSessionService(BaseSessionService):
     @override
     @traced
     async def list_sessions(
-        self, *, app_name: str, user_id: str | None = None
+        self,
+        *,
+        app_name: str,
+        user_id: str | None = None,
+        page_size: int | None = None,
+        page_token: str | None = None,
     ) -> ListSessionsResponse:
         """Lists an app's or a user's sessions with their state, without events.
 
         The least recently updated comes first, ties by user and then session id. One
         that another tool has damaged is left out, with a warning that names it.
+
+        Args:
+            app_name: The app.
+            user_id: Only this user's.
+            page_size: How many to return at most, up to 1,000; by default all. Pages
+                are in the order of creation, the newest first, and the response has a
+                ``next_page_token``, which is None on the last page.
+            page_token: The ``next_page_token`` of the page before.
+
+        Raises:
+            InvalidInputError: an argument is invalid, or the token is not one of this
+                list.
         """
+        if page_size is not None:
+            search.check_limit(page_size, "page_size")
+        elif page_token is not None:
+            raise InvalidInputError("A page_token needs a page_size.")
         app = lookup_id("app_name", app_name)
         user = None if user_id is None else lookup_id("user_id", user_id)
         if app is None or (user is None and user_id is not None):
             return ListSessionsResponse()
+        if page_size is not None:
+            page = await self.find_sessions(
+                app_name=app, user_id=user, limit=page_size, page_token=page_token
+            )
+            return ListedPage.model_construct(
+                sessions=[*map(_listed, page.sessions)],
+                next_page_token=page.next_page_token,
+            )
         async with self._backend() as backend:
             stored = await backend.store.list_sessions(app, user)
             sessions = await in_slices(map(to_session, stored))
@@ -1021,7 +1058,8 @@ class MongoSessionService(BaseSessionService):
         pages: AsyncGenerator[list[Document]] | None = None
         left = wanted.limit
         while left != 0:
-            with Operation("iter_events", self.database_name, key.app_name):
+            named = key.app_name, key.session_id
+            with Operation("iter_events", self.database_name, *named):
                 async with self._backend() as backend:
                     if pages is None:
                         pages = await rewinds.select_events(
@@ -1608,6 +1646,15 @@ class MongoSessionService(BaseSessionService):
 
     def _backend(self) -> BackendCall:
         return self._backends.call()
+
+
+def _listed(summary: SessionSummary) -> Session:
+    """Make what a list shows of a session."""
+    expires = summary.expire_time is not None
+    marker = Marker(summary.revision, summary.create_time, summary.ttl, expires)
+    key = SessionKey(summary.app_name, summary.user_id, summary.id)
+    state, updated = dict(summary.state or {}), summary.last_update_time
+    return to_session(StoredSession(key, marker, updated, state, []))
 
 
 def _app_of(runner: object) -> str:

@@ -2,7 +2,8 @@
 
 The application's SDK exports them; it may be set up after this package is imported.
 Without an SDK, a call costs a few microseconds. They name the database, the call, the
-app and the type of an error, but no user, session or content.
+app and the type of an error, but no user and no content. Spans name the session, too,
+as those of ADK do.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _SYSTEM: Final = "db.system.name"
 _OPERATION: Final = "db.operation.name"
 _ERROR: Final = "error.type"
 _APP: Final = f"{NAME}.app_name"
+_SESSION: Final = "gen_ai.conversation.id"
 _BATCH: Final = f"{NAME}.batch.size"
 
 _SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
@@ -72,20 +74,23 @@ def traced(method: _Method[_Arguments, _Result]) -> _Method[_Arguments, _Result]
     @wraps(method)
     async def operating(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         service: Any = args[0]
-        with Operation(name, service.database_name, _app_name(args, kwargs)):
+        named = _app_and_session(args, kwargs)
+        with Operation(name, service.database_name, *named):
             return await method(*args, **kwargs)
 
     return operating
 
 
-def _app_name(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """The app that a call names, if any."""
+def _app_and_session(
+    args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[object, object]:
+    """The app and the session's id that a call names, if any."""
     if "app_name" in kwargs:
-        return kwargs["app_name"]
+        return kwargs["app_name"], kwargs.get("session_id")
     for each in (*args, *kwargs.values()):
         if isinstance(each, Session):
-            return each.app_name
-    return None
+            return each.app_name, each.id
+    return None, None
 
 
 class Operation:
@@ -97,15 +102,18 @@ class Operation:
 
     __slots__ = ("_labels", "_span", "_started", "_token")
 
-    def __init__(self, name: str, database: str, app_name: object) -> None:
+    def __init__(
+        self, name: str, database: str, app_name: object, session_id: object = None
+    ) -> None:
         self._labels = {_SYSTEM: "mongodb", DATABASE: database, _OPERATION: name}
         self._token: Token[context.Context] | None = None
         self._started = perf_counter()
-        of_app = {_APP: app_name} if isinstance(app_name, str) else {}
+        named = {_APP: app_name, _SESSION: session_id}
+        known = {name: it for name, it in named.items() if isinstance(it, str)}
         self._span = _tracer.start_span(
             f"{name} {database}",
             kind=trace.SpanKind.CLIENT,
-            attributes={**self._labels, **of_app},
+            attributes={**self._labels, **known},
         )
 
     def __enter__(self) -> Self:

@@ -209,15 +209,15 @@ async def check_order(connection: Connection, search: Search) -> None:
         )
 
 
-def check_limit(limit: object) -> int:
-    """Return ``limit`` if a page may have so many sessions.
+def check_limit(limit: object, name: str = "limit") -> int:
+    """Return a limit if a page may have so many sessions.
 
     Raises:
         InvalidInputError: it is not a number from 1 to ``MAX_LIMIT``.
     """
     is_number = isinstance(limit, int) and not isinstance(limit, bool)
     if not is_number or not 1 <= limit <= MAX_LIMIT:  # type: ignore[operator]
-        raise InvalidInputError(f"limit must be a number from 1 to {MAX_LIMIT}.")
+        raise InvalidInputError(f"{name} must be a number from 1 to {MAX_LIMIT}.")
     return limit  # type: ignore[return-value]
 
 

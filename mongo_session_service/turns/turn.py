@@ -179,7 +179,7 @@ class Turn:
         if self.turns.held_turn(self.key) is not None:
             raise MongoSessionServiceError(_NESTED.format(quoted(session_id)))
         self._started = time.monotonic()
-        with Operation("turn", self.turns.database_name, app_name):
+        with Operation("turn", self.turns.database_name, app_name, session_id):
             async with self.turns.backends.call() as backend:
                 at = backend.connection
                 self._lease = Lease(at, at.sessions.name, self.key.id, "turn.")

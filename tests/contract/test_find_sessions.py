@@ -354,3 +354,28 @@ async def test_bad_searches_are_refused(ours: MongoSessionService) -> None:
     for search, reason in BAD:
         with pytest.raises(InvalidInputError, match=reason):
             await ours.find_sessions(**{**APP, **search})
+
+
+async def test_adks_list_comes_in_pages_if_asked(ours: MongoSessionService) -> None:
+    """Each session once, with its state, and current: it can be appended to."""
+    await fill(ours)
+    everything = await ours.list_sessions(**ADA)
+    assert getattr(everything, "next_page_token", None) is None
+    found, token = [], None
+    while not found or token:
+        page = await ours.list_sessions(**ADA, page_size=3, page_token=token)
+        assert len(page.sessions) <= 3
+        found += page.sessions
+        token = page.next_page_token  # type: ignore[attr-defined]
+
+    assert [each.id for each in found] == [f"s{number}" for number in range(7, -1, -1)]
+    by_id = {each.id: each for each in everything.sessions}
+    assert {each.id: each for each in found} == by_id
+    markers = [each._storage_update_marker for each in found]  # noqa: SLF001
+    assert markers == [by_id[each.id]._storage_update_marker for each in found]  # noqa: SLF001
+    await ours.append_event(found[0], Event(author="x"))
+    for wrong in ({"page_size": 0}, {"page_token": "x"}, {"page_size": "3"}):
+        with pytest.raises(InvalidInputError, match="page_size"):
+            await ours.list_sessions(**ADA, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="not returned by this search"):
+        await ours.list_sessions(**APP, page_size=3, page_token=found[0].id)

@@ -253,6 +253,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "keep_last": numbers,
     "older_than": numbers,
     "page_token": ids,
+    "page_size": numbers,
 }
 """By the name of the parameter, whatever method has it."""
 

@@ -191,11 +191,11 @@ def _overhear_errors() -> None:
 
 def _overhear_calls() -> None:
     """Note what calls of the service store, and what they raise, where it is traced."""
-    app_name, leave = telemetry._app_name, telemetry.Operation.__exit__  # noqa: SLF001
+    found, leave = telemetry._app_and_session, telemetry.Operation.__exit__  # noqa: SLF001
 
-    def noting(args: tuple[object, ...], kwargs: dict[str, Any]) -> object:
+    def noting(args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         current.named(*(kwargs.get(name) for name in ("user_id", "session_id")))
-        current.named(app_name(args, kwargs))
+        current.named(*found(args, kwargs))
         current.stored(kwargs.get("state"))
         for each in (*args, *kwargs.values()):
             if isinstance(each, Event):
@@ -204,7 +204,7 @@ def _overhear_calls() -> None:
                     current.stored(list(_said(each)))  # unless it is mistyped
             elif isinstance(each, Session):
                 current.named(each.id, each.user_id)
-        return app_name(args, kwargs)
+        return found(args, kwargs)
 
     def leaving(
         self: telemetry.Operation,
@@ -216,7 +216,7 @@ def _overhear_calls() -> None:
             current.emitted(chain(error))
         leave(self, kind, error, where)
 
-    telemetry._app_name = noting  # type: ignore[assignment]  # noqa: SLF001
+    telemetry._app_and_session = noting  # type: ignore[assignment]  # noqa: SLF001
     telemetry.Operation.__exit__ = leaving  # type: ignore[method-assign]
 
 

@@ -19,7 +19,7 @@ from support.otel_recorder import Recording, recording
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
 
-APP, USER, SESSION = "app-name", "user-canary", "session-canary"
+APP, USER, SESSION = "app-name", "user-canary", "monday"
 KEY = {"app_name": APP, "user_id": USER, "session_id": SESSION}
 STATE = {"key-canary": "value-canary"}
 
@@ -68,7 +68,9 @@ async def test_each_call_is_a_span_below_its_callers(
         "db.operation.name": "create_session",
         "mongo_session_service.app_name": APP,
         "mongo_session_service.batch.size": 1,
+        "gen_ai.conversation.id": SESSION,
     }
+    assert (spans[1].attributes or {})["gen_ai.conversation.id"] == SESSION
     assert (spans[1].attributes or {})["mongo_session_service.app_name"] == APP
     assert "mongo_session_service.app_name" not in (spans[-1].attributes or {})
 

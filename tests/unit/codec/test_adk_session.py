@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -52,9 +53,13 @@ def test_a_session_is_as_if_validated(
     assert session.__getstate__() == validated(found).__getstate__()
     assert session.model_dump_json() == validated(found).model_dump_json()
     assert marker_of(session) == MARKER
-    for copy in (session.model_copy(deep=True), pickle.loads(pickle.dumps(session))):
-        assert copy == session
-        assert marker_of(copy) == MARKER
+    for each in (
+        session.model_copy(deep=True),
+        copy.deepcopy(session),
+        pickle.loads(pickle.dumps(session)),
+    ):
+        assert each == session
+        assert marker_of(each) == MARKER
 
 
 def test_sessions_share_nothing() -> None:

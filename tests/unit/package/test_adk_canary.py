@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from google.adk.cli import service_registry
 from google.adk.events import EventActions
 from google.adk.sessions import BaseSessionService, Session, State
 from google.adk.sessions.base_session_service import (
@@ -15,6 +18,7 @@ from google.adk.sessions.base_session_service import (
 from pydantic import BaseModel
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.model.waiting_calls import ABORTED
 
 PUBLIC = {
     "append_event",
@@ -86,6 +90,35 @@ def test_a_method_of_adk_takes_what_adk_gives_it(name: str) -> None:
 def test_adk_has_no_field_that_is_not_known(model: type[BaseModel]) -> None:
     """A new field has to be stored, or a reason not to be."""
     assert set(model.model_fields) <= FIELDS[model]
+
+
+def test_the_slot_of_the_marker_is_as_it_was() -> None:
+    """ADK keeps text there, and compares it in its own services alone."""
+    private = Session.__private_attributes__["_storage_update_marker"]
+    assert private.default is None
+    assert str(Session.__annotations__["_storage_update_marker"]) == "str | None"
+
+
+def test_no_service_of_adk_has_our_scheme() -> None:
+    """Of two that are registered under a scheme, the last one wins in silence."""
+    registry = service_registry.ServiceRegistry()
+    vars(service_registry)["_register_builtin_services"](registry)
+    schemes = vars(registry)["_session_factories"].keys()
+    assert "sqlite" in schemes
+    assert "mongodb" not in schemes
+
+
+def test_what_seals_and_asks_is_as_it_was() -> None:
+    """We follow what ADK does to an aborted invocation, and what it waits for."""
+    if find_spec("google.adk.events._interrupts") is None:
+        return  # of a release before 2.13
+    interrupts = import_module("google.adk.events._interrupts")
+    aborts = import_module("google.adk.events._abort_events")
+    assert parameters(interrupts.index_open_interrupts).keys() == {"events"}
+    assert {*parameters(vars(aborts)["_build_abort_events"])} == {
+        *("events", "invocation_id", "root_agent_name", "branch")
+    }
+    assert vars(aborts)["_INVOCATION_ABORTED"] == ABORTED
 
 
 def test_scopes_of_state_have_adks_prefixes() -> None:
