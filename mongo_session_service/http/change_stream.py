@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import Final, NamedTuple
@@ -58,6 +59,9 @@ _CONTENT: Final = {"event", "state", "state_delta"}
 _NEVER: Final = 10**9
 """Seconds between comments of sse-starlette, which would cut into what is sent."""
 
+_EVENT_ID: Final = re.compile(r"[0-9]{1,18}(-[0-9]{1,18}-[0-9]{1,18})?", re.ASCII)
+"""A revision, and if there is one the place of a partial: its turn and its position."""
+
 _END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -66,7 +70,7 @@ class Frame(NamedTuple):
 
     kind: str
     data: str
-    id: int | None = None
+    id: str | None = None
 
     def pieces(self) -> Iterator[bytes]:
         """Encode it a piece at a time; its text is shared by all its readers."""
@@ -84,10 +88,13 @@ class Frame(NamedTuple):
 class Content:
     """Everything that happens to one session."""
 
-    def __init__(self, subscription: Subscription, first: Change | None) -> None:
+    def __init__(
+        self, subscription: Subscription, first: Change | None, start: Start
+    ) -> None:
         """Begin with a change that has no id: a client could not resume from it."""
         self.subscription = subscription
         self._first = first
+        self._after_partial = start.after_partial
 
     async def next_frame(self) -> Frame | None:
         """Wait for what is to be sent next; None at the end."""
@@ -95,8 +102,17 @@ class Content:
             change, self._first = self._first, None
             return Frame(change.kind, change.json_text)
         async for change in self.subscription:
-            return Frame(change.kind, change.json_text, change.revision)
+            return Frame(change.kind, change.json_text, self._id_of(change))
         return None
+
+    def _id_of(self, change: Change) -> str | None:
+        """The id by which a client resumes after a change, if it can."""
+        if change.turn is not None and change.turn_position is not None:
+            self._after_partial = (change.turn.epoch, change.turn_position)
+        elif change.revision is None:
+            return None
+        place = (self.subscription.last_revision, *(self._after_partial or ()))
+        return "-".join(map(str, place))
 
 
 class Outlines:
@@ -127,6 +143,8 @@ class Start(NamedTuple):
     after_revision: int | None = None
     is_reconnect: bool = False
     with_history: bool = False
+    with_partials: bool = False
+    after_partial: tuple[int, int] | None = None
 
     @classmethod
     def of_request(cls, query: StreamStart, last_event_id: str | None) -> Start:
@@ -138,12 +156,20 @@ class Start(NamedTuple):
         with_history = query.history is not None
         if with_history and query.after_revision is not None:
             raise InvalidInputError("Give history or after_revision, not both.")
+        start = cls(
+            query.after_revision,
+            with_history=with_history,
+            with_partials=query.partials,
+        )
         if last_event_id is None:
-            return cls(query.after_revision, with_history=with_history)
-        is_number = last_event_id.isascii() and last_event_id.isdecimal()
-        if not is_number or len(last_event_id) >= len(str(2**63)):
+            return start
+        if not _EVENT_ID.fullmatch(last_event_id):
             raise InvalidInputError("Last-Event-ID is not an id of this stream.")
-        return cls(int(last_event_id), is_reconnect=True, with_history=with_history)
+        revision, *place = map(int, last_event_id.split("-"))
+        after_partial = (place[0], place[1]) if place and query.partials else None
+        return start._replace(
+            after_revision=revision, is_reconnect=True, after_partial=after_partial
+        )
 
 
 async def open_content(
@@ -157,7 +183,7 @@ async def open_content(
         InvalidInputError: the session has not reached the revision, or was trimmed.
         SessionNotFoundError: it is not stored.
     """
-    after_revision, is_reconnect, with_history = start
+    after_revision, is_reconnect, with_history, partials, after_partial = start
     size = backend_of(service).limits.http_unread_bytes
     from_start = with_history and after_revision is None
     log_begins = 0
@@ -166,13 +192,19 @@ async def open_content(
         try:
             async with AsyncExitStack() as opening:
                 subscription = await opening.enter_async_context(
-                    service.watch(*key, after_revision=after, max_bytes=size)
+                    service.watch(
+                        *key,
+                        after_revision=after,
+                        max_bytes=size,
+                        partials=partials,
+                        after_partial=after_partial,
+                    )
                 )
                 # After the subscription: if the session is recreated in between, the
                 # subscription delivers ``deleted``.
                 first = await _read_snapshot(service, key) if from_start else None
                 opening.pop_all()
-                return Content(subscription, first)
+                return Content(subscription, first, start)
         except InvalidInputError as error:
             if isinstance(error, TrimmedError) and from_start:
                 log_begins = error.log_begins
@@ -193,7 +225,7 @@ def deleted_content(service: MongoSessionService, key: SessionKey) -> Content:
     subscription = service.watch(*key)
     subscription.close()
     gone = Change(kind="deleted", **key.id, time=time.get_time())
-    return Content(subscription, gone)
+    return Content(subscription, gone, Start())
 
 
 class ChangeStream(EventSourceResponse):

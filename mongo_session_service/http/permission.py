@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 Action: TypeAlias = Literal["read", "list", "update", "fork", "delete", "run", "stop"]
 """What a request asks to do."""
 
-_OFFERED: Final[tuple[Action, ...]] = ("list", "read", "update", "fork", "delete")
+_OFFERED: Final[tuple[Action, ...]] = (
+    *("list", "read", "update", "fork", "delete", "stop"),
+)
 
 _MAY_NOT: Final = "You may not do this."
 
@@ -49,7 +51,8 @@ class Authorize(Protocol):
             user_id: The user whose session it is.
             session_id: The session; None if ``action`` is ``"list"``.
             action: ``"list"`` a user's sessions; or ``"read"``, ``"update"`` (title and
-                labels), ``"fork"`` or ``"delete"`` a session.
+                labels), ``"fork"`` or ``"delete"`` a session; ``"run"`` an agent in a
+                turn of it, or ``"stop"`` one.
         """
 
 

@@ -20,7 +20,12 @@ from urllib.parse import unquote, urlsplit
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from google.adk.agents.run_config import (  # type: ignore[attr-defined]
+    RunConfig,
+    StreamingMode,
+)
 from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.runners import Runner
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from pydantic import BaseModel
@@ -37,7 +42,6 @@ from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import public_view
 from mongo_session_service.driver.slices import Pace
 from mongo_session_service.errors import (
-    ConfigurationError,
     InvalidInputError,
     StorageUnavailableError,
     session_not_found_error,
@@ -84,6 +88,9 @@ _STAND_IN: Final = "\udc2f"
 _MAX_BODY: Final = 65_536
 """Bytes of a request's body."""
 
+_INTERRUPT_SECONDS: Final = 10.0
+"""Seconds that a turn which is interrupted has to end."""
+
 _MOST_LOOKS: Final = 10
 """Queries for one page of sessions, if evaluations made most of them."""
 
@@ -108,6 +115,7 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 _EVENT_STREAM: Final = {"media_type": "text/event-stream"}
 
 _CREATED: Final[dict[str, Any]] = {"status_code": 201}
+_ACCEPTED: Final[dict[str, Any]] = {"status_code": 202}
 _STREAM: Final[tuple[Any, dict[str, Any]]] = (
     shapes.SessionChange,
     {"response_class": type("EventStream", (Response,), _EVENT_STREAM)},
@@ -240,7 +248,7 @@ def sessions_router(
     service: MongoSessionService,
     *,
     authorize: Authorize,
-    runner: None = None,
+    runner: Runner | None = None,
     query_parameters: Iterable[str] = (),
 ) -> APIRouter:
     """Serves sessions as resources, in any FastAPI application, ADK's own too.
@@ -260,6 +268,10 @@ def sessions_router(
     - ``GET /changes``: of all of the user's sessions, without events and state; with
       the query parameter ``session_id`` also the whole content of that one, so that a
       browser's tab needs one connection.
+    - ``DELETE /sessions/{session_id}/turn``: stops what runs in any process.
+    - ``POST /sessions/{session_id}/turns``, with a ``runner``: runs its agent in a turn
+      that goes on without the request, and answers by 202 and the turn's epoch. The
+      session's stream has what it says, with ``partials=true``.
 
     Before anything is read, and again at each heartbeat of a stream, ``authorize`` is
     asked. What is sent is the public view, as ADK's own server sends it: see
@@ -276,18 +288,17 @@ def sessions_router(
             ``HTTPException``; if it raises anything else, the answer is 500, and after
             10 seconds without an answer 503. There is no default:
             :func:`allow_everyone` lets everybody in.
-        runner: None: turns over HTTP are not there yet.
+        runner: An ADK ``Runner`` of the app whose sessions may be asked something. Its
+            turns end with the process, or by ``service.close(grace=)``.
         query_parameters: Names of query parameters that ``authorize`` reads. Others
             that the routes do not know are refused.
 
     Raises:
-        ConfigurationError: ``authorize`` cannot be called, or there is a ``runner``.
+        ConfigurationError: ``authorize`` cannot be called.
     """
-    if runner is not None:
-        raise ConfigurationError("Turns over HTTP are not there yet: leave runner out.")
     limits = backend_of(service).limits
     permission = Permission(authorize, limits.http_authorize_seconds)
-    return SessionResources(service, permission).router(query_parameters)
+    return SessionResources(service, permission, runner).router(query_parameters)
 
 
 class SessionResources:
@@ -297,9 +308,11 @@ class SessionResources:
         self,
         service: MongoSessionService,
         permission: Permission,
+        runner: Runner | None = None,
     ) -> None:
         self.service = service
         self.permission = permission
+        self.runner = runner
         self.limits = backend_of(service).limits
 
     def router(self, query_parameters: Iterable[str]) -> APIRouter:
@@ -323,11 +336,20 @@ class SessionResources:
                 shapes.SessionRow,
                 _CREATED,
             ),
+            ("DELETE", f"{_SESSION}/turn", self.stop_turn, None, _ACCEPTED),
             ("GET", f"{_SESSION}/changes", self.stream_session, *_STREAM),
             ("GET", f"{_USER}/changes", self.stream_user, *_STREAM),
         ):
             router.add_api_route(
                 path, endpoint, methods=[method], response_model=model, **more
+            )
+        if self.runner is not None:
+            router.add_api_route(
+                f"{_SESSION}/turns",
+                self.start_turn,
+                methods=["POST"],
+                response_model=shapes.TurnBegun,
+                **_ACCEPTED,
             )
         return router
 
@@ -440,6 +462,43 @@ class SessionResources:
         await self.service.delete_session(**key.id)
         return text_response("null")
 
+    async def start_turn(
+        self,
+        request: Request,
+        key: Key,
+        asked: shapes.TurnRequest,
+    ) -> Response:
+        """Runs the agent in a turn of a session, which goes on without this request."""
+        await self.permission.require(request, key, "run")
+        if self.runner is None or key.app_name != self.runner.app_name:
+            raise session_not_found_error(key.session_id)
+        mode = StreamingMode.SSE if asked.streaming else StreamingMode.NONE
+        names = ("new_message", "state_delta", "invocation_id")
+        given: dict[str, Any] = {name: getattr(asked, name) for name in names}
+        running = await self.service.start_turn(
+            self.runner,
+            user_id=key.user_id,
+            session_id=key.session_id,
+            wait=_INTERRUPT_SECONDS if asked.interrupt else 0,
+            interrupt=asked.interrupt,
+            run_config=RunConfig(streaming_mode=mode),
+            **{name: it for name, it in given.items() if it is not None},
+        )
+        return json_response({"epoch": running.epoch}, 202)
+
+    async def stop_turn(
+        self,
+        request: Request,
+        key: Key,
+        stop: shapes.TurnStop | None = None,
+    ) -> Response:
+        """Stops the turn of a session, in whichever process it runs."""
+        await self.permission.require(request, key, "stop")
+        reason = None if stop is None else stop.reason
+        if not await self.service.stop_turn(**key.id, reason=reason):
+            raise HTTPException(404, "No turn of this session is running.")
+        return text_response("null", 202)
+
     async def stream_session(
         self,
         request: Request,
@@ -449,7 +508,7 @@ class SessionResources:
     ) -> Response:
         """Streams a session's changes, as server-sent events.
 
-        ``id`` is the session's revision, which a client that reconnects sends as
+        ``id`` begins with the session's revision; a client that reconnects sends it as
         ``Last-Event-ID``. The stream ends by ``deleted``, or by ``trouble``, whose data
         is a ``reason``.
         """
@@ -481,7 +540,8 @@ class SessionResources:
         if query.session_id is not None:
             key = session_key(*scope[:2], query.session_id)  # type: ignore[arg-type]  # the path has both
         elif start != Start():
-            raise InvalidInputError("after_revision and history need a session_id.")
+            message = "after_revision, history and partials need a session_id."
+            raise InvalidInputError(message)
 
         async def permit() -> None:
             await self.permission.require(request, scope, "list")

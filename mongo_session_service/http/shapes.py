@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import Path
 from google.adk.events.event import Event
+from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field
 
 from mongo_session_service.changes.change import ChangeKind
+from mongo_session_service.model.results import TurnPhase
 from mongo_session_service.model.validation import MAX_ID_BYTES
 
 MAX_PAGE: Final = 200
@@ -64,6 +67,20 @@ class EventList(BaseModel):
     )
 
 
+class TurnRow(BaseModel):
+    """A running turn of a session, or one that has ended."""
+
+    app_name: str
+    user_id: str
+    session_id: str
+    epoch: int = Field(description="Its number; a later turn has a higher one.")
+    status: TurnPhase
+    since: datetime
+    host: str
+    reason: str | None = Field(default=None, description="Why it was stopped.")
+    error_type: str | None = None
+
+
 class SessionChange(BaseModel):
     """The ``data`` of a server-sent event, whose ``event`` is the ``kind``.
 
@@ -85,6 +102,10 @@ class SessionChange(BaseModel):
     title: str | None = None
     labels: dict[str, str] | None = None
     expire_time: float | None = None
+    turn: TurnRow | None = Field(
+        default=None, description="The running turn: of a partial and a turn."
+    )
+    turn_position: int | None = None
     time: float = Field(description="Seconds since 1970.")
 
 
@@ -151,6 +172,10 @@ class StreamStart(BaseModel):
     history: Literal["all"] | None = Field(
         default=None, description="By a snapshot without an id, and then every event."
     )
+    partials: bool = Field(
+        default=False,
+        description="Also how turns stand, and what they say before it is stored.",
+    )
 
 
 class UserStreamStart(StreamStart):
@@ -177,6 +202,43 @@ class SessionUpdate(BaseModel):
         description="All its labels; None for none.",
         examples=[{"env": "prod"}],
     )
+
+
+class TurnRequest(BaseModel):
+    """What an agent is asked; the fields of ADK's own ``/run_sse`` that fit."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    new_message: types.Content | None = Field(
+        default=None,
+        alias="newMessage",
+        examples=[{"role": "user", "parts": [{"text": "What time is it?"}]}],
+    )
+    state_delta: dict[str, Any] | None = Field(default=None, alias="stateDelta")
+    invocation_id: str | None = Field(
+        default=None,
+        alias="invocationId",
+        description="Of an invocation to resume, if ADK's app is resumable.",
+    )
+    streaming: bool = Field(
+        default=True, description="Whether the model answers piece by piece."
+    )
+    interrupt: bool = Field(
+        default=False,
+        description="Stop the turn that runs; else it is answered by 409.",
+    )
+
+
+class TurnBegun(BaseModel):
+    """A turn that runs from now on, whoever reads it."""
+
+    epoch: int = Field(description="Its number, as the session's stream shows it.")
+
+
+class TurnStop(BaseModel):
+    """Why a turn is stopped."""
+
+    reason: str | None = Field(default=None, max_length=1000)
 
 
 class ForkRequest(BaseModel):

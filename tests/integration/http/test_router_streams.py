@@ -212,8 +212,8 @@ async def test_an_id_from_the_future_begins_anew(url: str, last: str) -> None:
         ({"after_revision": ["1", "2"]}, ""),
         ({"history": "some"}, ""),
         ({"history": "all", "after_revision": "1"}, ""),
-        ({"partials": "true"}, ""),
-        *(({}, last) for last in ("9" * 40, "x", "-1", "1.5", "²")),
+        ({"partials": "often"}, ""),
+        *(({}, last) for last in ("9" * 40, "x", "-1", "1.5", "²", "1-2", "1-2-3-4")),
     ],
     ids=str,
 )

@@ -1,0 +1,182 @@
+"""Turns over HTTP: an agent that is asked by one request and read by others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.runners import Runner
+from support.http_paths import CHANGES, SESSION, USER_CHANGES, app_of
+from support.http_server import Client, Told, serving
+from support.spoken_model import SpokenModel
+from support.subscriptions import SESSION as IDS
+
+from mongo_session_service import MongoSessionService
+
+QUESTION = {"newMessage": {"role": "user", "parts": [{"text": "What time is it?"}]}}
+
+
+@pytest.fixture
+async def model() -> SpokenModel:
+    return SpokenModel()
+
+
+@pytest.fixture
+async def runner(service: MongoSessionService, model: SpokenModel) -> Runner:
+    await service.create_session(**IDS)
+    agent = LlmAgent(name="agent", model=model)
+    return Runner(agent=agent, app_name=IDS["app_name"], session_service=service)
+
+
+@pytest.fixture
+async def url(service: MongoSessionService, runner: Runner) -> AsyncIterator[str]:
+    """A server whose agent anybody may ask."""
+    async with serving(app_of(service, runner=runner)) as url:
+        yield url
+
+
+async def send(
+    url: str, method: str, path: str, body: Any = None, **headers: str
+) -> httpx.Response:
+    """A request of the server's own page."""
+    more = {} if body is None else {"json": body}
+    async with httpx.AsyncClient(trust_env=False, timeout=20) as http:
+        return await http.request(
+            method, f"{url}{path}", headers={"Origin": url, **headers}, **more
+        )
+
+
+async def read_until(client: Client, text: str) -> list[Told]:
+    """What a stream has until a text was said, all pieces put together."""
+    told: list[Told] = []
+    while spoken(told) != text:
+        told.append(await client.next())
+    return told
+
+
+def spoken(told: list[Told]) -> str:
+    return "".join(
+        part["text"]
+        for each in told
+        if each.kind == "partial"
+        for part in each.data["event"]["content"]["parts"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "query"), [(CHANGES, {}), (USER_CHANGES, {"session_id": "s"})]
+)
+async def test_an_answer_is_read_by_another_request(
+    url: str, model: SpokenModel, path: str, query: dict[str, str]
+) -> None:
+    """And by one that comes back: it receives the rest, and nothing twice."""
+    begun = await send(url, "POST", f"{SESSION}/turns", QUESTION)
+    assert (begun.status_code, begun.json()) == (202, {"epoch": 1})
+
+    async with Client(f"{url}{path}", partials=True, **query) as client:
+        model.say("It is ")
+        first = await read_until(client, "It is ")
+    model.say("late")
+    back = {"Last-Event-ID": first[-1].id or ""}
+    async with Client(f"{url}{path}", back, partials=True, **query) as client:
+        rest = await read_until(client, "late")
+        model.say(".")
+        rest += await read_until(client, ".")
+        model.end_answer()
+        while rest[-1].kind != "appended":
+            rest.append(await client.next())
+
+    assert spoken([*first, *rest]) == "It is late."
+    answer = rest[-1].data
+    assert answer["event"]["content"]["parts"] == [{"text": "It is late."}]
+    assert {each.data["event"]["id"] for each in rest if each.kind == "partial"} == {
+        answer["event"]["id"]
+    }
+    turn = next(each.data["turn"] for each in first if each.kind == "turn")
+    assert (turn["epoch"], turn["status"]) == (1, "running")
+
+
+async def test_a_turn_is_stopped(
+    url: str, model: SpokenModel, service: MongoSessionService
+) -> None:
+    """By whoever may; then there is none to stop, and what was said is kept."""
+    await send(url, "POST", f"{SESSION}/turns", QUESTION)
+    async with Client(f"{url}{CHANGES}", partials=True) as client:
+        model.say("It is")
+        await read_until(client, "It is")
+        stop = {"reason": "enough"}
+        answer = await send(url, "DELETE", f"{SESSION}/turn", stop)
+        assert answer.status_code == 202
+        told = await client.next()
+        while told.kind != "turn" or told.data["turn"]["status"] != "stopped":
+            told = await client.next()
+    assert told.data["turn"]["reason"] == "enough"
+    none = await send(url, "DELETE", f"{SESSION}/turn")
+    assert (none.status_code, none.json()["title"]) == (404, "Not Found")
+    session = await service.get_session(**IDS)
+    assert session is not None
+    assert session.events[-1].content.parts[0].text == "It is"
+
+
+async def test_a_second_question_waits_for_nobody(url: str, model: SpokenModel) -> None:
+    """It is refused, and says who answers; or it stops that turn, if it asks so."""
+    await send(url, "POST", f"{SESSION}/turns", QUESTION)
+    second = await send(url, "POST", f"{SESSION}/turns", QUESTION)
+    assert second.status_code == 409
+    assert "has had its turn since" in second.json()["detail"]
+
+    third = await send(url, "POST", f"{SESSION}/turns", {**QUESTION, "interrupt": True})
+    assert (third.status_code, third.json()) == (202, {"epoch": 2})
+    model.end_answer()
+    await send(url, "DELETE", f"{SESSION}/turn")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/apps/app/users/user/sessions/missing/turns", QUESTION, 404),
+        ("/apps/other/users/user/sessions/s/turns", QUESTION, 404),
+        (f"{SESSION}/turns", {**QUESTION, "secret": 1}, 422),
+        (f"{SESSION}/turns", {"newMessage": "hello"}, 422),
+    ],
+)
+async def test_what_cannot_be_asked(
+    url: str, path: str, body: dict[str, Any], status: int
+) -> None:
+    """Nothing runs then."""
+    answer = await send(url, "POST", path, body)
+    assert (answer.status_code, answer.json()["status"]) == (status, status)
+    none = await send(url, "DELETE", f"{SESSION}/turn")
+    assert none.status_code == 404
+
+
+async def test_who_may_not_run_learns_nothing(
+    service: MongoSessionService, runner: Runner
+) -> None:
+    """Neither what exists, nor what runs; and another site's page may not either."""
+
+    async def only_read(_: Any, *, action: str, **__: object) -> bool:
+        return action in {"read", "list"}
+
+    async with serving(app_of(service, runner=runner, authorize=only_read)) as url:
+        for method, path in (("POST", "turns"), ("DELETE", "turn")):
+            for session in (SESSION, f"{SESSION}-missing"):
+                answer = await send(url, method, f"{session}/{path}", {})
+                assert answer.status_code == 403
+    async with serving(app_of(service, runner=runner)) as url:
+        foreign = await send(
+            url, "POST", f"{SESSION}/turns", QUESTION, Origin="http://evil.example"
+        )
+        assert foreign.status_code == 403
+
+
+async def test_without_a_runner_nobody_is_asked(service: MongoSessionService) -> None:
+    """There is no such route, and stopping is there all the same."""
+    await service.create_session(**IDS)
+    async with serving(app_of(service)) as url:
+        asked = await send(url, "POST", f"{SESSION}/turns", QUESTION)
+        stopped = await send(url, "DELETE", f"{SESSION}/turn")
+    assert asked.status_code == stopped.status_code == 404
