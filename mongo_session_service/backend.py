@@ -28,6 +28,7 @@ from mongo_session_service.driver.cancellation import (
     running_loop,
 )
 from mongo_session_service.driver.causal import Latest
+from mongo_session_service.driver.client_sessions import ClientSessions
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.server_clock import ServerClock
@@ -42,7 +43,7 @@ from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
 from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
-from mongo_session_service.sessions.writer import Writer
+from mongo_session_service.sessions.writer import MAX_TRANSACTIONS, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Backend:
     writer: Writer
     rebaser: Rebaser
     sweep: Sweep
+    client_sessions: ClientSessions
+    """Those of its writer's transactions."""
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
 
@@ -240,14 +243,17 @@ class Backends:
                 limits=self._settings.limits,
             )
             store = SessionStore(connection, self._read_cache)
+            client_sessions = ClientSessions(connection, MAX_TRANSACTIONS)
             writer = Writer(
                 connection,
-                BatchStore(connection),
+                BatchStore(connection, client_sessions),
                 together=self._settings.transactions,
             )
             rebaser = Rebaser(connection, store, writer)
             sweep = Sweep(connection, self._sweeps)
-            entry = Backend(connection, store, writer, rebaser, sweep, keeper)
+            entry = Backend(
+                connection, store, writer, rebaser, sweep, client_sessions, keeper
+            )
             self._entries[loop] = entry
             return entry
 
@@ -313,6 +319,7 @@ async def _close_backend(entry: Backend) -> None:
     try:
         await entry.sweep.stop()
         await entry.writer.settled()
+        await entry.client_sessions.end_all()
     finally:
         if entry.keeper is not None:
             await entry.keeper.aclose()
@@ -324,6 +331,7 @@ async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> N
     async def close() -> None:
         await entry.sweep.stop()
         await entry.writer.settled()
+        await entry.client_sessions.end_all()
         if entry.keeper is not None:
             await entry.connection.client.close()
 

@@ -11,10 +11,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
+
+from pymongo.errors import OperationFailure
 
 from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
@@ -41,6 +44,9 @@ _SKEW: Final = 1.0
 _WINDOW: Final = 3600.0
 """Seconds of history below which a full oplog is called small."""
 _FULL: Final = 0.9
+_LIFETIME: Final = "transactionLifetimeLimitSeconds"
+_LONG_LIFETIME: Final = 60
+"""MongoDB's own; who has set less has thought of it."""
 
 _AS_NEEDED: Final = "Nothing to do: the first use creates it."
 _AS_REPLICA_SET: Final = (
@@ -134,12 +140,20 @@ def _sorted(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def judge_transaction(seconds: float | None) -> Finding:
-    """Judge how long a transaction took; None if transactions are switched off."""
+def judge_transaction(seconds: float | None, lifetime: int | None = None) -> Finding:
+    """Judge how long a transaction took; None if transactions are switched off.
+
+    ``lifetime`` is how long the server lets one last, in seconds, if it tells.
+    """
     if seconds is None:
         says = "switched off for this service: a crash can leave an append half stored"
         return Finding("transactions", Status.WARNING, says, "Use a replica set.")
     says = f"one was committed in {1000 * seconds:.1f} ms"
+    if lifetime is not None:
+        longest = f"{1.5 * lifetime:g} s"
+        says += f"; what a dead process has locked stays so for up to {longest}"
+        if lifetime >= _LONG_LIFETIME:
+            says += f": if that is too long, set {_LIFETIME} to 15"
     return Finding("transactions", Status.OK, says)
 
 
@@ -349,7 +363,11 @@ async def _transactions(connection: Connection) -> Finding:
     server.check_server(await server.greeted(connection.client), transactions=True)
     began = time.perf_counter()
     await run_transaction(connection, read)
-    return judge_transaction(time.perf_counter() - began)
+    took, lifetime = time.perf_counter() - began, None
+    with suppress(OperationFailure):  # not everybody may ask, nor does a mongos know
+        asking = {"getParameter": 1, _LIFETIME: 1}
+        lifetime = (await connection.client.admin.command(asking))[_LIFETIME]
+    return judge_transaction(took, lifetime)
 
 
 async def _privileges(connection: Connection) -> Finding:

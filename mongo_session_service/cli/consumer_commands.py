@@ -90,6 +90,11 @@ def advice(status: ConsumerStatus) -> Iterator[str]:
     if not status.is_active:
         behind = f", and it is {lag} behind" if is_late else ""
         yield f"{name}: nobody runs it{behind}. Start the program that does."
+    elif status.is_locked_out:
+        yield (
+            f"{name}: it waits for a lock of a dead process, which MongoDB ends within"
+            " 90 seconds. It would be free at once if both ran as the same user."
+        )
     elif status.is_replaying:
         yield f"{name}: it is reading the log from the beginning, so its lag is normal."
     elif is_late:

@@ -10,9 +10,9 @@ between the two steps deposes nobody.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.consumers.handler import SavedWork, in_transaction
 from mongo_session_service.consumers.position import (
@@ -20,9 +20,11 @@ from mongo_session_service.consumers.position import (
     decode_position,
     encode_position,
 )
+from mongo_session_service.driver.client_sessions import ClientSessions
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import Lease
 from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.translation import WRITE_CONFLICT
 from mongo_session_service.errors import (
     ConfigurationError,
     HistoryLostError,
@@ -30,6 +32,9 @@ from mongo_session_service.errors import (
     quoted,
 )
 from mongo_session_service.model.records import Document
+
+_IS_LOCKED_OUT: Final = "holder.is_locked_out"
+"""The field of a lease that says: what a dead process has locked keeps its holder."""
 
 
 class Checkpoint:
@@ -39,6 +44,9 @@ class Checkpoint:
         """Nothing is claimed yet."""
         self.connection = connection
         self.lease = Lease(connection, connection.leases.name, name)
+        self._client_sessions = ClientSessions(connection, 1)
+        self._replaces_dead = False
+        """Whether its predecessor has died, and nothing was saved with work since."""
         self.position: Position | None = None
         """The position that was stored when it was claimed; None if there was none."""
         self.log: Any = None
@@ -69,6 +77,8 @@ class Checkpoint:
         # The lease may be new, or may have been dropped.
         floor = {"$max": {"epoch": stored["epoch"]}}
         await at.leases.update_one({"_id": self._name}, floor, upsert=True)
+        self.lease.client_sessions = await self._client_sessions.ids()
+        self._replaces_dead |= await self.lease.end_dead_holder()
         if await self.lease.acquire() is None:
             return False
         epoch = self.lease.epoch
@@ -94,6 +104,7 @@ class Checkpoint:
         self._is_released = True
         with suppress(PyMongoError, TimeoutError):  # it expires by itself
             await self.lease.release()
+            await self._client_sessions.end_all()
 
     def check_lease(self) -> None:
         """Refuse to go on if the lease is known to be lost.
@@ -144,9 +155,27 @@ class Checkpoint:
                 await self._load_mine(txn)
                 self._lose_lease()  # to itself: the transaction was committed before
 
-        reached = await in_transaction(self.connection, work, save)
+        async def attempt(txn: Txn) -> Position | None:
+            try:
+                return await work(txn)
+            except OperationFailure as error:
+                if self._replaces_dead and error.code == WRITE_CONFLICT:
+                    await self._note_lock({"$set": {_IS_LOCKED_OUT: True}})
+                raise
+
+        async with self._client_sessions.borrow() as session:
+            reached = await in_transaction(self.connection, attempt, save, session)
+        if self._replaces_dead:
+            self._replaces_dead = False
+            await self._note_lock({"$unset": {_IS_LOCKED_OUT: ""}})
         self._saved_serial = serial
         return reached or position
+
+    async def _note_lock(self, change: Document) -> None:
+        """Note whether a dead process has locked what the work writes to."""
+        mine = {"_id": self._name, "holder.token": self.lease.token}
+        with suppress(PyMongoError):
+            await self.connection.leases.update_one(mine, change)
 
     async def _store(
         self, position: Position, serial: int, expected: object, txn: Txn = None

@@ -112,6 +112,7 @@ async def in_transaction(
     connection: Connection,
     work: Callable[[Txn], Awaitable[Result]],
     finish: Callable[[Txn, Result], Awaitable[None]],
+    session: Txn = None,
 ) -> Result:
     """Do work, then finish with its result, as one transaction; returns the result.
 
@@ -141,7 +142,8 @@ async def in_transaction(
             raise HandlerFailedError(error) from error
         return result
 
-    task = asyncio.ensure_future(connection.retry(run_transaction, connection, both))
+    running = connection.retry(run_transaction, connection, both, session=session)
+    task = asyncio.ensure_future(running)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -42,6 +42,9 @@ class ConsumerStatus:
     checkpoint_age_seconds: float | None
     """Seconds since that was saved; None without a checkpoint."""
     dead_letters: int
+    is_locked_out: bool = False
+    """Whether a transactional handler waits for a lock of a dead process, which MongoDB
+    ends 60 to 90 seconds after that."""
 
 
 async def load_statuses(connection: Connection) -> list[ConsumerStatus]:
@@ -51,20 +54,20 @@ async def load_statuses(connection: Connection) -> list[ConsumerStatus]:
     held = {"holder": {"$ne": None}, "$expr": renewal(connection, "$gte")}
     leases = await connection.aggregate(connection.leases, [{"$match": held}])
     letters = await connection.aggregate(connection.dead_letters, _DEAD_LETTERS)
-    owners = {each["_id"]: _owner(**each["holder"]) for each in leases}
+    holders = {each["_id"]: each["holder"] for each in leases}
     counts = {each["_id"]: each["count"] for each in letters}
-    return [_status(each, now.time, owners, counts) for each in checkpoints]
-
-
-def _owner(host: str, pid: int, token: str) -> str:
-    return f"{host}:{pid}:{token[:8]}"
+    return [_status(each, now.time, holders, counts) for each in checkpoints]
 
 
 def _status(
-    checkpoint: Document, now: int, owners: dict[str, str], letters: dict[str, int]
+    checkpoint: Document,
+    now: int,
+    holders: dict[str, Document],
+    letters: dict[str, int],
 ) -> ConsumerStatus:
     position, age = checkpoint["position"], checkpoint.get("age")
-    owner = owners.get(checkpoint["_id"])
+    holder = holders.get(checkpoint["_id"], {})
+    owner = "{host}:{pid}:{token:.8}".format_map(holder) if holder else None
     return ConsumerStatus(
         name=checkpoint["_id"],
         app_name=checkpoint["app_name"],
@@ -75,4 +78,5 @@ def _status(
         lag_seconds=float(now - position["at"].time) if position else None,
         checkpoint_age_seconds=age / 1000 if age is not None else None,
         dead_letters=letters.get(checkpoint["_id"], 0),
+        is_locked_out=holder.get("is_locked_out", False),
     )

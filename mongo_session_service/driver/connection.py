@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 import pymongo
@@ -27,6 +27,7 @@ from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.server_clock import ServerClock
 from mongo_session_service.driver.translation import LoginLostError
 from mongo_session_service.model.limits import DEFAULT, Limits
+from mongo_session_service.model.records import Document
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -140,22 +141,29 @@ class Connection:
             return collection
         return collection.with_options(codec_options=CodecOptions())
 
+    async def start_session(self, **options: Any) -> Any:
+        """Return a new client session, which is to be ended."""
+        starting = self.client.start_session(**options)
+        return await starting if self.driver is Driver.MOTOR else starting
+
     @asynccontextmanager
-    async def client_session(self) -> AsyncIterator[Any]:
-        """A client session, causally consistent as they are by default."""
-        starting = self.client.start_session()
-        starting = await starting if self.driver is Driver.MOTOR else starting
-        async with starting as session:
+    async def client_session(self, kept: Any = None) -> AsyncIterator[Any]:
+        """A client session, causally consistent as they are by default, or a kept one.
+
+        A kept one is not ended.
+        """
+        ending = nullcontext(kept) if kept else await self.start_session()
+        async with ending as session:
             try:
                 yield session
             except PyMongoError as error:
                 raise await calls.login_checked(self.client, error) from None
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[Any]:
+    async def writing(self, kept: Any = None) -> AsyncIterator[Any]:
         """A client session, whose write is recorded as the service's latest."""
         primary = self.driver.known_primary(self.client)
-        async with self.client_session() as session:
+        async with self.client_session(kept) as session:
             yield session
             self.latest.advance(session.operation_time, primary, session.cluster_time)
 
@@ -204,12 +212,19 @@ class Connection:
 async def kill_client_session(
     session: Any, preference: Any = ReadPreference.PRIMARY
 ) -> None:
-    """Make a server, by preference, end all that runs in a client session.
+    """Make a server, by preference, end all that runs in a client session."""
+    await kill_client_sessions(session.client, [session.session_id], preference)
 
-    The session's owner needs no privilege for this. It is given up soon.
+
+async def kill_client_sessions(
+    client: Any, ids: list[Document], preference: Any = ReadPreference.PRIMARY
+) -> None:
+    """Make a server end all that runs in client sessions of this or another process.
+
+    Their owner needs no privilege for this; the reply to another user is the same, and
+    nothing ends. It is given up soon.
     """
     with suppress(PyMongoError, TimeoutError), pymongo.timeout(None):
         async with asyncio.timeout(FAREWELL):
-            admin = session.client["admin"]
-            ids = [session.session_id]
+            admin = client["admin"]
             await admin.command("killSessions", ids, read_preference=preference)

@@ -8,6 +8,7 @@ these fields:
   is fenced by expecting it: whoever was overtaken writes nothing.
 - ``holder``, ``since``, ``renewed_at``: who holds it, from when on, and when it was
   renewed last. It is free without a holder, or ``Limits.lease_seconds`` after that.
+  With the holder are the ids of the client sessions in which it runs transactions.
 
 All times are the server's. Clocks of clients decide nothing.
 """
@@ -26,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 import pymongo
@@ -34,13 +35,20 @@ from pymongo import WriteConcern
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
 
 from mongo_session_service.codec.document_size import cut_by_id_size
-from mongo_session_service.driver.cancellation import running_loop, uninterrupted
+from mongo_session_service.driver.calls import repeat
+from mongo_session_service.driver.cancellation import (
+    background,
+    running_loop,
+    uninterrupted,
+)
 from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.connection import Connection, kill_client_sessions
 from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.model.records import Document
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 THREAD_NAME: Final = "mongo-session-service-leases"
 
@@ -52,6 +60,8 @@ _LINGER: Final = 10.0
 """Seconds that the thread stays after the last lease."""
 _ENDING: Final = 5.0
 """Seconds that closing a service waits for the thread."""
+_LOCKED_AFTER: Final = 0.25
+"""Seconds after which a document counts as locked, perhaps by a dead holder."""
 _TOGETHER: Final = 1.5
 """Seconds to renew all leases: another transaction may have locked one of them."""
 _ALONE: Final = 0.2
@@ -84,6 +94,8 @@ class Lease:
         """When it was renewed last, on this machine's monotonic clock."""
         self.is_lost = False
         """Whether it is known that another claimant holds it."""
+        self.client_sessions: list[Document] = []
+        """Their ids."""
         self._loop = running_loop()
 
     @property
@@ -117,7 +129,9 @@ class Lease:
             # The answer to an earlier attempt was lost.
             {f"{path}holder.token": self.token},
         ]
-        holder = {"host": socket.gethostname(), "pid": os.getpid()}
+        holder: Document = {"host": socket.gethostname(), "pid": os.getpid()}
+        if self.client_sessions:
+            holder["client_sessions"] = self.client_sessions
         change = {
             "$inc": {f"{path}epoch": 1},
             "$set": {f"{path}holder": {**holder, "token": self.token}},
@@ -131,9 +145,9 @@ class Lease:
 
         async def acquire() -> Document | None:
             self.renewed_at = time.monotonic()
-            found = await self._update_lease(
-                {"_id": self.id, **(where or {}), "$or": is_free}, change, **options
-            )
+            free = {"_id": self.id, **(where or {}), "$or": is_free}
+            updating = self._update_lease(free, change, **options)
+            found = await self.write_past_dead_holder(updating)
             self.epoch = found["epoch"] if found else 0
             return found
 
@@ -165,6 +179,42 @@ class Lease:
             change["$set"] = {f"{path}ended": ended}
         async with asyncio.timeout(self.connection.limits.lease_seconds):
             return await self._update_lease(mine, change)
+
+    async def write_past_dead_holder(self, write: Awaitable[Result]) -> Result:
+        """Await a write to its document, which a dead holder may have locked."""
+        ending = background(self._keep_ending_dead_holder())
+        try:
+            return await write
+        finally:
+            ending.cancel()
+            await asyncio.wait([ending])
+
+    async def _keep_ending_dead_holder(self) -> None:
+        while True:
+            await asyncio.sleep(_LOCKED_AFTER)
+            with suppress(PyMongoError):
+                await self.end_dead_holder()
+
+    async def end_dead_holder(self) -> bool:
+        """End what a holder runs that has ceased to renew it; whether there is one."""
+        at, path = self.connection, self.path
+        if not at.has_transactions:
+            return False
+        others = {f"{path}holder.token": {"$nin": [None, self.token]}}
+        dead = {"_id": self.id, **others, "$expr": renewal(at, "$lt", path)}
+        collection = at.plain(at.database[self.collection])
+        found = await repeat(collection.find_one, dead, {f"{path}holder": 1})
+        if found is None:
+            return False
+        holder = (found["turn"] if path else found)["holder"]
+        left = [
+            each
+            for each in holder.get("client_sessions", ())
+            if each not in self.client_sessions
+        ]
+        if left:
+            await kill_client_sessions(at.client, left)
+        return True
 
     async def _update_lease(
         self, where: Document, change: Document, **options: Any

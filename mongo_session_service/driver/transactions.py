@@ -63,6 +63,7 @@ async def run_transaction(
     *,
     limit: float | None = None,
     attempts: int | None = None,
+    session: Any = None,
 ) -> Result:
     """Run ``work`` as one transaction, majority-committed when this returns.
 
@@ -75,6 +76,7 @@ async def run_transaction(
         limit: Seconds after which it is given up; the connection's patience by default.
         attempts: How many write conflicts to meet at most; by default the driver
             retries until the time is over.
+        session: The client session to use; by default one of its own.
 
     Raises:
         LockedError: the last of the ``attempts`` has met a write conflict.
@@ -83,7 +85,7 @@ async def run_transaction(
         return await work(None)
     # What it raises was a commit's, if it was turned away: nothing is done.
     limit = connection.patience if limit is None else max(limit, 0.0)
-    return await repeat(_run_committed, connection, work, limit, attempts)
+    return await repeat(_run_committed, connection, work, limit, attempts, session)
 
 
 async def _run_committed(
@@ -91,8 +93,9 @@ async def _run_committed(
     work: Callable[[Txn], Awaitable[Result]],
     limit: float,
     attempts: int | None,
+    kept: Any,
 ) -> Result:
-    async with connection.writing() as session:
+    async with connection.writing(kept) as session:
         attempt = _Attempt(work, connection.database.name, attempts)
         try:
             # Two timers per transaction, one to interrupt the work and one its abort.

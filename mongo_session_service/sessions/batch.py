@@ -13,6 +13,7 @@ from pymongo.errors import NetworkTimeout, PyMongoError
 from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, is_apart
+from mongo_session_service.driver.client_sessions import ClientSessions
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
 from mongo_session_service.driver.translation import (
@@ -71,8 +72,8 @@ def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
 class BatchStore:
     """Stores batches in a connection's database."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, client_sessions: ClientSessions) -> None:
+        self._connection, self._client_sessions = connection, client_sessions
 
     async def commit_batch(
         self, planned: list[PlannedWrite], *, limit: float, attempts: int, is_lone: bool
@@ -102,7 +103,10 @@ class BatchStore:
                 await self._create(first, limit)
             else:
                 write = partial(self._write, planned)
-                await run_transaction(at, write, limit=limit, attempts=attempts)
+                async with self._client_sessions.borrow() as session:
+                    await run_transaction(
+                        at, write, limit=limit, attempts=attempts, session=session
+                    )
         except PyMongoError as error:
             if is_duplicate_key(error):
                 raise BatchRefusedError from None

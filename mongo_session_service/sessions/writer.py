@@ -62,6 +62,9 @@ ATTEMPTS: Final = 2
 MAX_RETRIED: Final = 4
 """Locked documents that are tried at the same time."""
 
+MAX_TRANSACTIONS: Final = MAX_BATCHES + MAX_RETRIED
+"""Transactions at the same time."""
+
 MAX_RETRIES: Final = 15
 """Transactions per second that try locked documents, about."""
 

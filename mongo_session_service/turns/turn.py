@@ -183,6 +183,7 @@ class Turn:
             async with self.turns.backends.call() as backend:
                 at = backend.connection
                 self._lease = Lease(at, at.sessions.name, self.key.id, "turn.")
+                self._client_sessions = backend.client_sessions
                 try:
                     session = await self._begin_turn(backend)
                 except BaseException:
@@ -246,6 +247,7 @@ class Turn:
 
     async def _acquire(self, ticket: Ticket | None = None) -> bool:
         """Acquire the turn if it is free, and not awaited by those with a ticket."""
+        self._lease.client_sessions = await self._client_sessions.ids()
         where = tickets.stored_session(self._lease.connection, self.key)
         if ticket is None:
             where["turn.is_awaited"] = None
@@ -280,7 +282,8 @@ class Turn:
 
     async def _draw_ticket(self) -> Ticket:
         async def draw() -> Ticket:
-            self._ticket = await tickets.draw_ticket(self._lease.connection, self.key)
+            drawing = tickets.draw_ticket(self._lease.connection, self.key)
+            self._ticket = await self._lease.write_past_dead_holder(drawing)
             return self._ticket
 
         return await uninterrupted(draw())

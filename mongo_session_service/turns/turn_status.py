@@ -18,7 +18,7 @@ from typing import Final
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.lease import lease_is_free
+from mongo_session_service.driver.lease import Lease, lease_is_free
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.sessions import queries
@@ -58,9 +58,10 @@ async def request_stop(
     stop = {"turn.stop": {} if reason is None else {"reason": reason}}
     running = {"_id": key.id, HELD: {"$exists": True}}
     is_held = {"$expr": {"$not": lease_is_free(connection, "turn.")}}
-    found = await repeat(
-        connection.sessions.update_one, {**running, **is_held}, {"$set": stop}
-    )
+    where, sessions = {**running, **is_held}, connection.sessions
+    stopping = repeat(sessions.update_one, where, {"$set": stop})
+    turn = Lease(connection, sessions.name, key.id, "turn.")
+    found = await turn.write_past_dead_holder(stopping)
     return bool(found.matched_count)
 
 

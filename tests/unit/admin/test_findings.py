@@ -55,6 +55,8 @@ def held(*features: str) -> list[dict[str, Any]]:
         (judge_shards({"s": {"_id": 1}, "e": None}), WARNING, "_id.user_id: s"),
         (judge_members({}, []), FAILED, "standalone"),
         (judge_transaction(0.0021), OK, "2.1 ms"),
+        (judge_transaction(0.0021, 60), OK, "for up to 90 s: if that is too long, set"),
+        (judge_transaction(0.0021, 15), OK, "stays so for up to 22.5 s"),
         (judge_transaction(None), WARNING, "switched off"),
         (judge_privileges([], [], "db", ""), WARNING, "access control is off"),
         (

@@ -1,0 +1,64 @@
+"""What a process does that is killed in the middle of a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from multiprocessing.connection import Connection
+from typing import Any
+
+from google.adk.events import Event
+
+from mongo_session_service import Change, MongoSessionService
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.sessions.batch import BatchStore
+from support.one_session import IDS
+
+LIMITS = Limits(lease_seconds=2.0, lease_renewal_seconds=0.5)
+
+
+async def count_change(database: str, change: Change, txn: Any) -> None:
+    """Count a session's changes in a document of a fixed ``_id``, in a transaction."""
+    counts, once = txn.client[database].counts, {"$inc": {"changes": 1}}
+    one = {"_id": change.session_id}
+    await counts.update_one(one, once, upsert=True, session=txn)
+
+
+def stop_in_handler(uri: str, database: str, pipe: Connection) -> None:
+    """Say that a handler has written, and never let it return."""
+
+    async def handle(change: Change, txn: Any) -> None:
+        await count_change(database, change, txn)
+        await _stop(pipe)
+
+    async def consume() -> None:
+        async with (
+            MongoSessionService(uri, database=database, _limits=LIMITS) as service,
+            service.consumer("c") as consumer,
+        ):
+            await consumer.run(handle, transactional=True)
+
+    asyncio.run(consume())
+
+
+def stop_in_append(uri: str, database: str, pipe: Connection) -> None:
+    """Say that an append of a turn is written, and never let it be committed."""
+    write = BatchStore._write  # noqa: SLF001  there is nothing else between the two
+
+    async def write_and_stop(store: BatchStore, *args: Any) -> None:
+        await write(store, *args)
+        await _stop(pipe)
+
+    async def append() -> None:
+        async with (
+            MongoSessionService(uri, database=database, _limits=LIMITS) as service,
+            service.turn(**IDS) as session,
+        ):
+            BatchStore._write = write_and_stop  # type: ignore[method-assign]  # noqa: SLF001
+            await service.append_event(session, Event(author="dead"))
+
+    asyncio.run(append())
+
+
+async def _stop(pipe: Connection) -> None:
+    pipe.send("written")
+    await asyncio.Event().wait()
