@@ -90,6 +90,7 @@ class SessionPage {
       else this.other(kind, change);
     }
     this.queue.splice(0, taken);
+    this.timeline.loading(this.revision < this.snapshotRevision);
     this.summarise();
     this.draw();
   }

@@ -455,7 +455,7 @@ export class Timeline {
   }
 
   keepUp() {
-    if (this.isFollowing) {
+    if (this.isFollowing && !this.isLoading) {
       this.scroller.scrollTop = this.scroller.scrollHeight;
       this.lastTop = this.scroller.scrollTop;
     }
@@ -509,6 +509,13 @@ export class Timeline {
   highlight() {
     const cards = this.wanted?.length ? [...this.list.querySelectorAll(".event")] : [];
     highlight("event", cards.map((card) => card.lastChild), this.wanted ?? []);
+  }
+
+  /** While the history arrives, its end is not followed: each would be drawn and passed by. */
+  loading(isLoading) {
+    const hasEnded = this.isLoading && !isLoading;
+    this.isLoading = isLoading;
+    if (hasEnded) this.keepUp();
   }
 
   summarise() {
