@@ -1,4 +1,4 @@
-"""The benchmark's command: ``python -m benchmark [services | feed | stuck]``."""
+"""The benchmark's command: ``python -m benchmark [PROGRAM]``, services by default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmark.worker import StepError
 from mongo_session_service import MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedServerError
 
-PROGRAMS = ("services", "feed", "stuck")
+PROGRAMS = ("services", "feed", "stuck", "turns")
 FAILURES = (
     *(WrongError, StepError),
     *(MongoSessionServiceError, EmbeddedServerError, PyMongoError),
