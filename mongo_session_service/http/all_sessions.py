@@ -95,7 +95,8 @@ class AllSessions(SessionResources):
         scope = self._of_app(app_name)
         async with self.answering():
             order = query.order_by or "create_time"
-            is_search = query.title is not None or query.session_id or query.label
+            searches = (query.session_id, query.label, query.waiting)
+            is_search = query.title is not None or any(searches)
             if query.order_by is None and scope.user_id is None and not is_search:
                 async with backend_of(self.service).call() as opened:
                     at = opened.connection

@@ -610,6 +610,7 @@ class SessionResources:
                 user_id=scope.user_id,
                 title=query.title,
                 labels=query.labels or None,
+                waiting=True if query.waiting else None,
                 order_by=order_by,
                 with_state=False,
                 limit=query.limit - len(rows),

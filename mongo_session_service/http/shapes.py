@@ -11,7 +11,7 @@ from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field
 
 from mongo_session_service.changes.change import ChangeKind
-from mongo_session_service.model.results import TurnPhase
+from mongo_session_service.model.results import TurnPhase, WaitingCall
 from mongo_session_service.model.validation import MAX_ID_BYTES
 
 MAX_PAGE: Final = 200
@@ -41,6 +41,10 @@ class SessionRow(BaseModel):
     last_update_time: float = Field(description="Of the last event, or the creation.")
     ttl: float | None = Field(description="Seconds that it lives after an append.")
     expire_time: float | None = Field(description="When it expires, unless renewed.")
+    waiting: tuple[WaitingCall, ...] = Field(
+        description="The calls that wait for a person, the longest first."
+    )
+    waiting_more: int = Field(description="How many wait beside these.")
 
 
 class SessionList(BaseModel):
@@ -106,6 +110,9 @@ class SessionChange(BaseModel):
         default=None, description="The running turn: of a partial and a turn."
     )
     turn_position: int | None = None
+    waiting: tuple[WaitingCall, ...] | None = Field(
+        default=None, description="What waits for a person from now on."
+    )
     time: float = Field(description="Seconds since 1970.")
 
 
@@ -117,6 +124,9 @@ class SessionQuery(BaseModel):
         default=[], description="Exactly this label, as name=value; repeatable."
     )
     session_id: str | None = Field(default=None, description="Exactly this session.")
+    waiting: bool = Field(
+        default=False, description="Only those that wait for a person."
+    )
     order_by: Literal["create_time", "update_time"] | None = Field(
         default=None, description="The latest first; of their creation, unless given."
     )

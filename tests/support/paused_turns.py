@@ -105,11 +105,13 @@ async def begin(name: str, case: Case, service: MongoSessionService) -> None:
 async def finish(name: str, case: Case, service: MongoSessionService) -> dict[str, Any]:
     """Give the person's answer to the call that storage says is waiting."""
     session = await stored(service, name)
+    page = await service.find_sessions(app_name=APP, waiting=True)
+    (known,) = next(each.waiting for each in page.sessions if each.id == name)
     (waiting,) = (
         call
         for event in session.events
         for call in event.get_function_calls()
-        if call.id in (event.long_running_tool_ids or ())
+        if call.id == known.call_id
     )
     answer = types.Part.from_function_response(
         name=waiting.name or "", response=case.answer

@@ -12,6 +12,7 @@ from pymongo import MongoClient
 from support.http_paths import EVENTS, USER, USER_CHANGES, app_of
 from support.http_server import Client, may_read, serving
 from support.subscriptions import IDS, new_event
+from support.waiting import ask
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import live_app
@@ -91,6 +92,27 @@ async def test_sessions_are_found_by_what_is_exactly_theirs(
     assert await listed(url, label=["env=prod", "k=a=b"]) == ["a"]
     assert await listed(url, session_id=" b ") == ["b"]
     assert await listed(url, session_id="Trip") == []
+
+
+async def test_sessions_that_wait_for_a_person_are_found(
+    service: MongoSessionService, url: str
+) -> None:
+    """With what they wait for, as an inbox needs it."""
+    await create(service, "other")
+    asked_for = await service.append_event(await create(service, "s"), ask("c1"))
+    response = await asked(url, waiting="true")
+    (found,) = response.json()["sessions"]
+    assert found["session_id"] == "s"
+    assert found["waiting"] == [
+        {
+            "call_id": "c1",
+            "name": "ship",
+            "author": "clerk",
+            "since": asked_for.timestamp,
+            "revision": 1,
+        }
+    ]
+    assert (await asked(url, waiting="perhaps")).status_code == 422
 
 
 async def test_a_sessions_events_come_in_pages(
