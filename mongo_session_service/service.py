@@ -791,7 +791,7 @@ class MongoSessionService(BaseSessionService):
             user_id = check_id("user_id", user_id)
         if status is not None:
             validation.check_choice("status", status, get_args(TurnPhase))
-        async with self._backend() as backend:
+        async with self._backends.call(sets_up=False) as backend:
             at = backend.connection
             return await turn_status.find_turns(at, app_name, user_id, status)
 

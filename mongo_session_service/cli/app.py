@@ -32,6 +32,7 @@ from mongo_session_service.cli.server_commands import (
 )
 from mongo_session_service.cli.terminal import DEBUG_HINT, kept_option, printable
 from mongo_session_service.cli.transfer import COMMANDS
+from mongo_session_service.cli.turn_commands import turns
 
 _INCOMPLETE: Final = 3
 _INTERRUPTED: Final = 130
@@ -45,7 +46,7 @@ Exit codes:
 """
 
 _HEADINGS: Final = {
-    "Look at sessions": ("sessions", "show", "watch", "live"),
+    "Look at sessions": ("sessions", "show", "turns", "watch", "live"),
     "Change sessions": ("set", "fork", "redact", "trim", "prune", "erase"),
     "Move sessions": ("import", "verify", "export"),
     "Run MongoDB": ("setup", "grants", "doctor", "shard", "mongod"),
@@ -150,7 +151,7 @@ def main() -> None:
 
 
 for command in (
-    *(sessions, show, watch, live),
+    *(sessions, show, turns, watch, live),
     *(fork, set_session, erase, prune, redact, trim),
     *(consumers, setup, shard, doctor, grants, mongod, completion),
     *COMMANDS,

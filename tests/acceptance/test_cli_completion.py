@@ -30,6 +30,7 @@ echo "${COMPREPLY[*]}"
         ("", "se", {"sessions", "set", "setup"}),
         ("erase", "", {"app", "session", "user"}),
         ("sessions --order", "u", {"update_time"}),
+        ("turns --status", "st", {"stopping", "stopped"}),
         ("import jsonl", "old", {"-o", "default"}),
         ("export --to", "ne", {"-o", "default"}),
     ],

@@ -20,6 +20,7 @@ from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
 from pydantic import PrivateAttr
 from pymongo import MongoClient
+from support.abandoned_turns import abandon_turn
 from support.one_session import IDS, read
 from support.scripted_model import ScriptedModel, call, said
 
@@ -301,23 +302,6 @@ async def test_the_next_turn_seals_an_abandoned_one(
     assert await open_calls(service) == waiting
     async with service.turn(**IDS) as session:
         assert [it.error_code for it in session.events].count(SEALED) == 1
-
-
-async def abandon_turn(
-    service: MongoSessionService, database: str, admin: MongoClient[Any]
-) -> None:
-    """Leave the session as a process does that dies within a tool."""
-    sessions = admin[database].sessions
-    async with service.turn(**IDS) as session:
-        calling = types.FunctionCall(id="open", name="tool", args={})
-        content = types.Content(parts=[types.Part(function_call=calling)])
-        event = Event(author="agent", invocation_id="died", content=content)
-        await service.append_event(session, event)
-        held = sessions.find_one({})["turn"]  # type: ignore[index]
-    fields = ("holder", "since", "first_revision")
-    long_ago = {"turn.renewed_at": held["renewed_at"].replace(year=2000)}
-    dead = {f"turn.{name}": held[name] for name in fields} | long_ago
-    sessions.update_one({}, {"$set": dead, "$unset": {"turn.ended": ""}})
 
 
 @pytest.mark.limits(recovery_seconds=0.05)

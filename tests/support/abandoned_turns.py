@@ -1,0 +1,30 @@
+"""Turns whose process has died, without a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.adk.events import Event
+from google.genai import types
+from pymongo import MongoClient
+
+from mongo_session_service import MongoSessionService
+from support.one_session import IDS
+
+
+async def abandon_turn(
+    service: MongoSessionService, database: str, admin: MongoClient[Any]
+) -> None:
+    """Leave the session as a process does that dies within a tool."""
+    sessions = admin[database].sessions
+    where = {f"_id.{name}": value for name, value in IDS.items()}
+    async with service.turn(**IDS) as session:
+        calling = types.FunctionCall(id="open", name="tool", args={})
+        content = types.Content(parts=[types.Part(function_call=calling)])
+        event = Event(author="agent", invocation_id="died", content=content)
+        await service.append_event(session, event)
+        held = sessions.find_one(where)["turn"]  # type: ignore[index]
+    fields = ("holder", "since", "first_revision")
+    long_ago = {"turn.renewed_at": held["renewed_at"].replace(year=2000)}
+    dead = {f"turn.{name}": held[name] for name in fields} | long_ago
+    sessions.update_one(where, {"$set": dead, "$unset": {"turn.ended": ""}})
