@@ -323,7 +323,8 @@ class Turn:
         try:
             await uninterrupted(self._release_turn())
         except (MongoSessionServiceError, TimeoutError) as error:
-            logger.warning("A turn was not released, and expires by itself. %s", error)
+            what = "turn was not released" if self._lease.epoch else "ticket is left"
+            logger.warning("A %s, and expires by itself. %s", what, error)
         finally:
             self.turns.announce_release()
 

@@ -25,6 +25,7 @@ from mongo_session_service import (
 )
 from mongo_session_service.driver import lease
 from mongo_session_service.model.limits import Limits
+from mongo_session_service.sessions.batch import BatchStore
 
 BRIEF = 0.6
 """Seconds until a turn is lost that is not renewed."""
@@ -154,6 +155,40 @@ async def test_a_rebased_append_needs_its_turn_as_well(
                 with pytest.raises(LeaseLostError):
                     await second.append_event(each, Event(author="late"))
     assert authors(await read(service)) == ["outside", "inside", "following"]
+
+
+@pytest.mark.limits(lease_seconds=0.2, lease_renewal_seconds=3600)
+async def test_a_writer_whose_transaction_was_ended_goes_on(
+    service: MongoSessionService,
+    second: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was only slow: it has lost its turn, and appends to other sessions."""
+    await service.create_session(**IDS)
+    other = await service.create_session(app_name="app", user_id="user")
+    is_written, may_commit = asyncio.Event(), asyncio.Event()
+    write = BatchStore._write  # noqa: SLF001  what comes before the commit
+
+    async def pause(store: BatchStore, *args: Any) -> None:
+        await write(store, *args)
+        monkeypatch.undo()
+        is_written.set()
+        await may_commit.wait()
+
+    async with service.turn(**IDS) as session:
+        monkeypatch.setattr(BatchStore, "_write", pause)
+        appending = asyncio.create_task(
+            service.append_event(session, Event(author="slow"))
+        )
+        await is_written.wait()
+        async with asyncio.timeout(10), second.turn(**IDS) as following:
+            await second.append_event(following, Event(author="following"))
+        may_commit.set()
+        with pytest.raises(LeaseLostError):
+            await appending
+        for _ in range(3):
+            await service.append_event(other, Event(author="other"))
+    assert authors(await read(service)) == ["following"]
 
 
 async def test_a_turn_ends_with_its_session(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from pymongo import MongoClient
+from support.failpoints import failing
 from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
@@ -148,6 +149,26 @@ async def test_a_closed_service_waits_for_no_turn(
     async with service.turn(**IDS, wait=0):
         pass
     assert waiters(admin, database) == []
+
+
+async def test_who_never_had_a_turn_does_not_say_so(
+    service: MongoSessionService,
+    victim: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A waiter that gives up, and cannot leave the line, leaves a ticket behind."""
+    await service.create_session(**IDS)
+    async with service.turn(**IDS):
+        waiter = waiting(victim)
+        await queued(admin, database, 1)
+        with failing(admin, "findAndModify", errorCode=8000):
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+    (record,) = (it for it in caplog.records if it.levelname == "WARNING")
+    assert record.getMessage().startswith("A ticket is left, and expires by itself.")
 
 
 async def test_erasing_and_pruning_leave_no_waiter(
