@@ -1,4 +1,4 @@
-"""A model that follows two rules, so that the examples need no API key."""
+"""A model that follows three rules, so that the examples need no API key."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -13,7 +13,7 @@ NO_TOKENS = types.GenerateContentResponseUsageMetadata(
 
 
 class ScriptedModel(BaseLlm):
-    """Calls ``remember_city`` when the user names a city, and else counts messages."""
+    """Calls ``remember_city`` for a city, ``ship`` for an order, or counts messages."""
 
     model: str = "scripted"
 
@@ -25,10 +25,14 @@ class ScriptedModel(BaseLlm):
         """Answer as a model would, to exactly what ADK would send to one."""
         latest = llm_request.contents[-1].parts[-1]
         if latest.function_response:
-            part = types.Part(text=latest.function_response.response["result"])
+            response = latest.function_response.response
+            part = types.Part(text=response.get("result") or response["error"])
         elif named := re.search(r"live in (\w+)", latest.text):
             args = {"city": named[1]}
             part = types.Part.from_function_call(name="remember_city", args=args)
+        elif ordered := re.match(r"Order (.+)", latest.text):
+            args = {"order": ordered[1]}
+            part = types.Part.from_function_call(name="ship", args=args)
         else:
             asked = [c for c in llm_request.contents if c.role == "user" and is_text(c)]
             part = types.Part(text=f"This is message {len(asked)} of this session.")

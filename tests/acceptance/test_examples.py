@@ -84,7 +84,9 @@ PRINTED = {
     ),
     "export_jsonl.py": (EXPORTED, EXPORTED),
 }
-ENDLESS = {"watch.py", "consumer_worker.py", "fastapi_chat.py", "sidebar.py"}
+ENDLESS = {
+    *("watch.py", "consumer_worker.py", "fastapi_chat.py", "sidebar.py", "inbox.py")
+}
 
 
 @pytest.fixture
@@ -253,6 +255,35 @@ async def test_the_chat_page_shows_turns_in_every_window(page: Page) -> None:
         await page.get_by_role("button", name="Send").click()
         await expect(page.get_by_role("alert")).to_contain_text("404")
         await expect(page.get_by_label("Message")).to_have_value("Too late")
+
+
+@pytest.mark.usefixtures("uri")
+async def test_the_inbox_asks_and_the_agent_goes_on(page: Page) -> None:
+    """What one window orders, another confirms or rejects; then it is gone in both."""
+    inbox = load("inbox")
+    async with inbox.lifespan(inbox.app), serving(inbox.app) as url:
+        other = await page.context.new_page()
+        waiting = [each.locator("#waiting li") for each in (page, other)]
+        for window in (page, other):
+            async with window.expect_response("**/inbox"):
+                await window.goto(url)
+        for order in ("tea", "<b>gold</b>"):
+            await page.get_by_label("Order").fill(order)
+            await page.get_by_label("Order").press("Enter")
+            for each in waiting:
+                await expect(each.filter(has_text=f"ada: ship {order}?")).to_have_count(
+                    1
+                )
+        tea = waiting[1].filter(has_text="tea")
+        await tea.get_by_role("button", name="Confirm").click()
+        await expect(other.get_by_role("status")).to_have_text("shipped tea")
+        for each in waiting:
+            await expect(each).to_have_count(1)
+        await waiting[1].get_by_role("button", name="Reject").click()
+        said = "This tool call is rejected."
+        await expect(other.get_by_role("status")).to_have_text(said)
+        for each in waiting:
+            await expect(each).to_have_count(0)
 
 
 @pytest.mark.usefixtures("uri")
