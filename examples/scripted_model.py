@@ -1,5 +1,6 @@
-"""A model that follows three rules, so that the examples need no API key."""
+"""Models that follow a few rules, so that the examples need no API key."""
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 
@@ -42,3 +43,23 @@ class ScriptedModel(BaseLlm):
 
 def is_text(content: types.Content) -> bool:
     return any(part.text for part in content.parts)
+
+
+class CountingModel(BaseLlm):
+    """Counts as far as the user says, ten numbers in a second."""
+
+    model: str = "counting"
+
+    async def generate_content_async(
+        self,
+        llm_request: LlmRequest,
+        stream: bool = False,  # ADK's signature
+    ) -> AsyncGenerator[LlmResponse, None]:
+        """Stream the answer as a model would: piece by piece, and then the whole."""
+        asked = re.findall(r"\d+", llm_request.contents[-1].parts[-1].text)
+        numbers = [f"{number} " for number in range(1, int([*asked, 10][0]) + 1)]
+        for text in numbers:
+            yield LlmResponse(content=types.ModelContent(text), partial=True)
+            await asyncio.sleep(0.1)
+        content = types.ModelContent("".join(numbers))
+        yield LlmResponse(content=content, usage_metadata=NO_TOKENS)

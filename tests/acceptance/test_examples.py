@@ -85,7 +85,8 @@ PRINTED = {
     "export_jsonl.py": (EXPORTED, EXPORTED),
 }
 ENDLESS = {
-    *("watch.py", "consumer_worker.py", "fastapi_chat.py", "sidebar.py", "inbox.py")
+    *("watch.py", "consumer_worker.py", "fastapi_chat.py", "sidebar.py", "inbox.py"),
+    "live_turns.py",  # in test_live_turns_example.py
 }
 
 
