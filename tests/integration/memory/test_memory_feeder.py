@@ -27,6 +27,7 @@ from support.memory_services import (
     said,
 )
 from support.scripted_model import ScriptedModel, call
+from support.waiting import answer, ask
 
 from mongo_session_service import (
     InvalidInputError,
@@ -350,3 +351,20 @@ async def test_a_feeder_is_in_no_transaction(service: MongoSessionService) -> No
         await consumer.run(feeder, transactional=True)
     with pytest.raises(InvalidInputError, match="cannot be transactional"):
         await consumer.replay_dead_letters(feeder, transactional=True)
+
+
+async def test_an_invocation_in_two_pieces_is_given_once(
+    service: MongoSessionService,
+) -> None:
+    """What follows a person's answer is given without what came before the question."""
+    memory = Turns()
+    await append_all(
+        service,
+        *(said("user", "Ship it", "1"), ask("c1", turn="1")),
+        *(said("user", "Hello?", "2"), said("agent", "Hello", "2")),
+        *(answer("c1", turn="1"), said("agent", "Shipped", "1")),
+    )
+    await feed(service, memory)
+    first, other = ["Ship it", "ship()"], ["Hello?", "Hello"]
+    given = [events for _, events in memory.given]
+    assert given == [first, other, ["ship()"], ["Shipped"]]
