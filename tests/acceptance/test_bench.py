@@ -146,7 +146,12 @@ def test_more_is_better(unit: str, ours: list[int], theirs: list[int]) -> None:
 
 @pytest.mark.release
 @pytest.mark.parametrize(
-    "program", [("stuck", "--seconds", "1"), ("feed", "--subscriptions", "100")]
+    "program",
+    [
+        ("stuck", "--seconds", "1"),
+        ("feed", "--subscriptions", "100"),
+        ("turns", "--seconds", "2"),
+    ],
 )
 def test_program_reports(program: tuple[str, ...], tmp_path: Path) -> None:
     """The other programs check what they measure, and write their figures."""

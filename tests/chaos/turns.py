@@ -3,6 +3,9 @@
 ``campaign`` starts the processes, each of which is ``python -m chaos.turns`` with its
 orders as JSON. All of them take turns of the same few sessions and append several
 events in each. They rebase, so that nothing but the turn keeps them apart.
+
+Of as many other sessions they run turns in which an agent calls a tool and speaks, and
+now and then stop those of anybody. A listener watches what is said.
 """
 
 from __future__ import annotations
@@ -15,21 +18,26 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+import types
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from google.adk.events import Event
+from google.adk.sessions import Session
+from google.genai import types as genai
 from pymongo import MongoClient
 
 from mongo_session_service import (
     LeaseLostError,
     MongoSessionService,
     StorageUnavailableError,
+    Subscription,
 )
 
 DATABASE = "turns"
@@ -38,6 +46,10 @@ TASKS = 4
 """Callers in each process."""
 EVENTS = 3
 """Events of each body."""
+WORDS = 20
+"""Pieces of what an agent says."""
+STOPPED = 0.2
+"""The part of the running turns that somebody stops."""
 OUTAGE = 9.0
 """Seconds for which a process is paused, or cut off."""
 TAKEN_OVER = 10.0
@@ -75,12 +87,72 @@ async def _caller(service: MongoSessionService, name: str, orders: Orders) -> No
             journal.write(f"{outcome}\n")
 
 
+class Speaker:
+    """What a running turn runs: it calls a tool, speaks, answers the call, and ends."""
+
+    app_name = "app"
+
+    def __init__(self, service: MongoSessionService, body: str) -> None:
+        self.agent = types.SimpleNamespace(name="agent")
+        self._service = service
+        self._body = body
+
+    async def run_async(
+        self, *, user_id: str, session_id: str, **_: object
+    ) -> AsyncGenerator[Event, None]:
+        """Yield and append what the agent says."""
+        session = await self._service.get_session(
+            app_name=self.app_name, user_id=user_id, session_id=session_id
+        )
+        assert session is not None
+        call = genai.Part.from_function_call(name="tool", args={})
+        call.function_call.id = self._body
+        yield await self._append(session, call)
+        spoken = self._event(None).id
+        for number in range(WORDS):
+            part = genai.Part(text=f"{number} ")
+            piece = self._event(part).model_copy(update={"id": spoken, "partial": True})
+            yield piece
+            await asyncio.sleep(0.02)
+        answer = genai.Part.from_function_response(name="tool", response={})
+        answer.function_response.id = self._body
+        yield await self._append(session, answer)
+
+    async def _append(self, session: Session, part: genai.Part) -> Event:
+        return await self._service.append_event(session, self._event(part))
+
+    def _event(self, part: genai.Part | None) -> Event:
+        content = genai.Content(role="model", parts=[part] if part else [])
+        return Event(author=self._body, invocation_id=self._body, content=content)
+
+
+async def _speaker(service: MongoSessionService, name: str, orders: Orders) -> None:
+    chance = random.Random(name)  # noqa: S311  no secret
+    for number in itertools.count():
+        body, outcome = f"{name}.{number}", "spoken"
+        which = key(SESSIONS + chance.randrange(SESSIONS))
+        owner = {name: which[name] for name in ("user_id", "session_id")}
+        speaker: Any = Speaker(service, body)
+        try:
+            running = await service.start_turn(speaker, **owner, wait=_PATIENCE)
+            if chance.random() < STOPPED:
+                await service.stop_turn(**which)
+            await running.result()
+        except (LeaseLostError, StorageUnavailableError, TimeoutError) as error:
+            outcome = type(error).__name__
+        with Path(orders.journal).open("a") as journal:  # noqa: ASYNC230  it is short
+            journal.write(f"{outcome}\n")
+
+
 async def _work(orders: Orders) -> None:
     service = MongoSessionService(orders.uri, database=DATABASE, on_conflict="rebase")
     async with service:
         names = [f"{orders.name}/{number}" for number in range(TASKS)]
         callers = [
             asyncio.create_task(_caller(service, each, orders)) for each in names
+        ]
+        callers += [
+            asyncio.create_task(_speaker(service, f"{each}s", orders)) for each in names
         ]
         await asyncio.to_thread(sys.stdin.read)
         for each in callers:
@@ -95,8 +167,60 @@ class Outcome:
     complaints: list[str] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
     """How bodies ended, by the error's name; ``done`` without one."""
+    partials: int = 0
+    """How many the listener has received."""
     longest_gaps: list[float] = field(default_factory=list)
     """The longest time without an event, in seconds, for each session."""
+
+
+class Listener:
+    """Watches what running turns say, and notes what must not be heard."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self.complaints: list[str] = []
+        self.partials = 0
+        self._ready, self._ends = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(_PATIENCE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(_PATIENCE)
+
+    async def _listen(self) -> None:
+        async with MongoSessionService(self._uri, database=DATABASE) as service:
+            watched = [
+                await service.watch(
+                    *key(SESSIONS + number).values(), partials=True
+                ).__aenter__()
+                for number in range(SESSIONS)
+            ]
+            reading = [asyncio.create_task(self._read(each)) for each in watched]
+            self._ready.set()
+            await asyncio.to_thread(self._ends.wait)
+            for each in watched:
+                each.close()
+            await asyncio.gather(*reading)
+
+    async def _read(self, changes: Subscription) -> None:
+        epoch, texts = 0, defaultdict[str, str](str)
+        async for change in changes:
+            if change.turn is None:
+                continue
+            if change.turn.epoch < epoch:
+                self.complaints.append(f"turn {change.turn.epoch} speaks after {epoch}")
+            epoch = change.turn.epoch
+            if change.kind == "partial" and change.event and change.event.content:
+                self.partials += 1
+                texts[change.event.id] += change.event.content.parts[0].text
+                words = texts[change.event.id].split()
+                if words != [str(number) for number in range(len(words))]:
+                    self.complaints.append(f"an answer has a gap: {words}")
 
 
 class Worker:
@@ -164,11 +288,10 @@ def campaign(admin: MongoClient[Any], folder: Path, faults: list[str]) -> Outcom
     """
     outcome, sessions = Outcome(), admin[DATABASE].sessions
     assert admin.address is not None
-    asyncio.run(
-        _prepare("mongodb://{}:{}/?directConnection=true".format(*admin.address))
-    )
+    uri = "mongodb://{}:{}/?directConnection=true".format(*admin.address)
+    asyncio.run(_prepare(uri))
     names = itertools.count()
-    with _short_transactions(admin), ExitStack() as ending:
+    with _short_transactions(admin), ExitStack() as ending, Listener(uri) as listener:
 
         def start() -> Worker:
             worker = Worker(f"p{next(names)}", admin.address, folder)
@@ -185,6 +308,9 @@ def campaign(admin: MongoClient[Any], folder: Path, faults: list[str]) -> Outcom
                 time.sleep(OUTAGE)
         time.sleep(1.0)
         outcome.complaints += filter(None, [each.finish() for each in workers])
+    asyncio.run(_take_last_turns(uri))
+    outcome.complaints += listener.complaints
+    outcome.partials = listener.partials
     for each in folder.glob("*.journal"):
         outcome.answers.update(each.read_text().split())
     _judge(admin, outcome)
@@ -193,8 +319,16 @@ def campaign(admin: MongoClient[Any], folder: Path, faults: list[str]) -> Outcom
 
 async def _prepare(uri: str) -> None:
     async with MongoSessionService(uri, database=DATABASE) as service:
-        for number in range(SESSIONS):
+        for number in range(2 * SESSIONS):
             await service.create_session(**key(number))
+
+
+async def _take_last_turns(uri: str) -> None:
+    """Take a turn of each session, which answers what a dead one has left open."""
+    async with MongoSessionService(uri, database=DATABASE) as service:
+        for number in range(2 * SESSIONS):
+            async with service.turn(**key(number), wait=_PATIENCE):
+                pass
 
 
 @contextmanager
@@ -227,16 +361,29 @@ def _holder(sessions: Any, workers: list[Worker]) -> Worker:
 
 def _judge(admin: MongoClient[Any], outcome: Outcome) -> None:
     """Compare what is stored with what turns promise."""
-    for number in range(SESSIONS):
+    for number in range(2 * SESSIONS):
         where = {"_id.session_id": str(number)}
         log = list(admin[DATABASE].events.find(where).sort("_id", 1))
-        bodies = [each["event"]["author"] for each in log]
+        # Seals are of the body's invocation, and of another author.
+        events = [each["event"] for each in log]
+        bodies = [it.get("invocation_id") or it["author"] for it in events]
         runs = [body for body, _ in itertools.groupby(bodies)]
         outcome.complaints += [
             f"{body} has appended after another body, in session {number}"
             for body, count in Counter(runs).items()
             if count > 1
         ]
+        parts = [
+            part
+            for each in log
+            for part in each["event"].get("content", {}).get("parts", ())
+        ]
+        calls, answers = (
+            Counter(part[kind]["id"] for part in parts if kind in part)
+            for kind in ("function_call", "function_response")
+        )
+        if calls != answers:
+            outcome.complaints.append(f"calls and answers differ: {calls - answers}")
         times = [each["event"]["timestamp"] for each in log]
         gap = max(after - before for before, after in itertools.pairwise(times))
         outcome.longest_gaps.append(gap)
