@@ -120,9 +120,11 @@ class Besieged:
         return session or await self.service.create_session(**OWN)
 
     def stored(self) -> Stored:
-        """All that is stored, to the byte."""
+        """All that is stored, to the byte; not what turns say, which comes later."""
         database = self._admin.get_database(self.service.database_name, _RAW)
-        first, *others = names = database.list_collection_names()
+        names = database.list_collection_names()
+        names.remove("partials")
+        first, *others = names
         unions = [{"coll": name, "pipeline": _whole(name)} for name in others]
         stages = [*_whole(first), *({"$unionWith": each} for each in unions)]
         stored: Stored = {name: {} for name in names}

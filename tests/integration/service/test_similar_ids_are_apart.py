@@ -110,6 +110,10 @@ async def trimming(_: Crowd, key: Owner) -> dict[str, Any]:
     return {**named(fork_of(key)), "keep_last": 1}
 
 
+async def redacting(_: Crowd, key: Owner) -> dict[str, Any]:
+    return {**named(fork_of(key)), "event_ids": [FIRST]}
+
+
 async def naming(_: Crowd, key: Owner) -> dict[str, Any]:
     return named(key)
 
@@ -142,6 +146,7 @@ WRITES = (
     Write("stop_turn", naming, lambda _: set()),
     Write("update_session", labelling, lambda key: {("sessions", key)}),
     Write("fork_session", forking, lambda key: the_log(fork_of(key))),
+    Write("redact_events", redacting, lambda key: the_log(fork_of(key))),
     Write("trim_session", trimming, lambda key: the_log(fork_of(key))),
     Write(
         "delete_session",
