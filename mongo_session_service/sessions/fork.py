@@ -58,10 +58,7 @@ _LOST: Final = (
 )
 
 
-_TRIMMED: Final = (
-    "The session was trimmed, or events of it were redacted, during the fork, which was"
-    " removed. Try again."
-)
+_CHANGED: Final = "The session was {} during the fork, which was removed. Try again."
 
 
 async def copy_session(
@@ -241,8 +238,10 @@ class Fork:
             found = await at.sessions.find_one(source, fields, session=txn)
             if not found:
                 raise session_not_found_error(self.source.session_id)
-            if log_begins(found) != begins or found.get(REDACTIONS) != redactions:
-                raise StorageUnavailableError(_TRIMMED)
+            if log_begins(found) != begins:
+                raise StorageUnavailableError(_CHANGED.format("trimmed"))
+            if found.get(REDACTIONS) != redactions:
+                raise StorageUnavailableError(_CHANGED.format("redacted"))
             if not await at.sessions.find_one(held, {"_id": 1}, session=txn):
                 raise StorageUnavailableError(_LOST)
             for update in apart:

@@ -26,6 +26,7 @@ from mongo_session_service import (
 from mongo_session_service.memory import remember
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.sessions import redaction
+from mongo_session_service.sessions.fork import Fork
 
 ADA = {"app_name": "app", "user_id": "user"}
 KEY = {**ADA, "session_id": "s"}
@@ -229,3 +230,24 @@ async def test_the_command_says_what_it_does(
         2,
         True,
     )
+
+
+async def test_a_fork_does_not_keep_what_is_redacted_meanwhile(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It notices at its end, and removes its copy."""
+    session = await service.create_session(**KEY)
+    event = await service.append_event(session, say(CANARY, "i"))
+    build = Fork.build_session
+
+    async def build_late(fork: Fork) -> Any:
+        await service.redact_events(**KEY, event_ids=[event.id])
+        return await build(fork)
+
+    monkeypatch.setattr(Fork, "build_session", build_late)
+    with pytest.raises(StorageUnavailableError, match="redacted during the fork"):
+        await service.fork_session(**KEY)
+    assert leaked(admin, database) == []
