@@ -8,15 +8,20 @@ server's latest answer, and the seconds since, by a clock that nobody sets.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC
-from typing import Any, Final
+from typing import Any
 
 from google.adk.platform import time as platform_time
 
-_SINCE_BOOT: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""On Linux, one that goes on while the machine sleeps."""
+
+def _boot_time() -> float:
+    """Seconds since the machine was started, or since some other fixed time."""
+    if sys.platform == "linux":  # where the usual one stops while the machine sleeps
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 class ServerClock:
@@ -34,10 +39,10 @@ class ServerClock:
     def set_by(self, hello: Mapping[str, Any]) -> None:
         """Set it by an answer to ``hello`` that came just now."""
         there = hello["localTime"].replace(tzinfo=UTC).timestamp()
-        self._ahead = there - time.clock_gettime(_SINCE_BOOT)
+        self._ahead = there - _boot_time()
 
     def now(self) -> float:
         """Seconds since 1970; later than the server's by no more than it may drift."""
         if self._ahead is None:
             return platform_time.get_time()
-        return self._ahead + time.clock_gettime(_SINCE_BOOT)
+        return self._ahead + _boot_time()
