@@ -28,9 +28,12 @@ _ERROR: Final = "error.type"
 _APP: Final = f"{NAME}.app_name"
 _SESSION: Final = "gen_ai.conversation.id"
 _BATCH: Final = f"{NAME}.batch.size"
+_EPOCH: Final = f"{NAME}.turn.epoch"
+_STATUS: Final = f"{NAME}.turn.status"
 
 _SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
 _WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_TURN_SECONDS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
 
 _tracer: Final = trace.get_tracer(NAME, __version__)
 meter: Final = get_meter(NAME, __version__)
@@ -60,7 +63,26 @@ _stale: Final = meter.create_counter(
     "{append}",
     "Appends to a session that had changed in storage",
 )
-
+_running: Final = meter.create_up_down_counter(
+    f"{NAME}.turn.running", "{turn}", "Turns in which an agent runs"
+)
+_turn_duration: Final = meter.create_histogram(
+    f"{NAME}.turn.duration",
+    "s",
+    "Duration of turns in which an agent ran",
+    explicit_bucket_boundaries_advisory=_TURN_SECONDS,
+)
+_abandoned: Final = meter.create_counter(
+    f"{NAME}.turn.abandoned",
+    "{turn}",
+    "Turns whose process had died, and that were sealed here",
+)
+_partials: Final = meter.create_histogram(
+    f"{NAME}.partial.write_size",
+    "{partial}",
+    "What running turns had said and was written together",
+    explicit_bucket_boundaries_advisory=_WRITES,
+)
 
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
@@ -134,6 +156,38 @@ class Operation:
         _duration.record(perf_counter() - self._started, self._labels)
 
 
+class TurnSpan:
+    """A span in which an agent runs, and what that adds to the metrics of turns."""
+
+    def __init__(
+        self, database: str, app_name: str, session_id: str, epoch: int
+    ) -> None:
+        self.status = "ended"
+        self.error_type: str | None = None
+        self._labels = {DATABASE: database}
+        self._started = perf_counter()
+        named = {DATABASE: database, _APP: app_name, _SESSION: session_id}
+        self._span = _tracer.start_span(
+            f"running_turn {database}", attributes={**named, _EPOCH: epoch}
+        )
+
+    def __enter__(self) -> Self:
+        self._token = context.attach(trace.set_span_in_context(self._span))
+        _running.add(1, self._labels)
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        _running.add(-1, self._labels)
+        ended = {_STATUS: self.status}
+        if error := self.error_type if exc_type is None else exc_type.__qualname__:
+            ended[_ERROR] = error
+            self._span.set_status(trace.StatusCode.ERROR)
+        self._span.set_attributes(ended)
+        context.detach(self._token)
+        self._span.end()
+        _turn_duration.record(perf_counter() - self._started, self._labels | ended)
+
+
 def note_batch(writes: int) -> None:
     """Note on the current span how many writes were committed with its own."""
     trace.get_current_span().set_attribute(_BATCH, writes)
@@ -157,3 +211,13 @@ def count_conflict(database: str) -> None:
 def count_stale(database: str) -> None:
     """Count an append to a session that had changed in storage."""
     _stale.add(1, {DATABASE: database})
+
+
+def count_abandoned(database: str) -> None:
+    """Count a turn whose process had died, and that is sealed."""
+    _abandoned.add(1, {DATABASE: database})
+
+
+def count_partials(database: str, partials: int) -> None:
+    """Count partials that were written together."""
+    _partials.record(partials, {DATABASE: database})

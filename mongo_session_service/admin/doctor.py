@@ -27,12 +27,14 @@ from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.results import TurnInfo
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema import version
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.turns.turn_status import find_turns
 
 SAMPLE: Final = 400
 """Size of a sample: less than 5 %, which MongoDB draws without reading all."""
@@ -199,6 +201,19 @@ def judge_waiting(*, is_told: bool) -> Finding:
     return Finding(check, Status.WARNING, says, remedy)
 
 
+def judge_turns(abandoned: Sequence[TurnInfo]) -> Finding:
+    """Judge whether processes have died in turns that nobody has repaired since."""
+    if not abandoned:
+        return Finding("turns", Status.OK, "none is abandoned")
+    names = [f"{it.app_name}/{it.user_id}/{it.session_id}" for it in abandoned]
+    says = f"{counted(len(names), 'abandoned turn')}: {_names_text(names)}"
+    remedy = (
+        "Let a task of each server run recover_turns(). Without it, the next turn of"
+        " each of these sessions answers the calls that are open."
+    )
+    return Finding("turns", Status.WARNING, says, remedy)
+
+
 def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
     """Judge whether the indexes exist that make queries fast and events unique."""
     if not missing:
@@ -270,9 +285,12 @@ def judge_revisions(examined: Examined) -> Finding:
 
 
 def _wrong_text(examined: Examined) -> str:
-    names = ["/".join(map(str, each.values())) for each in examined.wrong[:SHOWN]]
-    more = len(examined.wrong) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")
+    return _names_text(["/".join(map(str, each.values())) for each in examined.wrong])
+
+
+def _names_text(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _window_text(seconds: float) -> str:
@@ -388,6 +406,10 @@ async def _version(connection: Connection) -> Finding:
 
 async def _waiting(connection: Connection) -> Finding:
     return judge_waiting(is_told=await version.tells_waiting(connection))
+
+
+async def _turns(connection: Connection) -> Finding:
+    return judge_turns(await find_turns(connection, None, None, "abandoned"))
 
 
 async def _indexes(connection: Connection) -> Finding:
@@ -510,6 +532,7 @@ CHECKS: Final = {
     "clock": _clock,
     "schema version": _version,
     "waiting calls": _waiting,
+    "turns": _turns,
     "indexes": _indexes,
     "oplog window": _oplog,
     "events": _events,

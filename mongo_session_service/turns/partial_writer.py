@@ -29,6 +29,7 @@ from mongo_session_service.driver.translation import DUPLICATE_KEY, translation
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import TurnInfo
+from mongo_session_service.telemetry import count_partials
 from mongo_session_service.turns.partial_texts import EventInbox
 
 logger = logging.getLogger(__name__)
@@ -134,6 +135,7 @@ class PartialWriter:
         for part in _parts(self._unwritten, connection.limits.partial_bytes):
             try:
                 await _insert(connection, part)
+                count_partials(connection.database.name, len(part))
             except PyMongoError as error:
                 if is_passing(error):
                     return

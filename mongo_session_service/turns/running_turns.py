@@ -26,6 +26,7 @@ from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnPhase
+from mongo_session_service.telemetry import TurnSpan
 from mongo_session_service.turns import turn_status
 from mongo_session_service.turns.partial_texts import EventInbox, PartialText, text_kind
 from mongo_session_service.turns.partial_writer import PartialQueue, PartialWriter
@@ -219,15 +220,23 @@ class RunningTurn:
                     self._run_arguments["invocation_id"] = invocation_id
                 self._partials = PartialQueue(self._turn.info("running"))
                 self._note_status("running")
-                running = asyncio.create_task(self._run_agent())
-                self._has_begun.set()
-                await self._await_agent(running)
-                await self._seal_log(running)
+                with self._span() as span:
+                    running = asyncio.create_task(self._run_agent())
+                    self._has_begun.set()
+                    await self._await_agent(running)
+                    await self._seal_log(running)
+                    span.status = self._turn.end_status
+                    span.error_type = self._turn.error_type
         finally:
             if self._partials is not None:
                 self._note_status(self._turn.end_status)
         if self._turn.error_type is not None:
             running.result()
+
+    def _span(self) -> TurnSpan:
+        app_name, _, session_id = self._turn.key
+        database = self._turn.turns.database_name
+        return TurnSpan(database, app_name, session_id, self.epoch)
 
     async def _await_agent(self, running: asyncio.Task[None]) -> None:
         """Wait until the agent has ended by itself, or was stopped."""

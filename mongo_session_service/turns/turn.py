@@ -36,7 +36,7 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
-from mongo_session_service.telemetry import Operation
+from mongo_session_service.telemetry import Operation, count_abandoned
 from mongo_session_service.turns import tickets, turn_status
 from mongo_session_service.turns.seals import abandoned_seals
 from mongo_session_service.turns.tickets import Ticket
@@ -219,6 +219,7 @@ class Turn:
         self.turns.renewer.add_lease(self._lease)
         stored, _ = await asyncio.gather(self._load(backend), self._return_ticket())
         if self._first_revision:  # whoever had the turn before has not released it
+            count_abandoned(self.turns.database_name)
             own = self._own_events(stored)
             self.abandoned_invocation = own[-1].invocation_id if own else None
             if seals := abandoned_seals(own):

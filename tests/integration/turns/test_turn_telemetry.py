@@ -1,0 +1,132 @@
+"""Spans and metrics of turns in which agents run, by way of OpenTelemetry's SDK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
+from google.adk.models import BaseLlm
+from google.adk.runners import Runner
+from google.genai import types
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
+from pymongo import MongoClient
+from support.abandoned_turns import abandon_turn
+from support.one_session import IDS
+from support.otel_recorder import Recording, recording
+from support.scripted_model import ScriptedModel
+from support.spoken_model import SpokenModel
+
+from mongo_session_service import MongoSessionService, RunningTurn
+
+TURN = "mongo_session_service.turn"
+
+
+@pytest.fixture
+def recorded() -> Recording:
+    return recording()
+
+
+async def start(service: MongoSessionService, model: BaseLlm) -> RunningTurn:
+    """A turn of the session in which an agent with this model is asked."""
+    agent = LlmAgent(name="agent", model=model)
+    return await service.start_turn(
+        Runner(agent=agent, app_name=IDS["app_name"], session_service=service),
+        user_id=IDS["user_id"],
+        session_id=IDS["session_id"],
+        new_message=types.UserContent("question-canary"),
+        run_config=RunConfig(streaming_mode=StreamingMode.SSE),
+    )
+
+
+def ancestors(span: ReadableSpan, spans: list[ReadableSpan]) -> list[ReadableSpan]:
+    """The spans among others that a span is below of."""
+    above = [
+        each
+        for each in spans
+        if each.context and span.parent and each.context.span_id == span.parent.span_id
+    ]
+    return [*above, *(it for each in above for it in ancestors(each, spans))]
+
+
+async def test_a_turn_is_a_span_between_its_caller_and_its_agent(
+    service: MongoSessionService, database: str, recorded: Recording
+) -> None:
+    """It lasts until the turn's end, and says how that was; ADK's spans are below."""
+    await service.create_session(**IDS)
+    model = SpokenModel()
+    before = len(recorded.all_spans())
+    with trace.get_tracer("app").start_as_current_span("request") as request:
+        running = await start(service, model)
+    assert recorded.count(database, f"{TURN}.running {{turn}}") == 1
+    model.say("answer-canary")
+    model.end_answer()
+    await running.result()
+
+    assert recorded.count(database, f"{TURN}.running {{turn}}") == 0
+    spans = recorded.all_spans()[before:]
+    (turn,) = [each for each in spans if each.name == f"running_turn {database}"]
+    assert turn.parent is not None
+    assert turn.parent.span_id == request.get_span_context().span_id
+    assert dict(turn.attributes or {}) == {
+        "db.namespace": database,
+        "mongo_session_service.app_name": IDS["app_name"],
+        "gen_ai.conversation.id": IDS["session_id"],
+        f"{TURN}.epoch": 1,
+        f"{TURN}.status": "ended",
+    }
+    (agent,) = [each for each in spans if each.name == "invoke_agent agent"]
+    assert turn in ancestors(agent, spans)
+    assert "canary" not in turn.to_json()
+
+
+async def test_turns_are_counted_by_their_end(
+    service: MongoSessionService, database: str, recorded: Recording
+) -> None:
+    """Ended, stopped or failed; then the error's type is told, and no reason ever."""
+    await service.create_session(**IDS)
+    ended = await start(service, ScriptedModel(script=["Yes."]))
+    await ended.result()
+    stopped = await start(service, SpokenModel())
+    await stopped.stop("reason-canary")
+    failing = await start(service, ScriptedModel(script=[]))
+    with pytest.raises(IndexError):
+        await failing.result()
+
+    points = recorded.points(database)[f"{TURN}.duration s"]
+    counts = {it.attributes[f"{TURN}.status"]: it.count for it in points}
+    errors = [it.attributes.get("error.type") for it in points]
+    assert counts == {"ended": 1, "stopped": 1, "failed": 1}
+    assert sorted(errors, key=bool) == [None, None, "IndexError"]
+    assert "canary" not in repr(points)
+    spans = [it for it in recorded.spans(database) if it.name.startswith("running")]
+    codes = [each.status.status_code for each in spans]
+    assert codes == [StatusCode.UNSET, StatusCode.UNSET, StatusCode.ERROR]
+
+
+async def test_abandoned_turns_and_partial_writes_are_counted(
+    service: MongoSessionService,
+    database: str,
+    admin: MongoClient[Any],
+    recorded: Recording,
+) -> None:
+    """What is sealed for a dead process, once; and each write of what is said."""
+    await service.create_session(**IDS)
+    await abandon_turn(service, database, admin)
+    model = SpokenModel()
+    for texts in (["It ", "is "], ["late."]):
+        running = await start(service, model)
+        model.say(*texts)
+        model.end_answer()
+        await running.result()
+    await service.close()  # which writes what is left
+
+    assert recorded.count(database, f"{TURN}.abandoned {{turn}}") == 1
+    (point,) = recorded.points(database)[
+        "mongo_session_service.partial.write_size {partial}"
+    ]
+    assert point.sum == admin[database].partials.count_documents({})
+    assert 1 <= point.count <= point.sum
