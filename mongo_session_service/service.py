@@ -104,6 +104,7 @@ from mongo_session_service.sessions.rebase import Rebased
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns import tickets, turn_status
 from mongo_session_service.turns.running_turns import RunningTurn, RunningTurns
+from mongo_session_service.turns.seals import with_reason
 from mongo_session_service.turns.turn import Turn, Turns
 
 if TYPE_CHECKING:
@@ -527,6 +528,8 @@ class MongoSessionService(BaseSessionService):
         stored = event
         if event.actions.rewind_before_invocation_id:
             stored = await history.rewinding(backend.connection, key, event)
+        if turn is not None:
+            stored = with_reason(stored, turn.stop_reason)
         expected = marker_of(session)
         if expected is None:
             head = await backend.store.load_head(key)

@@ -19,6 +19,14 @@ _STOPPED: Final = "Invocation was aborted by client."
 _ABANDONED: Final = "The process that ran this call has ended."
 
 
+def with_reason(event: Event, reason: str | None) -> Event:
+    """Have an event of a turn that was stopped say why, if it seals or is cut off."""
+    if reason is None or not (event.error_code == ABORTED or event.interrupted):
+        return event
+    metadata = {**(event.custom_metadata or {}), "stop_reason": reason}
+    return event.model_copy(update={"custom_metadata": metadata})
+
+
 def stop_seals(events: Sequence[Event], root_agent_name: str) -> list[Event]:
     """Seal the invocations that a stop has cut off, unless ADK has done it.
 

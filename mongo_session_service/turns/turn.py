@@ -38,7 +38,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.telemetry import Operation, count_abandoned
 from mongo_session_service.turns import tickets, turn_status
-from mongo_session_service.turns.seals import abandoned_seals
+from mongo_session_service.turns.seals import abandoned_seals, with_reason
 from mongo_session_service.turns.tickets import Ticket
 from mongo_session_service.turns.waiting_line import WaitingLine
 
@@ -165,6 +165,7 @@ class Turn:
         async with self.turns.backends.call() as backend:
             end = await backend.store.load_end(self.key)
             hooks = backend.connection.hooks
+            event = with_reason(event, self.stop_reason)
             append = documents.encode_append(self.key, event, hooks, self.hold)
             await backend.rebaser.write_rebased(
                 append, to_session(end), event, end.marker, started

@@ -200,6 +200,8 @@ async def test_a_stop_ends_the_agent_and_keeps_what_was_said(
     assert texts(events) == ["hi", "Well, I"]
     assert [it.interrupted for it in events if texts([it]) == ["Well, I"]] == [True]
     assert [it.error_code for it in events].count(SEALED) == 1
+    told = [(it.custom_metadata or {}).get("stop_reason") for it in events]
+    assert told[-2:] == ["enough", "enough"]
     assert await service.find_turns() == []
     (turn,) = await service.find_turns(status="stopped")
     assert turn.reason == "enough"
