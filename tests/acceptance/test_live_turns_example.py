@@ -113,7 +113,7 @@ async def test_an_answer_survives_a_reload_a_second_tab_a_stop_and_a_crash(
     await see_it_count(page, 3)
     server.kill()
     await server.wait()
-    again = await serve()
+    await serve()
     await ask(page, "Count to 5")
     for tab in (page, other):
         await expect(stored(tab)).to_have_text(
@@ -121,6 +121,18 @@ async def test_an_answer_survives_a_reload_a_second_tab_a_stop_and_a_crash(
         )
         await expect(tab.locator("#said p")).to_have_count(0)
 
-    again.send_signal(signal.SIGTERM)
+
+async def test_a_deployment_lets_an_answer_end(
+    serve: Callable[[], Awaitable[Process]], page: Page, port: int
+) -> None:
+    """What a server says after SIGTERM is stored before it ends, and is read then."""
+    server = await serve()
+    await page.goto(f"http://127.0.0.1:{port}")
+    await ask(page, "Count to 30")
+    await see_it_count(page, 3)
+    server.send_signal(signal.SIGTERM)
     async with asyncio.timeout(PATIENCE):
-        assert await again.wait() == -signal.SIGTERM
+        assert await server.wait() == -signal.SIGTERM
+
+    await serve()
+    await expect(stored(page)).to_have_text(["user: Count to 30", counted(30)])
