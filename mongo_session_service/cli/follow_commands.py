@@ -105,7 +105,7 @@ async def live(
             is_watched = watched.session_id in {None, session_id}
             # Of a single session, a fork could not be shown.
             may_fork = action == "fork" and watched.session_id is None
-            return is_watched and (action in {"list", "read"} or may_fork)
+            return is_watched and (action in {"list", "read", "stop"} or may_fork)
 
         app = live_app(
             service,

@@ -5,6 +5,7 @@ import { Connection, show } from "./connection.js";
 import { $, copy, counted, make, plural } from "./elements.js";
 import { Moment } from "./moment.js";
 import { shortened } from "./rows.js";
+import { RunningTurn } from "./running.js";
 import { METADATA, StateTree } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { inCalendar, timeOf } from "./times.js";
@@ -15,6 +16,7 @@ class SessionPage {
     this.state = new StateTree($("state"));
     this.timeline = new Timeline();
     this.moment = new Moment(this.timeline, this.state);
+    this.running = new RunningTurn(this.timeline);
     this.timeline.onSelect = (revision) => this.moment.go(revision);
     this.timeline.onShow = (revision, name) => this.moment.show(Number(revision), name);
     this.queue = [];
@@ -33,11 +35,12 @@ class SessionPage {
     this.timeline.reset();
     this.state.reset();
     this.moment.reset();
+    this.running.reset();
     this.timeline.summarise();
   }
 
   address() {
-    return [pathOf(named, "changes"), { history: "all" }];
+    return [pathOf(named, "changes"), { history: "all", partials: "true" }];
   }
 
   /** The server says in the headers what else it offers. */
@@ -45,6 +48,7 @@ class SessionPage {
     const permitted = (headers.get("permitted-actions") ?? "").split(", ");
     $("fork").hidden = !permitted.includes("fork");
     $("home").hidden = !permitted.includes("list");
+    this.running.permit(permitted.includes("stop"));
   }
 
   ends(kind) {
@@ -108,6 +112,7 @@ class SessionPage {
       this.timeline.note(`Event ${revision} cannot be read.`, "note bad");
       return;
     }
+    this.running.stored(change.event.id);
     const isNew = revision > this.snapshotRevision;
     const { at, delta: set } = this.timeline.add(change, raw, isNew && !isFlood);
     const delta = Object.entries(set);
@@ -137,7 +142,12 @@ class SessionPage {
       const value = change.title ? { ...others, displayName: change.title } : others;
       if (change.title || displayName) this.state.set([[METADATA, value]], null);
       this.rename(change.title);
+    } else if (kind === "partial") {
+      this.running.say(change);
+    } else if (kind === "turn") {
+      this.running.stands(change.turn);
     } else if (kind === "deleted") {
+      this.running.reset();
       document.body.classList.add("gone");
       this.timeline.note(`The session was deleted, ${inCalendar(seconds)}.`, "note bad");
       this.timeline.keepUp();

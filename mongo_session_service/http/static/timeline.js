@@ -9,7 +9,7 @@ import { inCalendar, inClock, lasted, timeOf } from "./times.js";
 import { hasFailed, Sums, tokensOf, tokenWords, Turn } from "./turns.js";
 import { children, find, isTree, literal, matches, parse, pretty, sizeOf, sketch, words, wordsOf } from "./values.js";
 
-function hueOf(author) {
+export function hueOf(author) {
   if (author === "user") return 255;
   let sum = 7;
   for (const letter of author) sum = (sum * 31 + letter.codePointAt(0)) % 9973;
