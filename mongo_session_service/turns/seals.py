@@ -38,7 +38,9 @@ def stop_seals(events: Sequence[Event], root_agent_name: str) -> list[Event]:
     for invocation_id, own in _by_invocation(events).items():
         if any(each.error_code == ABORTED for each in own):
             continue
-        if own[-1].isolation_scope and own[-1].is_final_response():
+        last = own[-1]
+        is_reply = last.author != "user" and last.is_final_response()
+        if is_reply and last.isolation_scope:
             continue  # a task agent that waits for its user
         answers = _answers(own, _STOPPED, is_waiting_sealed=True)
         plain = Event(

@@ -185,6 +185,7 @@ class Turn:
                 at = backend.connection
                 self._lease = Lease(at, at.sessions.name, self.key.id, "turn.")
                 self._client_sessions = backend.client_sessions
+                self._line = self.turns.waiting_line(backend)
                 try:
                     session = await self._begin_turn(backend)
                 except BaseException:
@@ -210,7 +211,7 @@ class Turn:
             limit = None if self._limit == math.inf else self._seconds_left
             try:
                 async with asyncio.timeout(limit) as timer:
-                    await self._wait_in_line(self.turns.waiting_line(backend))
+                    await self._wait_in_line()
             except TimeoutError:
                 if not timer.expired():
                     raise
@@ -253,9 +254,10 @@ class Turn:
         where = tickets.stored_session(self._lease.connection, self.key)
         if ticket is None:
             where["turn.is_awaited"] = None
-        turn = await self._lease.acquire(
-            where, self._seconds_left, forget=("stop", "ended")
-        )
+        async with self._line.acquiring:
+            turn = await self._lease.acquire(
+                where, self._seconds_left, forget=("stop", "ended")
+            )
         if turn is not None:
             self._since = turn["since"]
             self._first_revision = turn.get("first_revision", 0)
@@ -271,8 +273,9 @@ class Turn:
         if turn and turn.is_free and not await tickets.first_tickets(at, [key]):
             await self._acquire(await self._draw_ticket())  # all who waited have died
 
-    async def _wait_in_line(self, line: WaitingLine) -> None:
+    async def _wait_in_line(self) -> None:
         """Acquire the turn once all who came before have had theirs."""
+        line = self._line
         async with line.arrival(self.key):
             if not line.has_waiters(self.key) and await self._acquire():
                 return

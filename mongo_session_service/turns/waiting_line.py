@@ -35,6 +35,10 @@ _RENEW_EVERY: Final = 2.0  # seconds
 _SUPERVISOR: Final = Supervisor("The look for free turns")
 
 
+_AT_ONCE: Final = 10
+"""Turns that are acquired at the same time, in one event loop."""
+
+
 class Waiter:
     """One caller in the line."""
 
@@ -69,6 +73,9 @@ class WaitingLine:
         self._lines: dict[SessionKey, set[Waiter]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
+        self.acquiring = asyncio.Semaphore(_AT_ONCE)
+        """Held while a turn is acquired. The answer to more at once may come late: each
+        that has a turn works in this event loop, before those are read that follow."""
         self._arrivals: WeakValueDictionary[SessionKey, asyncio.Lock]
         self._arrivals = WeakValueDictionary()
 

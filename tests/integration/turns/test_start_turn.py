@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -406,4 +407,77 @@ async def test_bad_input_starts_nothing(service: MongoSessionService) -> None:
     with pytest.raises(InvalidInputError):
         await service.find_turns(user_id="ada")
     assert not await service.stop_turn(**IDS)
+    assert await service.find_turns() == []
+
+
+async def test_the_callers_context_is_that_of_the_agent(
+    service: MongoSessionService,
+) -> None:
+    """A copy of it; and a task group of the caller's does not wait for the turn."""
+    asked: ContextVar[str] = ContextVar("asked")
+    seen: list[str] = []
+    may_end = asyncio.Event()
+
+    async def look() -> None:
+        seen.append(asked.get())
+        asked.set("changed by the agent")
+        await may_end.wait()
+
+    await service.create_session(**IDS)
+    model = ScriptedModel(script=[call("look"), "done"])
+    asked.set("by the caller")
+    async with asyncio.TaskGroup() as group:
+        starting = group.create_task(start(service, runner_of(service, model, look)))
+    may_end.set()
+    await starting.result().result()
+    assert (seen, asked.get()) == (["by the caller"], "by the caller")
+
+
+async def test_a_turn_ends_when_its_session_is_deleted(
+    service: MongoSessionService,
+) -> None:
+    """The agent's next event is refused, which the turn says; nothing is left."""
+    await service.create_session(**IDS)
+
+    async def forget() -> str:
+        await service.delete_session(**IDS)
+        return "done"
+
+    model = ScriptedModel(script=[call("forget"), "too late"])
+    running = await start(service, runner_of(service, model, forget))
+    with pytest.raises(SessionNotFoundError):
+        await running.result()
+    assert await service.find_turns(status="failed") == []
+    await service.create_session(**IDS)
+    async with service.turn(**IDS) as session:
+        assert session.events == []
+
+
+@pytest.mark.release
+async def test_a_thousand_turns_run_at_once(service: MongoSessionService) -> None:
+    """In one event loop; each answer is whole, and each turn is released."""
+    ids = [{**IDS, "session_id": str(number)} for number in range(1000)]
+    await asyncio.gather(*(service.create_session(**each) for each in ids))
+    may_end = asyncio.Event()
+
+    async def wait() -> str:
+        await may_end.wait()
+        return "done"
+
+    script = [call("wait"), "answered"]
+    runners = [runner_of(service, ScriptedModel(script=script), wait) for _ in ids]
+    starts = [
+        service.start_turn(
+            runner,
+            user_id=each["user_id"],
+            session_id=each["session_id"],
+            new_message=said("hi"),
+        )
+        for runner, each in zip(runners, ids, strict=True)
+    ]
+    running = await asyncio.gather(*starts)
+    assert len(await service.find_turns(app_name=IDS["app_name"])) == 1000
+    may_end.set()
+    results = await asyncio.gather(*(each.result() for each in running))
+    assert {texts(each)[-1] for each in results} == {"answered"}
     assert await service.find_turns() == []
