@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import bson
@@ -20,15 +20,20 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.backend import Backends
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.codec.partials import cut_text, partial_document
+from mongo_session_service.codec.partials import (
+    cut_text,
+    decode_turn,
+    partial_document,
+)
 from mongo_session_service.driver.calls import is_passing
 from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.driver.translation import DUPLICATE_KEY, translation
 from mongo_session_service.errors import MongoSessionServiceError, quoted
-from mongo_session_service.model.records import Document
+from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import TurnInfo
+from mongo_session_service.sessions import queries
 from mongo_session_service.telemetry import count_partials
 from mongo_session_service.turns.partial_texts import EventInbox
 
@@ -144,6 +149,26 @@ class PartialWriter:
                     translation(error),
                 )
             del self._unwritten[: len(part)]
+
+
+async def announce_abandoned(
+    connection: Connection, key: SessionKey, epoch: int, time: datetime
+) -> None:
+    """Have those who follow a turn receive that its process has died.
+
+    Args:
+        connection: Where to write.
+        key: The session.
+        epoch: That of the turn.
+        time: When that was noticed, by the server's clock.
+    """
+    said = queries.routed(connection, queries.partials_of_turn(key, epoch))
+    last = await connection.partials.find_one(said, sort=[("_id", -1)])
+    if last is not None:  # else nobody has followed it for long
+        turn = decode_turn(last)._replace(status="abandoned")
+        number = last["_id"]["n"] + 1
+        document = partial_document(turn, number, time, None, connection.hooks)
+        await _insert(connection, [document])
 
 
 async def _insert(connection: Connection, documents: list[Document]) -> None:

@@ -38,6 +38,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.telemetry import Operation, count_abandoned
 from mongo_session_service.turns import tickets, turn_status
+from mongo_session_service.turns.partial_writer import announce_abandoned
 from mongo_session_service.turns.seals import abandoned_seals, with_reason
 from mongo_session_service.turns.tickets import Ticket
 from mongo_session_service.turns.waiting_line import WaitingLine
@@ -228,7 +229,9 @@ class Turn:
                 for seal in seals:
                     await self.append_event(seal)
                 stored = await self._load(backend)
-            await turn_status.forget_first_revision(backend.connection, self.key)
+            at = backend.connection
+            await announce_abandoned(at, self.key, self.epoch - 1, self._since)
+            await turn_status.forget_first_revision(at, self.key)
         return to_session(stored)
 
     async def _load(self, backend: Backend) -> StoredSession:

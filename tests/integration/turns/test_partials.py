@@ -12,12 +12,15 @@ from google.adk.agents import LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.runners import Runner
 from pymongo import MongoClient
+from support.abandoned_turns import abandon_turn
 from support.failpoints import failing, victim_uri
 from support.one_session import IDS
 from support.scripted_model import said
 from support.spoken_model import SpokenModel
 
 from mongo_session_service import Change, MongoSessionService, RunningTurn, Subscription
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.codec.partials import partial_document
 
 OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
 STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
@@ -354,3 +357,30 @@ async def test_a_deleted_session_leaves_nothing_said(
         model = SpokenModel()
         running = await start(service, model)
     await running.stop()
+
+
+async def test_the_death_of_a_turn_is_received(
+    elsewhere: MongoSessionService,
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+) -> None:
+    """Once somebody finds it abandoned; until then it seems to run."""
+    await service.create_session(**IDS)
+    await abandon_turn(service, database, admin)
+    (turn,) = await service.find_turns()
+    document = partial_document(
+        turn._replace(status="running"), 1, turn.since, None, NO_HOOKS
+    )
+    admin[database]["partials"].insert_one(document)
+    async with watch(elsewhere) as changes:
+        received = [await anext(changes) for _ in range(2)]
+        async with service.turn(**IDS):
+            pass
+        while received[-1].kind != "turn" or received[-1].turn.status == "running":
+            received.append(await anext(changes))
+    assert received[-1].turn == turn
+    assert [each.turn.status for each in received if each.kind == "turn"] == [
+        "running",
+        "abandoned",
+    ]
