@@ -118,6 +118,7 @@ async def test_collections_take_the_prefix(
             "events",
             "leases",
             "metadata",
+            "partials",
             "sessions",
             "user_states",
         )
