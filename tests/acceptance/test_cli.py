@@ -148,7 +148,7 @@ async def test_watch_ends_when_nobody_reads(
 async def test_live_serves_the_page_to_this_machine_only(
     mongodb_uri: str, service: MongoSessionService, database: str
 ) -> None:
-    """The page and the session's changes are served; other sessions are not, nor a list.
+    """The page and the changes of one session are served, and nothing else.
 
     Ctrl-C ends it quietly, though a page is open.
     """
