@@ -18,7 +18,7 @@ from mongo_session_service.codec.adk_session import mark, to_session
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Marker, SessionKey
-from mongo_session_service.model.scopes import ScopedState
+from mongo_session_service.model.scopes import ScopedState, split
 
 NOW: Final = 5.0
 USERS: Final = ("ada", "bob")
@@ -62,7 +62,8 @@ def changed(value: Any) -> None:
 def own_states(draw: st.DrawFn) -> list[ScopedState]:
     """The states of two users and their sessions, and of the app they share."""
     app = draw(states)
-    return [ScopedState(app, draw(states), draw(states)) for _ in USERS]
+    # A session's own key has no prefix of a scope: else it is that scope's.
+    return [ScopedState(app, draw(states), split(draw(states)).session) for _ in USERS]
 
 
 @pytest.mark.parametrize("hooks", HOOKS)
