@@ -28,6 +28,7 @@ quote a document is never chained.
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
@@ -40,10 +41,21 @@ if TYPE_CHECKING:  # the command line answers without ADK, which takes a second
     from google.adk.errors.session_not_found_error import SessionNotFoundError
 
 _LONGEST_NAME: Final = 100  # characters
+_SECRETS: Final = re.compile(
+    r"(?<=:/)(/*).*(?=@)|((?:password|pwd|authmechanismproperties)=)[^&\s'\"]+",
+    re.DOTALL | re.IGNORECASE,
+)
+"""Of URIs, the login and the options that are secret; rather too much than a part."""
+
+
+def without_passwords(text: str) -> str:
+    """Remove the passwords of URIs, which may stand where another thing was meant."""
+    return _SECRETS.sub(r"\1\2...", text)
 
 
 def quoted(name: str) -> str:
     """Quote a name for a message, shortened if it is too long to be read."""
+    name = without_passwords(name)
     return repr(name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "...")
 
 

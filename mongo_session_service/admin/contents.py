@@ -148,7 +148,8 @@ async def log(
 
 
 def _stored_event(stored: Document, at: Connection) -> LoggedEvent:
-    clear = stored["event"]
+    clear = stored["event"] if isinstance(stored.get("event"), dict) else {}
+    timestamp = clear.get("timestamp")
     event = None
     with suppress(StorageError):  # sealed, or of another release of ADK
         event = documents.decode_event(stored, at.hooks)
@@ -156,7 +157,7 @@ def _stored_event(stored: Document, at: Connection) -> LoggedEvent:
         revision=stored["_id"]["revision"],
         event=event,
         id=str(clear.get("id")),
-        timestamp=float(clear.get("timestamp", 0)),
+        timestamp=timestamp if isinstance(timestamp, int | float) else 0.0,
         is_sealed=event is None and "hooked" in stored,
     )
 

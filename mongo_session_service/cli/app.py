@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
+import signal
 import sys
 import traceback
 from io import TextIOWrapper
@@ -60,10 +61,10 @@ _NOISE: Final = r" \(configured timeouts: [^)]*\)|, Timeout: [\d.]+s"
 
 
 class _Application(click.Group):
-    """A group of commands that fail in one line; Ctrl-C ends them silently.
+    """A group of commands that fail in one line.
 
-    A command that finished but left something out, or found something wrong, returns
-    False.
+    Ctrl-C, SIGTERM and SIGHUP end them silently. A command that finished but left
+    something out, or found something wrong, returns False.
     """
 
     @override
@@ -79,6 +80,14 @@ class _Application(click.Group):
                         for name in names
                     ]
                 )
+
+    @override
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        # As Ctrl-C does, the end of a terminal or service leaves nothing half done.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
+                signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+        return super().__call__(*args, **options)
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
@@ -102,7 +111,7 @@ class _Application(click.Group):
 
 def _without_password(error: click.ClickException) -> click.ClickException:
     """Hide the password of a URI that click quotes as a wrong argument."""
-    text = re.sub(r"://\S*@", "://...@", error.format_message())
+    text = errors.without_passwords(error.format_message())
     if text.startswith("Usage:"):
         return error  # a group's help, shown in the place of a missing command
     if isinstance(error, click.UsageError):

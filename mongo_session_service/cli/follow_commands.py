@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+import signal
+from contextlib import closing, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import click
 
 from mongo_session_service.cli import options, terminal, transcript
+from mongo_session_service.model.wording import json_line
 
 if TYPE_CHECKING:
     import socket
@@ -53,7 +56,7 @@ async def watch(
             terminal.say(f"Watching {watched.words} in {place.describe(service)}.")
             async for change in changes:
                 if as_json:
-                    click.echo(terminal.json_line(change.json_text))
+                    click.echo(json_line(change.json_text))
                 else:
                     width = terminal.terminal_width()
                     known = len(watched.chosen)
@@ -122,9 +125,15 @@ async def live(
             where = place.describe(service)
             terminal.say(f"Serving {watched.words} in {where}. Ctrl-C stops it.")
             config = Config(app, log_level="warning", timeout_graceful_shutdown=1)
-            serving = Server(config).serve(sockets=[listener])
+            server = Server(config)
+            # Until the loop is closed. Uvicorn would repeat each signal at its end, so
+            # that the second one's traceback is printed.
+            server.capture_signals = nullcontext  # type: ignore[assignment]
+            stop = partial(server.handle_exit, signal.SIGTERM, None)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
             opening = [] if no_open else [asyncio.to_thread(webbrowser.open, url)]
-            await asyncio.gather(serving, *opening)
+            await asyncio.gather(server.serve(sockets=[listener]), *opening)
+    raise click.Abort
 
 
 def _listen(port: int) -> socket.socket:

@@ -13,7 +13,7 @@ import click
 from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.cli.value_types import CONDITION
-from mongo_session_service.model.wording import counted
+from mongo_session_service.model.wording import counted, json_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -245,7 +245,7 @@ async def show(
 def _show_json(fields: dict[str, Any]) -> None:
     from mongo_session_service.codec.public_view import json_text
 
-    click.echo(terminal.json_line(json_text(fields)))
+    click.echo(json_line(json_text(fields)))
 
 
 def _event_fields(stored: LoggedEvent) -> dict[str, Any]:

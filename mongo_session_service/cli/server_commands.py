@@ -310,8 +310,6 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     from mongo_session_service.embedded import EmbeddedReplicaSet, EmbeddedServerError
     from mongo_session_service.embedded.mongod import STANDARD_PORT, standard_port
 
-    # Handled like Ctrl-C, so that MongoDB shuts down cleanly.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     first = standard_port(data_dir, members) if port is None else port or None
     is_taken = port is None and standard_port(None, members) is None
     try:

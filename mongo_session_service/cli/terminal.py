@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.model.wording import counted
+from mongo_session_service.errors import without_passwords
+from mongo_session_service.model.wording import counted, json_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 # Beside control characters: what reorders or breaks lines, and halves of characters.
 _UNSAFE: Final = {"Cc", "Cs", "Zl", "Zp", "Cf"}
 _JOINERS: Final = "\u200c\u200d"  # parts of words and of emoji
-_UNSAFE_IN_JSON: Final = re.compile(
-    r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 _WIDE: Final = 60
 """Columns of a terminal whose progress bar also has room for the count."""
 
@@ -44,11 +42,6 @@ def printable(text: str) -> str:
         else each
         for each in plain
     )
-
-
-def json_line(json_text: str) -> str:
-    """Escape control characters in JSON, without changing its meaning."""
-    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
 
 
 def styled(value: object, style: str = "") -> Text:
@@ -112,7 +105,7 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Print a problem on stderr, above a line of progress."""
     # Named, because click would find the stream behind the bar that rich draws.
-    click.echo(text, file=sys.stderr, err=True)
+    click.echo(without_passwords(text), file=sys.stderr, err=True)
 
 
 def keep_option(context: click.Context, name: str, value: Any) -> None:

@@ -84,8 +84,14 @@ def fitting_lines(head: Text, pieces: Iterable[Text], width: int | None) -> list
 
 
 def moment(seconds: float) -> str:
-    """Format a local time of day, with the date unless that is today's."""
-    local = datetime.fromtimestamp(seconds).astimezone()
+    """Format a local time of day, with the date unless that is today's.
+
+    A time that no calendar has, as any client may store it, is a number of seconds.
+    """
+    try:
+        local = datetime.fromtimestamp(seconds).astimezone()
+    except (ValueError, OverflowError, OSError):  # beyond the calendar, or no number
+        return f"{seconds:g} s"
     if local.date() == datetime.now().astimezone().date():
         return local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"
     return local.strftime("%Y-%m-%d %H:%M:%S")

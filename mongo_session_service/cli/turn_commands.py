@@ -9,6 +9,7 @@ import click
 
 from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
+from mongo_session_service.model.wording import json_line
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -65,7 +66,7 @@ async def turns(
         where = place.describe(service)
     if as_json:
         for each in found:
-            click.echo(terminal.json_line(json_text(each._asdict())))
+            click.echo(json_line(json_text(each._asdict())))
     elif found:
         terminal.say(f"Turns in {where}:")
         rows = [_turn_row(each) for each in found]

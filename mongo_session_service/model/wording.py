@@ -1,9 +1,17 @@
-"""Wording of numbers and names in messages: plurals and articles.
+"""Wording of numbers and names in messages, and JSON that harms no terminal.
 
-It imports nothing, because the command line answers ``--help`` before ADK is imported.
+It imports little, because the command line answers ``--help`` before ADK is imported.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNSAFE_IN_JSON: Final = re.compile(
+    r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Controls of terminals, what reorders or breaks lines, and halves of characters."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -19,3 +27,8 @@ def plural(number: int, noun: str) -> str:
 def indefinite(name: str) -> str:
     """A type's name with its article; ``U`` is spoken as in UUID."""
     return f"{'an' if name[:1] in set('AEIOaeio') else 'a'} {name}"
+
+
+def json_line(json_text: str) -> str:
+    """Escape control characters in JSON, without changing its meaning."""
+    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)

@@ -47,10 +47,15 @@ from mongo_session_service.codec.documents import (
     encode_event_fields,
 )
 from mongo_session_service.codec.extended_json import tagged, untagged
-from mongo_session_service.errors import InvalidInputError, SourceError
+from mongo_session_service.errors import (
+    InvalidInputError,
+    SourceError,
+    without_passwords,
+)
 from mongo_session_service.model import metadata
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id
+from mongo_session_service.model.wording import counted
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     Item,
@@ -278,7 +283,8 @@ class JsonLinesSource(BaseSource):
     @property
     def name(self) -> str:
         """The file."""
-        return "standard input" if self._path == STREAM else self._path
+        is_path = self._path != STREAM
+        return without_passwords(self._path) if is_path else "standard input"
 
     @override
     async def _open(self) -> None:
@@ -290,7 +296,7 @@ class JsonLinesSource(BaseSource):
                 # A named pipe blocks until somebody writes to it.
                 self._plain = await in_thread(self._open_file)
             except OSError as error:
-                message = f"{self._path!r} cannot be read: {error.strerror}."
+                message = f"{self.name!r} cannot be read: {error.strerror}."
                 raise SourceError(message) from None
         self._file = self._plain
         if self._path.endswith(".gz"):
@@ -334,7 +340,12 @@ class JsonLinesSource(BaseSource):
         lines = self._numbered_lines()
         _, first = next(lines, (1, b""))
         check_header(first)
-        yield from _items_of_lines(lines)
+        blank = _BlankLines()
+        yield from _items_of_lines(filter(blank.is_other, lines))
+        if blank.count:
+            where = f"line {blank.first}"
+            lines_found = counted(blank.count, "blank line")
+            yield Problem(where, f"it is blank; the file has {lines_found}")
 
     def _numbered_lines(self) -> Iterator[tuple[int, bytes]]:
         number = 0
@@ -361,6 +372,22 @@ class JsonLinesSource(BaseSource):
             yield line
             while len(line) == most and not line.endswith(b"\n"):
                 line = self._file.readline(most)  # the rest of one that is too long
+
+
+class _BlankLines:
+    """Counts lines without content: a file may hold any number, each of a byte."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.first = self.count = 0
+
+    def is_other(self, numbered: tuple[int, bytes]) -> bool:
+        """Tell whether a line has content; count it if not."""
+        number, line = numbered
+        if is_blank := line.isspace():
+            self.first = self.first or number
+            self.count += 1
+        return not is_blank
 
 
 def _items_of_lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[Item]:

@@ -16,6 +16,7 @@ from typing import BinaryIO, cast
 from google.adk.events.event import Event
 
 from mongo_session_service import errors
+from mongo_session_service.model.wording import json_line
 from mongo_session_service.transfer import export_file
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
@@ -91,7 +92,8 @@ def _line(item: Item) -> bytes | Problem:
     if isinstance(item, Problem):
         return item
     try:
-        return export_file.encode_item(item).encode() + b"\n"
+        # Whoever looks at a file in a terminal is as safe as with any command.
+        return json_line(export_file.encode_item(item)).encode() + b"\n"
     except (errors.InvalidInputError, errors.DocumentTooLargeError) as error:
         return Problem("an item", str(error))
 
@@ -104,7 +106,8 @@ def _written(path: str) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     if not path or path.endswith("/") or "\0" in path:
-        raise errors.TransferError(f"{path!r} is not the name of a file.")
+        shown = errors.without_passwords(path)
+        raise errors.TransferError(f"{shown!r} is not the name of a file.")
     try:
         place = Path(path)
         # Replace the file that a link points to, not the link. Write to a pipe or
@@ -116,7 +119,8 @@ def _written(path: str) -> Iterator[BinaryIO]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        message = f"{path!r} cannot be written: {error.strerror or error}."
+        shown = errors.without_passwords(path)
+        message = f"{shown!r} cannot be written: {error.strerror or error}."
         raise errors.TransferError(message) from None
 
 

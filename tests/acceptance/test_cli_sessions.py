@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from google.adk.events import Event, EventActions
@@ -233,22 +234,44 @@ async def test_what_is_sealed_is_shown_as_sealed(
     assert CANARY not in text.stdout + lines.stdout
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"$set": {"event.content": 5}},
+        {"$set": {"event": [1]}},
+        {"$unset": {"event": 1}},
+        {"$set": {"event.timestamp": "noon"}},
+    ],
+    ids=str,
+)
 async def test_an_event_that_cannot_be_read_hides_no_other(
     at: tuple[str, ...],
     conversation: tuple[str, ...],
     admin: MongoClient,
     database: str,
+    damage: dict[str, Any],
 ) -> None:
-    """What another release of ADK has written is named, and the rest is shown."""
-    admin[database].events.update_one(
-        {"_id.revision": 4}, {"$set": {"event.content": 5}}
-    )
+    """What another program or release has written is named, and the rest is shown."""
+    admin[database].events.update_one({"_id.revision": 4}, damage)
 
     done = call("show", *conversation, *at)
 
     assert done.returncode == 0
     assert "(the installed release of ADK cannot read it)" in done.stdout
     assert "Is it warm?" in done.stdout
+
+
+async def test_a_time_beyond_the_calendar_is_shown(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """An event may have any number as its time."""
+    session = await service.create_session(**ADA, session_id="s")
+    await service.append_event(session, Event(author="agent", timestamp=1e15))
+
+    done = call("show", *ADA.values(), "s", *at)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "r1    1e+15 s  agent" in done.stdout
 
 
 @pytest.mark.parametrize(

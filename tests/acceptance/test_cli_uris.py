@@ -35,6 +35,24 @@ TWO = [
     ["grants", "--uri", "{a}", "{b}"],
 ]
 
+MISPLACED = [
+    ["import", "jsonl", "{}"],
+    ["import", "jsonl", "x", "--since", "{}"],
+    ["import", "sqlite", "{}"],
+    ["import", "sql", "sqlite:///{}"],
+    ["import", "sql", "sqlite:///x", "--timezone", "{}"],
+    ["verify", "jsonl", "{}"],
+    ["verify", "sqlite", "{}"],
+    ["export", "--to", "{}"],
+    ["export", "--to", "{}/"],
+    ["show", "{}", "ada", "s"],
+    ["show", "app", "ada", "{}"],
+    ["sessions", "--app", "a", "--limit", "{}"],
+    ["sessions", "--app", "a", "--where", "{}"],
+    ["consumers", "dead-letters", "{}"],
+    ["{}"],
+]
+
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_the_form_that_the_error_names_is_accepted(command: list[str]) -> None:
@@ -88,6 +106,23 @@ def test_two_uris_are_refused(form: list[str]) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "Two different URIs are given" in done.stderr
     assert "hunter2" not in done.stderr
+
+
+@pytest.mark.parametrize("form", MISPLACED, ids=" ".join)
+def test_a_uri_in_the_place_of_something_else_is_quoted_without_its_password(
+    mongodb_uri: str, database: str, form: list[str]
+) -> None:
+    """What is said of a wrong argument can be shown to others."""
+    uri = "postgresql://ada:hunter2@h/x"
+
+    done = call(
+        *(each.format(uri) for each in form),
+        *("--uri", mongodb_uri, "--database", database),
+    )
+
+    assert done.returncode in {1, 2}
+    assert "hunter2" not in done.stdout + done.stderr
+    assert ":/...@h" in done.stderr.replace("//", "/")
 
 
 def test_the_program_takes_it_there_too() -> None:

@@ -162,8 +162,8 @@ class AdkMongoDbSource(BaseSource):
 
 def _shared_state(app_name: str, user_id: str | None, document: Document) -> Item:
     state = document.get("state") or {}
-    row = {"app_name": app_name, "user_id": user_id, "state": state}
-    return adk_rows.shared_state_of(row)
+    user = {} if user_id is None else {"user_id": user_id}
+    return adk_rows.shared_state_of({"app_name": app_name, **user, "state": state})
 
 
 def _chosen(selection: Selection) -> Document:

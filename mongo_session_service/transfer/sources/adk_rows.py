@@ -7,6 +7,7 @@ parsed, or a number of seconds.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -80,10 +81,25 @@ def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
         return Problem(where, str(error))
 
 
+def _check_names(*names: object) -> None:
+    """Refuse a row without an owner, which SQLite may have.
+
+    Raises:
+        MalformedError: a name is none.
+    """
+    if not all(isinstance(name, str) for name in names):
+        raise MalformedError("its row lacks an app, user or id")
+
+
 def shared_state_of(row: Row) -> SharedState | Problem:
     """The state in a row of app_states or user_states."""
     empty = SharedState(row["app_name"], row.get("user_id"), {})
-    return _read(str(empty), lambda: replace(empty, state=json_object(row["state"])))
+
+    def shared_state() -> SharedState:
+        _check_names(row["app_name"], row.get("user_id", ""))
+        return replace(empty, state=json_object(row["state"]))
+
+    return _read(str(empty), shared_state)
 
 
 def header_of(row: Row, zone: tzinfo | None = UTC) -> SessionHeader | Problem:
@@ -91,6 +107,7 @@ def header_of(row: Row, zone: tzinfo | None = UTC) -> SessionHeader | Problem:
     key = key_of(row)
 
     def header() -> SessionHeader:
+        _check_names(*key)
         return SessionHeader(
             key,
             json_object(row["state"]),
@@ -216,6 +233,8 @@ def seconds(value: Any, zone: tzinfo | None = UTC) -> float:
         MalformedError: it is not a time.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise MalformedError("one of its times is not finite")
         return float(value)
     if isinstance(value, str):
         try:

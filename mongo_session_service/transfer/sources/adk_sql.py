@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from typing_extensions import override
 
-from mongo_session_service.errors import SourceError
+from mongo_session_service.errors import SourceError, without_passwords
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
@@ -73,13 +73,10 @@ def _drivers(url: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        is_ours = error.name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
-        remedy = (
-            "pip install 'mongo-session-service[sql]'"
-            if is_ours
-            else f"pip install {error.name}"
-        )
-        message = f"This database needs the package {error.name!r}: {remedy}."
+        name = error.name or "greenlet"  # SQLAlchemy names it in its message alone
+        is_ours = name in {"sqlalchemy", "greenlet", "aiosqlite", "asyncpg"}
+        wanted = "'mongo-session-service[sql]'" if is_ours else name
+        message = f"This database needs the package {name!r}: pip install {wanted}."
         raise SourceError(message) from None
     except Exception as error:  # noqa: BLE001  any error may quote the password
         scheme = url.partition(":")[0]
@@ -385,5 +382,6 @@ def _zone(name: str | None) -> tzinfo | None:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
-        message = f"There is no time zone {name!r}; expected one like 'Europe/Rome'."
+        shown = without_passwords(name)
+        message = f"There is no time zone {shown!r}; expected one like 'Europe/Rome'."
         raise SourceError(message) from None

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
-from mongo_session_service.errors import SourceError
+from mongo_session_service.errors import SourceError, without_passwords
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     Item,
@@ -21,6 +21,7 @@ from mongo_session_service.transfer.source_items import (
 )
 from mongo_session_service.transfer.sources import adk_rows, base_source
 
+_TABLES: Final = ("app_states", "user_states", "sessions", "events")
 _EVENTS_OF_SESSION: Final = (
     "SELECT * FROM events WHERE app_name = ? AND user_id = ? AND session_id = ?"
     " ORDER BY timestamp, rowid"
@@ -34,7 +35,8 @@ def open_file(path: Path) -> sqlite3.Connection:
         SourceError: there is no such file.
     """
     if not path.is_file():
-        raise SourceError(f"There is no SQLite database at {str(path)!r}.")
+        shown = without_passwords(str(path))
+        raise SourceError(f"There is no SQLite database at {shown!r}.")
     place = f"file:{quote(str(path.absolute()))}?mode=ro"
     file = sqlite3.connect(place, uri=True, check_same_thread=False)
     file.row_factory = sqlite3.Row
@@ -98,18 +100,20 @@ class SqliteSource(base_source.BaseSource):
             columns = [
                 each["name"] for each in file.execute("PRAGMA table_info(events)")
             ]
-            found = file.execute("SELECT name FROM sqlite_master WHERE type='table'")
-            tables = [each["name"] for each in found]
-        if "adk_internal_metadata" in tables or "actions" in columns:
+            found = file.execute("SELECT name, type FROM sqlite_master")
+            types = {each["name"]: each["type"] for each in found}
+        if "adk_internal_metadata" in types or "actions" in columns:
             raise SourceError(
                 "This database was written by ADK's DatabaseSessionService: use"
                 " `import sql` (SqlSource) with sqlite:///its/path."
             )
-        if "sessions" not in tables or "event_data" not in columns:
-            message = (
-                f"{str(self._path)!r} holds no sessions of ADK's SqliteSessionService."
+        # A view may have more rows than any file.
+        are_tables = all(types.get(name) == "table" for name in _TABLES)
+        if not are_tables or "event_data" not in columns:
+            raise SourceError(
+                f"{without_passwords(str(self._path))!r} does not hold the tables of"
+                " ADK's SqliteSessionService."
             )
-            raise SourceError(message)
 
     @override
     async def totals(self, selection: Selection) -> Totals:

@@ -224,6 +224,24 @@ def cut(lines: list[bytes]) -> list[bytes]:
     return lines[:-2]
 
 
+async def test_an_export_can_be_looked_at(
+    service: MongoSessionService, tmp_path: Path
+) -> None:
+    """Nothing in it moves a terminal's cursor or turns its text round."""
+    odd = "\x9b2J\u202e\x7f\u2028"
+    session = await service.create_session(**IDS, state={odd: odd})
+    await service.append_event(
+        session, Event(author="x", content=types.UserContent(odd))
+    )
+
+    async with StoreSource(service) as source:
+        await export(source, tmp_path / "x.jsonl")
+
+    text = (tmp_path / "x.jsonl").read_text()
+    assert text.replace("\n", "").isprintable()
+    assert json.loads(text.splitlines()[1])["session"]["state"] == {odd: odd}
+
+
 def cut_in_a_line(lines: list[bytes]) -> list[bytes]:
     return [*lines[:9], lines[9][:20]]
 

@@ -58,6 +58,45 @@ async def test_text_that_is_no_utf_8_is_told_by_its_key(
     )
 
 
+async def test_rows_that_break_their_tables_rules_are_told(
+    place: Place, service: MongoSessionService
+) -> None:
+    """Rows without state, owner or time are left out alone; a whole file can follow."""
+    store = await sqlite(place)
+    with sqlite3.connect(place.folder / "sessions.db") as file:
+        for table in ("app_states", "sessions"):
+            file.execute(f"CREATE TABLE loose AS SELECT * FROM {table}")  # noqa: S608
+            file.execute(f"DROP TABLE {table}")
+            file.execute(f"ALTER TABLE loose RENAME TO {table}")
+        file.execute("UPDATE app_states SET state = NULL WHERE app_name = 'weather'")
+        file.execute("INSERT INTO app_states VALUES (NULL, '{}', 1.0)")
+        for row in (
+            ("weather", "eve", "no state", None, 1.5, 2.5),
+            ("weather", "eve", "endless", "{}", 1.5, float("inf")),
+            ("weather", None, "no user", "{}", 1.5, 2.5),
+            (None, "eve", "no app", "{}", 1.5, 2.5),
+        ):
+            file.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?)", row)
+    file.close()
+    told: list[Problem] = []
+
+    async with store.source as source:
+        result = await move(
+            source, service, policies=Policies(on_error="skip"), on_problem=told.append
+        )
+
+    assert (result.new, result.problems) == (5, 6)
+    lacks, no_object = "its row lacks an app, user or id", "a JSON object was expected"
+    assert sorted(str(each).split(": ", 1) for each in told) == [
+        [NAMED.format("endless", "eve"), "one of its times is not finite"],
+        ["session 'no app' of user 'eve' in app None", lacks],
+        [NAMED.format("no state", "eve"), f"{no_object}, not nothing"],
+        ["session 'no user' of user None in app 'weather'", lacks],
+        ["state of app 'weather'", f"{no_object}, not nothing"],
+        ["state of app None", lacks],
+    ]
+
+
 @pytest.mark.parametrize(("make", "file"), FILES)
 async def test_what_cannot_be_read_is_told_by_its_key(
     make: Any, file: str, place: Place, service: MongoSessionService

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 import sys
 
 import pytest
@@ -38,6 +39,36 @@ def test_a_missing_driver_names_the_extra(
 
     with pytest.raises(SourceError, match=r"'mongo-session-service\[sql\]'"):
         SqlSource(url)
+
+
+def test_a_missing_greenlet_is_named() -> None:
+    """SQLAlchemy imports without it, and says so only when an engine is made."""
+    program = (
+        "import sys; sys.modules['greenlet'] = None;"
+        "from mongo_session_service.transfer import SqlSource;"
+        "SqlSource('sqlite:///x')"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.stderr.splitlines()[-1].endswith(
+        "This database needs the package 'greenlet':"
+        " pip install 'mongo-session-service[sql]'."
+    )
+
+
+@pytest.mark.parametrize("name", ["app_states", "user_states", "sessions", "events"])
+async def test_a_view_is_no_table(place: Place, name: str) -> None:
+    """A file of a few kilobytes may hold one of any number of rows."""
+    store = await sqlite(place)
+    with sqlite3.connect(place.folder / "sessions.db") as file:
+        file.execute(f"ALTER TABLE {name} RENAME TO old")
+        file.execute(f"CREATE VIEW {name} AS SELECT * FROM old")  # noqa: S608
+    file.close()
+
+    await refused(store.source, "does not hold the tables")
 
 
 async def test_urls_for_other_drivers_are_understood(place: Place) -> None:

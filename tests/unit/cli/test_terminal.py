@@ -16,12 +16,12 @@ from support.terminals import printed, sent
 
 from mongo_session_service import Change
 from mongo_session_service.cli.terminal import (
-    json_line,
     printable,
     styled,
     table,
 )
-from mongo_session_service.cli.transcript import change_lines, duration_text
+from mongo_session_service.cli.transcript import change_lines, duration_text, moment
+from mongo_session_service.model.wording import json_line
 
 
 @given(st.text())
@@ -194,3 +194,12 @@ def test_a_narrow_table_keeps_what_is_copied() -> None:
     assert "UPDATED" in heading
     for shown in ("f" * 36, "ada.l", "12", "3 min ago", "A trip"):
         assert shown in line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(1e15, "1e+15 s"), (-1e300, "-1e+300 s"), (float("nan"), "nan s")],
+)
+def test_a_time_that_no_calendar_has_is_shown(seconds: float, shown: str) -> None:
+    """Any client may store one; it neither ends a command nor hides a change."""
+    assert moment(seconds) == shown

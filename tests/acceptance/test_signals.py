@@ -1,0 +1,70 @@
+"""Commands that are told to end: by Ctrl-C, or because their terminal or host does."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from pymongo import MongoClient
+from support.cli_runner import PATIENCE, start
+from support.failpoints import failing, victim_uri
+from support.long_sessions import store_long_session
+from support.sample_data import fill
+
+from mongo_session_service import MongoSessionService
+from mongo_session_service.model.records import SessionKey
+
+ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+KEY = SessionKey("app", "ada", "s")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_an_export_leaves_no_part_of_its_file(
+    mongodb_uri: str,
+    service: MongoSessionService,
+    admin: MongoClient,
+    database: str,
+    tmp_path: Path,
+    ending: signal.Signals,
+) -> None:
+    """What it has written is in clear, so none of it stays; the old file does."""
+    await store_long_session(service, admin, database, KEY, 2_000)
+    path = tmp_path / "sessions.jsonl"
+    path.write_text("the last one")
+    target = [victim_uri(mongodb_uri), "--database", database, "--to", str(path)]
+
+    paused = {"blockConnection": True, "blockTimeMS": 60_000}
+
+    with (
+        failing(admin, "aggregate", skip=2, **paused) as wait_until_paused,
+        start("export", *target) as process,
+    ):
+        wait_until_paused()
+        during = list(tmp_path.iterdir())
+        process.send_signal(ending)
+        errors = process.communicate(timeout=PATIENCE)[1].decode()
+
+    assert len(during) == 2
+    assert process.returncode == 130
+    assert errors == "\nInterrupted. Nothing was changed; run the same command again.\n"
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "the last one"
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_the_live_page_ends_quietly_however_often_it_is_told(
+    mongodb_uri: str, service: MongoSessionService, database: str, ending: int
+) -> None:
+    """Who presses Ctrl-C twice, or five times, sees no traceback."""
+    await fill(service)
+    for times in (1, 2, 5):
+        arguments = [mongodb_uri, "--database", database, "--port", "0", "--no-open"]
+        with start("live", *arguments) as process:
+            assert process.stderr is not None
+            assert b"Ctrl-C stops it" in process.stderr.readline()
+            for _ in range(times):
+                process.send_signal(ending)
+            errors = process.communicate(timeout=PATIENCE)[1]
+
+        assert (process.returncode, errors.decode()) == (130, "")
