@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from google.adk.events.event import Event
 from pydantic import BaseModel, ConfigDict, InstanceOf
@@ -24,6 +24,8 @@ ChangeKind = Literal[
     "partial",
     "turn",
 ]
+
+_CONTENT: Final = {"event", "state", "state_delta"}
 
 
 @public
@@ -92,6 +94,12 @@ class Change(BaseModel):
         ``docs/data-model.md``.
         """
         return public_view.json_text(self._fields)
+
+    @cached_property
+    def outline_text(self) -> str:
+        """``json_text`` without the event and the state, encoded once as well."""
+        fields = {name: it for name, it in self._fields.items() if name not in _CONTENT}
+        return public_view.json_text(fields)
 
     @property
     def is_withheld(self) -> bool:

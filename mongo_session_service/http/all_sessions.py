@@ -58,6 +58,7 @@ class AllSessions(SessionResources):
         router = super().router(query_parameters)
         router.add_api_route("/apps", self.list_apps)
         router.add_api_route("/apps/{app_name}/sessions", self.list_app)
+        router.add_api_route("/apps/{app_name}/turns", self.list_turns)
         router.add_api_route("/apps/{app_name}/changes", self.stream_app)
         router.add_api_route("/changes", self.stream_everything)
         return router
@@ -110,17 +111,33 @@ class AllSessions(SessionResources):
             }
             return json_response(listed | await self._place())
 
+    async def list_turns(self, request: Request, app_name: AppName) -> Response:
+        """Lists the sessions of an app whose turns run, are stopping or abandoned."""
+        scope = self._of_app(app_name)
+        async with self.answering():
+            found = await self.service.find_turns(
+                app_name=scope.app_name, user_id=scope.user_id
+            )
+            rows = [
+                {**SessionKey(*turn[:3])._asdict(), "status": turn.status}
+                for turn in found
+            ]
+            return json_response({"turns": await self._permitted(request, rows)})
+
     async def stream_app(
-        self, request: Request, app_name: AppName, *, include_eval: bool = False
+        self,
+        request: Request,
+        app_name: AppName,
+        query: Annotated[shapes.OutlineQuery, Query()],
     ) -> Response:
         """Streams what happens to the sessions of an app from now on, in outlines."""
-        return await self._stream(request, self._of_app(app_name), include_eval)
+        return await self._stream(request, self._of_app(app_name), query)
 
     async def stream_everything(
-        self, request: Request, *, include_eval: bool = False
+        self, request: Request, query: Annotated[shapes.OutlineQuery, Query()]
     ) -> Response:
         """Streams what happens to all sessions from now on, in outlines."""
-        return await self._stream(request, self._within, include_eval)
+        return await self._stream(request, self._within, query)
 
     def _of_app(self, app_name: str) -> Scope:
         """Return what may be shown of an app.
@@ -150,13 +167,13 @@ class AllSessions(SessionResources):
         self,
         request: Request,
         scope: Scope,
-        include_eval: bool,  # noqa: FBT001
+        query: shapes.OutlineQuery,
     ) -> Response:
         async def is_shown(change: Change) -> bool:
             key = change.session_key
             return (
                 key is not None
-                and (include_eval or not is_of_evaluation(key.session_id))
+                and (query.include_eval or not is_of_evaluation(key.session_id))
                 and await self._may_read(request, key)
             )
 
@@ -164,7 +181,9 @@ class AllSessions(SessionResources):
             """Allow it: ``authorize`` is asked about each change."""
 
         async with self.answering(), AsyncExitStack() as opening:
-            outlines = await self.open_outlines(scope, is_shown, opening)
+            outlines = await self.open_outlines(
+                scope, is_shown, opening, query.partials
+            )
             opening.pop_all()
         return self.stream_of(outlines, permit=permit, actions=None)
 

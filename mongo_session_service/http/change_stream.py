@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.codec import public_view
 from mongo_session_service.errors import (
     HistoryLostError,
     InvalidInputError,
@@ -52,9 +51,6 @@ _FAREWELL: Final = 1.0
 
 _PIECE: Final = 32_768
 """Characters that are sent at once: a server holds so many for a client, or twice."""
-
-_CONTENT: Final = {"event", "state", "state_delta"}
-"""The fields of a change that its outline lacks."""
 
 _NEVER: Final = 10**9
 """Seconds between comments of sse-starlette, which would cut into what is sent."""
@@ -129,11 +125,8 @@ class Outlines:
     async def next_frame(self) -> Frame | None:
         """Wait for what is to be sent next; None at the end."""
         async for change in self.subscription:
-            if await self._is_shown(change):
-                names = type(change).model_fields.keys() - _CONTENT
-                fields = {name: getattr(change, name) for name in names}
-                known = {k: it for k, it in fields.items() if it is not None}
-                return Frame(change.kind, public_view.json_text(known))
+            if change.kind != "partial" and await self._is_shown(change):
+                return Frame(change.kind, change.outline_text)
         return None
 
 

@@ -532,15 +532,15 @@ class SessionResources:
     ) -> Response:
         """Streams what happens to a user's sessions from now on, as server-sent events.
 
-        Without events and state. ``session_id`` adds the whole content of one session,
-        and ``id``s that resume it.
+        Without events, state and what turns say. ``session_id`` adds the whole content
+        of one session, and ``id``s that resume it.
         """
         start = Start.of_request(query, last_event_id)
         key = None
         if query.session_id is not None:
             key = session_key(*scope[:2], query.session_id)  # type: ignore[arg-type]  # the path has both
-        elif start != Start():
-            message = "after_revision, history and partials need a session_id."
+        elif start != Start(with_partials=query.partials):
+            message = "after_revision and history need a session_id."
             raise InvalidInputError(message)
 
         async def permit() -> None:
@@ -557,7 +557,7 @@ class SessionResources:
         actions = None
         async with self.answering(), AsyncExitStack() as opening:
             sources: list[Content | Outlines] = [
-                await self.open_outlines(scope, is_shown, opening)
+                await self.open_outlines(scope, is_shown, opening, query.partials)
             ]
             if key is not None:
                 actions = await self.permission.allowed_actions(request, key)
@@ -575,10 +575,11 @@ class SessionResources:
         scope: Scope,
         is_shown: Callable[[Change], Awaitable[bool]],
         opening: AsyncExitStack,
+        partials: bool,  # noqa: FBT001
     ) -> Outlines:
         """Subscribe to the sessions of a scope."""
         size = self.limits.http_unread_bytes
-        watching = self.service.watch(*scope, max_bytes=size)
+        watching = self.service.watch(*scope, max_bytes=size, partials=partials)
         return Outlines(await opening.enter_async_context(watching), is_shown)
 
     def stream_of(

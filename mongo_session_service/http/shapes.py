@@ -173,7 +173,25 @@ class SessionRead(BaseModel):
     )
 
 
-class StreamStart(BaseModel):
+class StreamQuery(BaseModel):
+    """What every stream may have."""
+
+    partials: bool = Field(
+        default=False,
+        description="Also how turns stand, and of a session what they say before it is"
+        " stored.",
+    )
+
+
+class OutlineQuery(StreamQuery):
+    """What a stream of several sessions may have."""
+
+    include_eval: bool = Field(
+        default=False, description="Also what ADK's evaluations do."
+    )
+
+
+class StreamStart(StreamQuery):
     """Where the stream of a session begins; by a snapshot, unless given."""
 
     after_revision: Revision | None = Field(
@@ -182,20 +200,13 @@ class StreamStart(BaseModel):
     history: Literal["all"] | None = Field(
         default=None, description="By a snapshot without an id, and then every event."
     )
-    partials: bool = Field(
-        default=False,
-        description="Also how turns stand, and what they say before it is stored.",
-    )
 
 
-class UserStreamStart(StreamStart):
+class UserStreamStart(OutlineQuery, StreamStart):
     """What the stream of a user's sessions has."""
 
     session_id: str | None = Field(
         default=None, description="Also the whole content of this session."
-    )
-    include_eval: bool = Field(
-        default=False, description="Also what ADK's evaluations do."
     )
 
 

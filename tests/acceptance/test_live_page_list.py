@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from google.adk.agents import LlmAgent
 from playwright.async_api import Page, expect
 from starlette.requests import Request
+from support import waiting
 from support.http_server import may_read, serving
-from support.live_pages import KEY, say
+from support.live_pages import KEY, ask_clock, say
+from support.spoken_model import SpokenModel
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import live_app
@@ -66,6 +69,30 @@ async def test_the_list_has_pages(
 
     await expect(page.locator("#more")).to_be_hidden()
     assert len(set(await page.locator("#sessions .name").all_text_contents())) == 120
+
+
+async def test_what_needs_a_look_has_a_badge(
+    page: Page, url: str, service: MongoSessionService
+) -> None:
+    """One that waits for a person, and one in which a turn runs, until it ends."""
+    session = await create(service, "monday")
+    await service.append_event(session, waiting.ask("c1", "c2"))
+    await page.goto(f"{url}/?app_name=weather")
+    badges = page.locator("#sessions .labels .tag")
+    await expect(badges).to_have_text(["waits for a person (2)"])
+    await service.append_event(session, waiting.answer("c1"))
+    await expect(badges).to_have_text(["waits for a person"])
+    await service.append_event(session, waiting.answer("c2"))
+    await expect(badges).to_have_count(0)
+
+    model = SpokenModel()
+    running = await ask_clock(service, LlmAgent(name="clock", model=model))
+    await expect(badges).to_have_text(["running"])
+    await page.reload()
+    await expect(badges).to_have_text(["running"])
+    model.end_answer()
+    await running.result()
+    await expect(badges).to_have_count(0)
 
 
 async def test_what_happens_moves_rows(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 from google.adk.agents import LlmAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.models import LlmRequest
-from google.adk.runners import Runner
-from google.genai import types
 from playwright.async_api import Page, expect
 from support.http_server import serving
-from support.live_pages import KEY, of
+from support.live_pages import KEY, ask_clock, of
 from support.spoken_model import SpokenModel
 
-from mongo_session_service import MongoSessionService, RunningTurn
+from mongo_session_service import MongoSessionService
 from mongo_session_service.http import allow_everyone, live_app
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -24,25 +21,13 @@ def model() -> SpokenModel:
     return SpokenModel()
 
 
-async def ask(service: MongoSessionService, agent: LlmAgent) -> RunningTurn:
-    """A turn in which the agent is asked for the time."""
-    runner = Runner(agent=agent, app_name=KEY["app_name"], session_service=service)
-    return await service.start_turn(
-        runner,
-        user_id=KEY["user_id"],
-        session_id=KEY["session_id"],
-        new_message=types.UserContent("What time is it?"),
-        run_config=RunConfig(streaming_mode=StreamingMode.SSE),
-    )
-
-
 @pytest.mark.core
 async def test_an_answer_is_seen_as_it_is_said(
     page: Page, url: str, service: MongoSessionService, model: SpokenModel
 ) -> None:
     """It grows, also on a page that comes late, until the stored event replaces it."""
     await page.goto(of(url))
-    running = await ask(service, LlmAgent(name="clock", model=model))
+    running = await ask_clock(service, LlmAgent(name="clock", model=model))
     await expect(page.locator("#running-words")).to_contain_text("A turn is running")
     await expect(page.locator("#stop")).to_be_hidden()  # one may only read here
     model.say("Is it day?", thought=True)
@@ -72,7 +57,7 @@ async def test_a_long_answer_is_read_part_by_part(
     """No word is lost or doubled where the page has read a part for good."""
     lines = [f"- line {number}" for number in range(2000)]
     await page.goto(of(url))
-    running = await ask(service, LlmAgent(name="clock", model=model))
+    running = await ask_clock(service, LlmAgent(name="clock", model=model))
     for at in range(0, len(lines), 100):
         model.say("\n".join(lines[at : at + 100]) + "\n")
     shown = page.locator(".draft li")
@@ -90,7 +75,7 @@ async def test_a_turn_is_stopped_by_a_button(
     """The page says that it was, and what was said is an event."""
     async with serving(live_app(service, authorize=allow_everyone)) as url:
         await page.goto(of(url))
-        running = await ask(service, LlmAgent(name="clock", model=model))
+        running = await ask_clock(service, LlmAgent(name="clock", model=model))
         model.say("It is")
         await expect(page.locator(".draft .text")).to_have_text("It is")
         await page.locator("#stop").click()
@@ -119,7 +104,7 @@ async def test_a_turn_that_failed_says_why(
     await page.goto(of(url))
     await expect(page.locator("#status")).to_have_text("Live")
     agent = LlmAgent(name="clock", model=model, before_model_callback=fail)
-    running = await ask(service, agent)
+    running = await ask_clock(service, agent)
     with pytest.raises(LookupError):
         await running.result()
     words = page.locator("#running-words")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
+from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.events import Event, EventActions
+from google.adk.runners import Runner
 from google.adk.sessions import Session
 from google.genai import types
 from playwright.async_api import Page
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, RunningTurn
 
 KEY = {"app_name": "weather", "user_id": "ada", "session_id": "monday"}
 
@@ -28,6 +31,18 @@ async def say(
         actions=EventActions(state_delta=delta),
     )
     await service.append_event(session, event)
+
+
+async def ask_clock(service: MongoSessionService, agent: LlmAgent) -> RunningTurn:
+    """A turn of its session, in which an agent is asked for the time."""
+    runner = Runner(agent=agent, app_name=KEY["app_name"], session_service=service)
+    return await service.start_turn(
+        runner,
+        user_id=KEY["user_id"],
+        session_id=KEY["session_id"],
+        new_message=types.UserContent("What time is it?"),
+        run_config=RunConfig(streaming_mode=StreamingMode.SSE),
+    )
 
 
 async def revisions(page: Page) -> list[int]:

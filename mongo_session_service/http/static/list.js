@@ -15,6 +15,7 @@ class ListPage {
     this.rows = new Rows($("sessions"), $("more"), (page) => this.load(page));
     this.rows.follow();
     this.groups = [];
+    this.turns = new Map(); // how the turns of sessions stand
     this.wanted = new Set();
     this.searched = 0;
     setInterval(() => [this.rows, ...this.groups].forEach((rows) => rows.age()), 5000);
@@ -36,6 +37,7 @@ class ListPage {
     const order = userId && !isSearch ? { order_by: "update_time" } : {}; // an app's has that of its index
     const answer = await this.ask(pathOf({ app_name: this.app, user_id }, "sessions"), { ...order, ...rest });
     if (!isSearch) this.isByActivity = (answer.order_by ?? order.order_by) === "update_time";
+    for (const session of answer.sessions) session.turn = this.turns.get(nameOf(session));
     return answer;
   }
 
@@ -49,7 +51,7 @@ class ListPage {
   // What a connection asks of a page.
 
   address() {
-    return [pathOf(named, "changes"), evaluations];
+    return [pathOf(named, "changes"), { ...evaluations, partials: "true" }];
   }
 
   opened() {
@@ -84,12 +86,17 @@ class ListPage {
       this.say();
       return;
     }
+    if (kind === "turn") {
+      this.turns.set(name, change.turn.status);
+      for (const rows of [this.rows, ...this.groups]) rows.get(name)?.draw({ turn: change.turn.status });
+      return;
+    }
     if (kind !== "appended") {
       this.want(name);
       return;
     }
-    const { app_name, user_id, session_id, revision, time } = change;
-    const news = { app_name, user_id, session_id, revision, last_update_time: time };
+    const { app_name, user_id, session_id, revision, time, waiting } = change;
+    const news = { app_name, user_id, session_id, revision, last_update_time: time, ...(waiting && { waiting, waiting_more: 0 }) };
     for (const rows of this.groups) rows.get(name)?.draw(news);
     if (this.rows.get(name)) this.rows.lift(news);
     else this.want(name);
@@ -135,18 +142,26 @@ class ListPage {
     this.wanted.clear();
     try {
       if (appName) {
-        await this.rows.begin();
+        await this.begin();
       } else {
         const { apps } = await this.ask("apps");
         // Those of one app alone are shown at once.
         this.app = apps.length === 1 ? apps[0].app_name : null;
         this.showApps(this.app ? null : apps);
-        if (this.app) await this.rows.begin();
+        if (this.app) await this.begin();
       }
       this.say();
     } catch (error) {
       this.failed(error);
     }
+  }
+
+  async begin() {
+    const turns = this.turns = new Map();
+    const answer = JSON.parse(await ask(pathOf({ app_name: this.app }, "turns")));
+    // What the stream has told meanwhile is newer.
+    for (const turn of answer.turns) if (!turns.has(nameOf(turn))) turns.set(nameOf(turn), turn.status);
+    await this.rows.begin();
   }
 
   failed(error) {

@@ -1,7 +1,7 @@
 // Rows: sessions in a list, which is loaded a page at a time.
 
 import { pageOf } from "./address.js";
-import { make, plural } from "./elements.js";
+import { counted, make, plural } from "./elements.js";
 
 /** A session, or that of a change, as one string. */
 export const nameOf = ({ app_name, user_id, session_id }) => JSON.stringify([app_name, user_id, session_id]);
@@ -49,6 +49,22 @@ export class Row {
   }
 }
 
+const TURNS = { running: "running", stopping: "stopping", abandoned: "turn abandoned" };
+
+/** What needs a look: a session waits for a person, or a turn of it has not ended. */
+function badges({ waiting, waiting_more, turn }) {
+  const made = [];
+  const badge = (className, words, title) => {
+    const element = make("span", `tag ${className}`, words);
+    element.title = title;
+    made.push(element);
+  };
+  const count = waiting.length + waiting_more;
+  if (count) badge("waits", `waits for a person${count > 1 ? ` (${counted.format(count)})` : ""}`, `To answer ${waiting.map(({ name }) => name).join(", ")}`);
+  if (Object.hasOwn(TURNS, turn ?? "")) badge(turn, TURNS[turn], "A turn of this session has not ended");
+  return made;
+}
+
 class SessionRow extends Row {
   constructor(session) {
     super(pageOf(keyOf(session)));
@@ -64,7 +80,7 @@ class SessionRow extends Row {
     this.of.textContent = session.title === null ? user_id : `${user_id} › ${shortened(session_id)}`;
     this.link.title = session_id;
     const labels = Object.entries(session.labels).map(([name, value]) => make("span", "tag", `${name}=${value}`));
-    this.labels.replaceChildren(...labels);
+    this.labels.replaceChildren(...badges(session), ...labels);
     this.count.textContent = plural(session.revision - (session.log_begins ?? 0), "event");
     this.age(session.last_update_time);
   }

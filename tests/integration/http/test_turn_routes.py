@@ -121,6 +121,26 @@ async def test_a_turn_is_stopped(
     assert session.events[-1].content.parts[0].text == "It is"
 
 
+async def test_a_list_hears_how_turns_stand(
+    url: str, model: SpokenModel, service: MongoSessionService
+) -> None:
+    """Of all of a user's sessions, and nothing of what they say."""
+    async with Client(f"{url}{USER_CHANGES}", partials=True) as client:
+        await send(url, "POST", f"{SESSION}/turns", QUESTION)
+        model.say("It is")
+        async with service.watch(*IDS.values(), partials=True) as changes:
+            async for change in changes:
+                if change.kind == "partial":
+                    break
+        model.end_answer()
+        told = await client.take(4)
+    kinds = [each.kind for each in told]
+    assert sorted(kinds) == ["appended", "appended", "turn", "turn"]
+    turns = [each.data["turn"] for each in told if each.kind == "turn"]
+    assert [each["status"] for each in turns] == ["running", "ended"]
+    assert all("event" not in each.data for each in told)
+
+
 async def test_a_second_question_waits_for_nobody(url: str, model: SpokenModel) -> None:
     """It is refused, and says who answers; or it stops that turn, if it asks so."""
     await send(url, "POST", f"{SESSION}/turns", QUESTION)
