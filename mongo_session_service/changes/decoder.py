@@ -348,6 +348,13 @@ def cluster_time(change: Document) -> Timestamp:
     return time
 
 
+def time_of_token(token: Document) -> Timestamp:
+    """When the latest change was committed that precedes a resume token."""
+    # Hexadecimal: a byte that says "timestamp", four of its seconds, four of its count.
+    data: str = token["_data"]
+    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
+
+
 def mark_of(change: Document) -> str:
     """A mark that identifies a change among those of its time, without IDs in clear."""
     named = {name: change.get(name) for name in ("operationType", "ns", "documentKey")}

@@ -183,6 +183,7 @@ class Consumer:
         max_attempts: int = 5,
         transactional: bool = False,
         concurrency: int = 1,
+        until_caught_up: bool = False,
     ) -> None:
         """Handle and commit every change, until it is cancelled or closed.
 
@@ -206,15 +207,18 @@ class Consumer:
             concurrency: For how many changes of different sessions it is called at
                 once. Those of one session come in order, as do ``state`` changes and
                 those of the sessions they concern.
+            until_caught_up: End when everything is handled that was committed before
+                it had the name: for cron jobs and tests. It waits for the name first.
 
         Raises:
             InvalidInputError: ``handler`` is not a function of these arguments,
                 ``max_attempts`` or ``concurrency`` no number from 1 on, or
-                ``transactional`` neither True nor False; or it is True, and
-                ``concurrency`` above 1.
+                ``transactional`` or ``until_caught_up`` neither True nor False; or
+                ``transactional`` is True, and ``concurrency`` above 1.
             MongoSessionServiceError: it is running already.
         """
         check_flag("transactional", transactional)
+        check_flag("until_caught_up", until_caught_up)
         check_handler(handler, transactional=transactional)
         check_count("max_attempts", max_attempts)
         check_count("concurrency", concurrency)
@@ -233,6 +237,8 @@ class Consumer:
             )
             while (reader := await self._open_reader()) is not None:
                 async with reader.connection.call():
+                    if until_caught_up and reader.until is None:
+                        await reader.end_at_present()
                     try:
                         first = await reader.next_delivery()
                     except StopAsyncIteration:

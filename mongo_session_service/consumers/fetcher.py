@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeGuard
 
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
@@ -75,6 +75,8 @@ class Fetcher:
         """The mark up to which changes were delivered before, and are skipped."""
         self._latest_token: Document | None = None
         """The resume token of the latest change, which is never saved."""
+        self._read_until = snapshots.NO_TIME
+        """Everything that was committed until then has been read."""
         self._router: Router[_Recipient] = Router()
         self._router.attach(_Recipient(Scope(app_name)))
 
@@ -104,6 +106,10 @@ class Fetcher:
             await pace.keep()
         return found
 
+    def has_passed(self, at: Timestamp | None) -> TypeGuard[Timestamp]:
+        """Whether everything that was committed until then has been fetched."""
+        return at is not None and at <= self._read_until
+
     @property
     def _has_more(self) -> bool:
         """Whether the next change was read already."""
@@ -125,6 +131,8 @@ class Fetcher:
         if change is not None:
             return self._delivery_of(change)
         token = self._stream.token
+        if token:
+            self._read_until = decoder.time_of_token(token)
         if token and token != self._latest_token and self._passed is None:
             self.position = self.position.after_silence(token)
         return None
@@ -132,6 +140,7 @@ class Fetcher:
     def _delivery_of(self, change: Document) -> Delivery | None:
         """The delivery that a change event results in, if any."""
         at, mark = decoder.cluster_time(change), decoder.mark_of(change)
+        self._read_until = Timestamp(at.time, at.inc - 1)  # others may have its time
         self._latest_token = change["_id"]
         item = decoder.interpret(change, self._names, self._connection.hooks)
         if self._was_delivered(mark, at):

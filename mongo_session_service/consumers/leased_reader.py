@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
+from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.consumers.checkpoint import Checkpoint, store_checkpoint
@@ -75,6 +76,8 @@ class LeasedReader:
         self._checkpoint = checkpoint
         self._settings = settings
         self._renewer = renewer
+        self.until: Timestamp | None = None
+        """When it has delivered what was committed until then, it ends."""
         self._fetcher: Fetcher | None = None
         self._ready: deque[Delivery] = deque()
         """What was read and is not delivered."""
@@ -161,16 +164,24 @@ class LeasedReader:
         self._checkpoint.log = await _log_id(self.connection)
         await self._start_at("now" if option == "skip" else "beginning")
 
+    async def end_at_present(self) -> None:
+        """Have it end after what is committed by now."""
+        self.until = await self.connection.retry(snapshots.now, self.connection)
+
     async def next_delivery(self) -> Delivery:
         """The next change; if this is cancelled, the next call returns it.
 
         Raises:
-            StopAsyncIteration: it was closed.
+            StopAsyncIteration: it was closed, or has come to its end.
             HistoryLostError: the change stream cannot be resumed.
         """
         while not self.is_over and self._fetcher is not None:
             if (delivery := self.next_ready()) is not None:
                 return delivery
+            if self._lost is None and self._fetcher.has_passed(self.until):
+                # If nothing was delivered either, the next run starts from here.
+                await self.save(self._fetcher.position.as_of(self.until))
+                break
             step = partial(self._fetch, self._fetcher)
             self._ready.extend(await self._reading.await_result(step) or ())
         raise StopAsyncIteration

@@ -1,0 +1,110 @@
+"""Runs that end when they have caught up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from support.consumers import PATIENCE, append, begun, create, told
+
+from mongo_session_service import Change, InvalidInputError, MongoSessionService
+
+
+async def caught_up(service: MongoSessionService, **options: Any) -> list[Change]:
+    """Return what a run of consumer "c" handles until it has caught up."""
+    seen: list[Change] = []
+    async with asyncio.timeout(PATIENCE):
+        await service.consumer("c").run(seen.append, until_caught_up=True, **options)
+    return seen
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_each_run_handles_what_came_since_the_last(
+    service: MongoSessionService, concurrency: int
+) -> None:
+    """The log at first, then what changed, then nothing; and the name is free."""
+    session = await create(service)
+    await append(service, session, 3)
+    first = await caught_up(service, concurrency=concurrency)
+    await append(service, session, 2)
+    second = await caught_up(service, concurrency=concurrency)
+    third = await caught_up(service, concurrency=concurrency)
+
+    assert told(first) == [("s", 1), ("s", 2), ("s", 3)]
+    assert told(second) == [("s", 4), ("s", 5)]
+    assert third == []
+    [status] = await service.consumers()
+    assert not status.is_active
+
+
+async def test_changes_of_one_transaction_are_all_handled(
+    service: MongoSessionService,
+) -> None:
+    """Appends that share a commit share its time, and none of them is left."""
+    sessions = [await create(service, str(number)) for number in range(8)]
+    await caught_up(service)
+    await asyncio.gather(*(append(service, each) for each in sessions))
+
+    assert sorted(told(await caught_up(service))) == [
+        (str(number), 1) for number in range(8)
+    ]
+    assert await caught_up(service) == []
+
+
+async def test_a_run_without_changes_moves_its_checkpoint(
+    service: MongoSessionService, admin: MongoClient, database: str
+) -> None:
+    """A job that finds nothing does not fall behind what MongoDB remembers."""
+    await append(service, await create(service))
+    await caught_up(service)
+    positions = []
+    for number in range(2):
+        await asyncio.to_thread(admin[database].elsewhere.insert_one, {"_id": number})
+        await caught_up(service)
+        stored = await asyncio.to_thread(admin[database].checkpoints.find_one)
+        assert stored is not None
+        positions.append(stored["position"]["at"])
+
+    assert positions[0] < positions[1]
+
+
+async def test_what_is_written_meanwhile_does_not_keep_it(
+    service: MongoSessionService,
+) -> None:
+    """A handler whose own appends would feed it for ever is left."""
+    session = await create(service)
+    await append(service, session)
+    calls = 0
+
+    async def handler(_: Change) -> None:
+        nonlocal calls
+        calls += 1
+        await append(service, session)
+
+    async with asyncio.timeout(PATIENCE):
+        await service.consumer("c").run(handler, until_caught_up=True)
+    assert calls >= 1
+
+
+async def test_it_waits_for_the_name_first(service: MongoSessionService) -> None:
+    """While another reader has the name, the run stands by; then it catches up."""
+    session = await create(service)
+    other = service.consumer("c")
+    reading = asyncio.create_task(anext(other))
+    await begun(service)
+    running = asyncio.create_task(caught_up(service))
+    await append(service, session)
+    await reading
+    assert not running.done()
+    await other.close()
+
+    assert told(await running) == [("s", 1)]
+
+
+async def test_the_option_is_a_flag(service: MongoSessionService) -> None:
+    """Anything else is refused before the name is acquired."""
+    with pytest.raises(InvalidInputError, match="until_caught_up must be"):
+        await service.consumer("c").run(print, until_caught_up=1)  # type: ignore[arg-type]
+    assert await service.consumers() == []
