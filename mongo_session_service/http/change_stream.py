@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Final, NamedTuple
 
 from google.adk.platform import time
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from mongo_session_service.changes.change import Change
+from mongo_session_service.driver.slices import Pace
 from mongo_session_service.errors import (
     HistoryLostError,
     InvalidInputError,
@@ -79,6 +80,52 @@ class Frame(NamedTuple):
         for at in range(0, len(self.data), _PIECE):
             yield self.data[at : at + _PIECE].encode()
         yield b"\n\n"
+
+
+def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
+    """Encode frames: small ones together, large ones a piece at a time."""
+    joined = b""
+    for frame in frames:
+        for piece in frame.pieces():
+            if joined and len(joined) + len(piece) > _PIECE:
+                yield joined
+                joined = b""
+            joined += piece
+    yield joined
+
+
+class Outbox:
+    """Frames that are ready: what is sent at once, as a server's call costs more."""
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+        self._size = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self.is_due = asyncio.Event()
+        """Set when there are frames, or a source has ended."""
+
+    async def fill(self, source: Content | Outlines) -> None:
+        """Hold what a source has, a piece at most, or one frame; until its end."""
+        pace = Pace()
+        try:
+            while (frame := await source.next_frame()) is not None:
+                await self._has_room.wait()
+                self._frames.append(frame)
+                self._size += len(frame.data)
+                if self._size >= _PIECE:
+                    self._has_room.clear()
+                self.is_due.set()
+                await pace.keep()
+        finally:
+            self.is_due.set()
+
+    def empty(self) -> list[Frame]:
+        """Return what is ready, and make room."""
+        frames, self._frames, self._size = self._frames, [], 0
+        self._has_room.set()
+        self.is_due.clear()
+        return frames
 
 
 class Content:
@@ -305,13 +352,14 @@ class ChangeStream(EventSourceResponse):
         heartbeat = f": heartbeat {self._heartbeat:g}\n".encode()
         yield heartbeat + f"retry: {RETRY_SECONDS * 1000}\n\n".encode()
         try:
-            async for frame in self._frames():
-                if frame is None:
-                    yield heartbeat + b"\n"
-                    continue
-                for piece in frame.pieces():
-                    yield piece
-                    if self._refusal is not None and not piece.endswith(b"\n\n"):
+            async with aclosing(self._frames()) as ready:
+                async for frames in ready:
+                    for piece in pieces_of(frames) if frames else [heartbeat + b"\n"]:
+                        yield piece
+                        if self._refusal is None:
+                            continue
+                        if piece.endswith(b"\n\n"):
+                            break
                         return
         except MongoSessionServiceError as error:
             self._log_end(str(error))
@@ -321,32 +369,32 @@ class ChangeStream(EventSourceResponse):
         if self._refusal is not None:
             yield trouble(RETRY_SECONDS, self._refusal)
 
-    async def _frames(self) -> AsyncGenerator[Frame | None, None]:
-        """Wait for whatever a source has; None for each heartbeat of silence."""
-        reading = {asyncio.ensure_future(it.next_frame()): it for it in self._sources}
+    async def _frames(self) -> AsyncGenerator[list[Frame], None]:
+        """Wait for whatever the sources have; nothing for each heartbeat of silence."""
+        outbox = Outbox()
+        filling = [asyncio.create_task(outbox.fill(it)) for it in self._sources]
         try:
             while True:
-                done, _ = await asyncio.wait(
-                    reading,
-                    timeout=self._heartbeat,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if not done:
-                    yield None
-                for task in done:
-                    source = reading.pop(task)
-                    frame = task.result()
-                    if self._refusal is not None:
-                        return
-                    if frame is not None:
-                        yield frame
-                        reading[asyncio.ensure_future(source.next_frame())] = source
-                    elif source is self._sources[0]:
-                        return
+                try:
+                    async with asyncio.timeout(self._heartbeat):
+                        await outbox.is_due.wait()
+                except TimeoutError:
+                    yield []
+                    continue
+                ended = [each for each in filling if each.done()]
+                frames = outbox.empty()
+                if self._refusal is not None:
+                    return
+                if frames:
+                    yield frames
+                for each in ended:
+                    each.result()
+                if filling[0] in ended:
+                    return
         finally:
-            for task in reading:
-                task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
+            for each in filling:
+                each.cancel()
+            await asyncio.gather(*filling, return_exceptions=True)
 
 
 class _ReaderStuckError(Exception):

@@ -14,7 +14,7 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from google.genai import types
 from pymongo import MongoClient
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 from support.failpoints import failing, victim_uri
 from support.http_paths import CHANGES, app_of
 from support.http_server import PATIENCE, Client, serving, until
@@ -89,6 +89,34 @@ async def test_a_silent_stream_has_heartbeats(
             await client.line()
 
     assert set(client.comments) == {": heartbeat 0.05"}
+
+
+async def test_what_is_there_already_is_sent_together(
+    service: MongoSessionService, session: Session
+) -> None:
+    """A history takes fewer calls of the server than events, which are there once."""
+    for number in range(100):
+        await service.append_event(session, new_event(n=number))
+    app = app_of(service)
+    sent: list[bytes] = []
+
+    async def recorded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def note(message: Message) -> None:
+            sent.append(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, note)
+
+    async with (
+        serving(recorded) as url,
+        Client(f"{url}{CHANGES}", history="all") as client,
+    ):
+        snapshot, *told = await client.take(101)
+
+    assert snapshot.kind == "snapshot"
+    assert [each.data["revision"] for each in told] == list(range(1, 101))
+    assert len(sent) < 50
+    assert max(map(len, sent)) < 40_000
 
 
 @pytest.mark.parametrize("query", [{}, {"history": "all"}], ids=str)
