@@ -1,17 +1,20 @@
-"""Commands ``consumers``: their status, their dead letters, and the replay of these."""
+"""Commands ``consumers``: run them, show and replay dead letters, remove and reset."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
-from mongo_session_service.cli.value_types import FUNCTION
+from mongo_session_service.cli.value_types import FUNCTION, START
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.wording import counted
 
@@ -89,7 +92,10 @@ def advice(status: ConsumerStatus) -> Iterator[str]:
     is_late = (status.lag_seconds or 0.0) > _LATE
     if not status.is_active:
         behind = f", and it is {lag} behind" if is_late else ""
-        yield f"{name}: nobody runs it{behind}. Start the program that does."
+        yield (
+            f"{name}: nobody runs it{behind}. Start the program that does. If nobody"
+            f" needs it: `mongo-session-service consumers remove {name}`."
+        )
     elif status.is_locked_out:
         yield (
             f"{name}: it waits for a lock of a dead process, which MongoDB ends within"
@@ -110,6 +116,196 @@ def advice(status: ConsumerStatus) -> Iterator[str]:
             " `mongo-session-service consumers replay"
             f" {name} --handler MODULE:FUNCTION`."
         )
+
+
+_handler_options: Final = options.several(
+    click.option(
+        "--handler",
+        type=FUNCTION,
+        required=True,
+        metavar="MODULE:FUNCTION",
+        help="Called with each change, as by run(); sought in this directory as well.",
+    ),
+    click.option(
+        "--transactional",
+        is_flag=True,
+        help="Call it with a transaction, as run(transactional=True) does.",
+    ),
+)
+_agreement_options: Final = options.several(
+    click.option("--yes", "is_agreed", is_flag=True, help="Do not ask."),
+    options.dry_run,
+)
+
+
+@consumers.command()
+@click.argument("name")
+@_handler_options
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Changes of so many sessions are handled at once.",
+)
+@click.option("--app", help="Only this app.")
+@click.option(
+    "--until-caught-up",
+    is_flag=True,
+    help="End when what was committed before is handled, for cron jobs.",
+)
+@click.option(
+    "--health-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="A file whose time says when it last committed, or waited for its name.",
+)
+@options.connected
+async def run(
+    place: options.Place,
+    name: str,
+    handler: Handler,
+    app: str | None,
+    health_file: Path | None,
+    **how: Any,
+) -> None:
+    """Runs a consumer: calls a function with every change, until it is stopped.
+
+    SIGTERM or Ctrl-C lets it finish and commit what it is handling, and exit with 0; a
+    second one ends it at once. If it runs elsewhere already, this process stands by and
+    takes over. If the function fails, it is called again; a change on which it fails
+    five times is kept as a dead letter. It logs to stderr. Content that before_store
+    has sealed cannot be read here: for it, run a consumer whose service has after_load.
+
+    \b
+    Example:
+      mongo-session-service consumers run billing --handler my_app:handle
+    """  # noqa: D301
+    from mongo_session_service.cli import consumer_process
+
+    consumer_process.log_with_times()
+    async with place.service() as service:
+        consumer = service.consumer(name, app_name=app)
+        where = place.describe(service)
+        await consumer_process.run_until_signal(
+            consumer, handler, where, health_file, **how
+        )
+
+
+@consumers.command()
+@click.argument("name")
+@_agreement_options
+@options.connected
+async def remove(
+    place: options.Place, name: str, *, is_agreed: bool, dry_run: bool
+) -> None:
+    """Removes a consumer that nobody runs: its checkpoint and its dead letters.
+
+    It asks first; --yes answers for scripts. Run again, the name begins as a new one.
+
+    \b
+    Example:
+      mongo-session-service consumers remove billing
+    """  # noqa: D301
+    async with place.service() as service:
+        from mongo_session_service.admin import positions
+
+        where = place.describe(service)
+        status = await _stopped_consumer(service, name, where)
+        letters = counted(status.dead_letters, "dead letter")
+        what = f"the checkpoint and {letters} of {printable(name)} in {where}"
+        if dry_run:
+            terminal.say(f"Would remove {what}.")
+            return
+        _require_agreement(f"This removes {what}.", is_agreed=is_agreed)
+        await positions.remove_consumer(service, name)
+    terminal.say(f"Removed {what}.")
+
+
+@consumers.command()
+@click.argument("name")
+@click.option(
+    "--to",
+    type=START,
+    default="now",
+    show_default=True,
+    metavar="now|beginning|TIME",
+    help="Where it reads on; TIME is ISO 8601, and as recent as MongoDB's oplog.",
+)
+@_agreement_options
+@options.connected
+async def reset(
+    place: options.Place,
+    name: str,
+    to: Literal["now", "beginning"] | float,
+    *,
+    is_agreed: bool,
+    dry_run: bool,
+) -> None:
+    """Sets where a consumer that nobody runs reads on.
+
+    It asks first; --yes answers for scripts. What it has handled after that place comes
+    again; what it has not handled before that place never comes. Dead letters stay.
+
+    \b
+    Example:
+      mongo-session-service consumers reset billing --to beginning --dry-run
+    """  # noqa: D301
+    async with place.service() as service:
+        from mongo_session_service.admin import positions
+
+        where = place.describe(service)
+        status = await _stopped_consumer(service, name, where)
+        position = await positions.start_position(service, to)
+        if isinstance(to, float):
+            moment = datetime.fromtimestamp(to, UTC)
+            effect = f"reads all changes since {moment:%Y-%m-%dT%H:%M:%SZ}"
+        elif to == "beginning":
+            events = await positions.count_log(service, status.app_name)
+            effect = f"reads the whole log again: {counted(events, 'event')}"
+        else:
+            behind = transcript.duration_text(status.lag_seconds)
+            effect = f"reads nothing again, and skips the last {behind}"
+        what = f"{printable(name)} in {where} {effect}"
+        if dry_run:
+            terminal.say(f"Then {what}.")
+            return
+        _require_agreement(f"Then {what}.", is_agreed=is_agreed)
+        await positions.reset_consumer(service, name, position)
+    terminal.say(f"From now on {what}.")
+
+
+async def _stopped_consumer(
+    service: MongoSessionService, name: str, where: str
+) -> ConsumerStatus:
+    """Return the status of a consumer that nobody runs.
+
+    Raises:
+        ClickException: no consumer has this name, or somebody runs it.
+    """
+    await _require_consumer(service, name, where)
+    [status] = [each for each in await service.consumers() if each.name == name]
+    if status.owner is not None:
+        message = f"{name!r} is run by {status.owner}. Stop that program first."
+        raise click.ClickException(message)
+    return status
+
+
+def _require_agreement(what: str, *, is_agreed: bool) -> None:
+    """Say what will be done, and ask, unless that was agreed to already.
+
+    Raises:
+        UsageError: there is no terminal to ask on.
+        ClickException: the answer was no.
+    """
+    if is_agreed:
+        return
+    terminal.warn(what)
+    if not sys.stdin.isatty():
+        raise click.UsageError("It asks first, but there is no terminal: add --yes.")
+    if not click.confirm("Do it?", err=True):
+        raise click.ClickException("Nothing was changed.")
 
 
 @consumers.command(
@@ -198,18 +394,7 @@ def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
 
 @consumers.command()
 @click.argument("name")
-@click.option(
-    "--handler",
-    type=FUNCTION,
-    required=True,
-    metavar="MODULE:FUNCTION",
-    help="Called once with each change, as by run(); sought in this directory as well.",
-)
-@click.option(
-    "--transactional",
-    is_flag=True,
-    help="Call it with a transaction, as run(transactional=True) does.",
-)
+@_handler_options
 @options.as_json
 @options.connected
 async def replay(

@@ -141,10 +141,16 @@ def _parse_condition(text: str) -> tuple[str, Any]:
         raise ValueError(message) from None
 
 
+def _parse_start(text: str) -> float | str:
+    """Parse from where a consumer is to read: a word, or a time."""
+    return text if text in {"now", "beginning"} else _parse_past_time(text)
+
+
 TIME: Final = ValueType(_parse_time)
 PAST_TIME: Final = ValueType(_parse_past_time)
 FUTURE_TIME: Final = ValueType(_parse_future_time)
 DURATION: Final = ValueType(_parse_duration)
+START: Final = ValueType(_parse_start)
 FUNCTION: Final = ValueType(_parse_function)
 CONDITION: Final = ValueType(_parse_condition)
 LABEL: Final = ValueType(

@@ -106,6 +106,13 @@ class Checkpoint:
             await self.lease.release()
             await self._client_sessions.end_all()
 
+    async def remove(self) -> None:
+        """Remove it with its dead letters and its lease."""
+        at, name = self.connection, self._name
+        await at.dead_letters.delete_many({"_id.consumer": name})
+        await at.checkpoints.delete_one(self._mine)
+        await at.leases.delete_one({"_id": name, "holder.token": self.lease.token})
+
     def check_lease(self) -> None:
         """Refuse to go on if the lease is known to be lost.
 

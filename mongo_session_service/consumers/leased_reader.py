@@ -46,7 +46,7 @@ class ConsumerSettings:
 async def begin_now(connection: Connection, settings: ConsumerSettings) -> None:
     """Start a new name at the current time, whichever process reads it later."""
     snapshots.check(connection)
-    log = await _log_id(connection)
+    log = await log_id(connection)
     now = await connection.retry(snapshots.now, connection)
     at = Position.at_end(now)
     name, app_name = settings.name, settings.app_name
@@ -107,7 +107,7 @@ class LeasedReader:
                 await asyncio.sleep(connection.limits.consumer_poll_seconds)
             renewer.add_lease(checkpoint.lease)
             reader = cls(checkpoint, settings, renewer)
-            await reader._resume(await _log_id(connection))
+            await reader._resume(await log_id(connection))
         except BaseException:
             renewer.discard_lease(checkpoint.lease)
             await uninterrupted(checkpoint.release_lease())
@@ -161,7 +161,7 @@ class LeasedReader:
         # The lease and the checkpoint may have been dropped with the log.
         await self._checkpoint.claim_again()
         # It may be another one by now, or none until the next append creates it.
-        self._checkpoint.log = await _log_id(self.connection)
+        self._checkpoint.log = await log_id(self.connection)
         await self._start_at("now" if option == "skip" else "beginning")
 
     async def end_at_present(self) -> None:
@@ -310,7 +310,7 @@ class LeasedReader:
             await self._fetcher.close()
 
 
-async def _log_id(connection: Connection) -> Any:
+async def log_id(connection: Connection) -> Any:
     """The identity of an events collection, which a recreated one does not share."""
     command = {"listCollections": 1, "filter": {"name": connection.events.name}}
     reply = await connection.retry(connection.database.command, command)

@@ -40,11 +40,19 @@ def spellings(command: click.Command) -> dict[str, str | None]:
 
 
 def test_an_option_is_explained_in_the_same_words_everywhere() -> None:
-    """Who knows an option of one command knows it in all others."""
-    words: dict[str, set[str | None]] = defaultdict(set)
+    """Who knows an option of one command knows it in all others.
+
+    Where its value is called something else, it is another option.
+    """
+    words: dict[tuple[str, str | None], set[str]] = defaultdict(set)
     for command in COMMANDS.values():
-        for name, text in spellings(command).items():
-            words[name].add((text or "").removesuffix("; repeatable.").rstrip("."))
+        for option in (
+            each for each in command.params if each.param_type_name == "option"
+        ):
+            assert isinstance(option, click.Option)
+            text = (option.help or "").removesuffix("; repeatable.").rstrip(".")
+            for name in option.opts:
+                words[name, option.metavar].add(text)
 
     assert {name: texts for name, texts in words.items() if len(texts) > 1} == {}
 

@@ -1,0 +1,95 @@
+"""Positions of consumers that nobody runs: to remove them, or to set them anew."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from bson.timestamp import Timestamp
+
+from mongo_session_service.consumers.checkpoint import Checkpoint
+from mongo_session_service.consumers.leased_reader import log_id
+from mongo_session_service.consumers.position import Position
+from mongo_session_service.driver import snapshots
+from mongo_session_service.errors import (
+    InvalidInputError,
+    MongoSessionServiceError,
+    quoted,
+)
+from mongo_session_service.service import MongoSessionService, backend_of
+
+
+async def start_position(
+    service: MongoSessionService, to: Literal["now", "beginning"] | float
+) -> Position:
+    """Make the position before all, before what is new, or before what is since a time.
+
+    Raises:
+        InvalidInputError: MongoDB's oplog does not reach back to that time.
+    """
+    async with backend_of(service).call(sets_up=False) as backend:
+        now = await snapshots.now(backend.connection)
+        window = await snapshots.oplog_window_if_known(backend.connection)
+    if to == "now":
+        return Position.at_end(now)
+    if to == "beginning":
+        return Position.at_beginning(now)
+    if window is not None and now.time - to > window:
+        raise InvalidInputError(
+            f"MongoDB's oplog reaches back {window:.0f} seconds, not to that time."
+            " Choose a later one, or the beginning of the log."
+        )
+    at = Timestamp(int(to), 1)
+    return Position(start=at, at=at)
+
+
+async def count_log(service: MongoSessionService, app_name: str | None) -> int:
+    """Count the events that a consumer gets which reads from the beginning."""
+    wanted = {} if app_name is None else {"_id.app_name": app_name}
+    async with backend_of(service).call(sets_up=False) as backend:
+        count: int = await backend.connection.events.count_documents(wanted)
+    return count
+
+
+async def reset_consumer(
+    service: MongoSessionService, name: str, position: Position
+) -> None:
+    """Set the position after which a consumer reads on; its dead letters stay.
+
+    Raises:
+        MongoSessionServiceError: it runs, or there is none of this name.
+    """
+    async with _claimed(service, name) as checkpoint:
+        checkpoint.log = await log_id(checkpoint.connection)
+        await checkpoint.save(position)
+
+
+async def remove_consumer(service: MongoSessionService, name: str) -> None:
+    """Remove a consumer's checkpoint, lease and dead letters.
+
+    Raises:
+        MongoSessionServiceError: it runs, or there is none of this name.
+    """
+    async with _claimed(service, name) as checkpoint:
+        await checkpoint.remove()
+
+
+@asynccontextmanager
+async def _claimed(
+    service: MongoSessionService, name: str
+) -> AsyncIterator[Checkpoint]:
+    """Hold a consumer's name, so that nobody reads under it meanwhile."""
+    who = f"Consumer {quoted(name)}"
+    async with backend_of(service).call(sets_up=False) as backend:
+        at = backend.connection
+        stored = await at.checkpoints.find_one({"_id": name})
+        if stored is None:
+            raise MongoSessionServiceError(f"{who} does not exist.")
+        checkpoint = Checkpoint(at, name, stored["app_name"])
+        if not await checkpoint.claim():
+            raise MongoSessionServiceError(f"{who} runs: stop its program first.")
+        try:
+            yield checkpoint
+        finally:
+            await checkpoint.release_lease()

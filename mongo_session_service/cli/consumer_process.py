@@ -1,0 +1,93 @@
+"""Process around a consumer: its log, its signals and its health file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from mongo_session_service.cli import terminal
+from mongo_session_service.consumers.consumer import Consumer
+from mongo_session_service.consumers.handler import Handler
+
+logger = logging.getLogger(__name__)
+
+_TOUCH_SECONDS: Final = 1.0
+"""Seconds between two touches of a health file."""
+
+
+def log_with_times() -> None:
+    """Log with times to stderr, as services do; -v adds details, and -q leaves out."""
+    level = "DEBUG" if terminal.is_told("verbose") else "INFO"
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    library = logging.getLogger("mongo_session_service")
+    library.handlers.clear()  # that of -v would show all of it once more
+    library.setLevel("WARNING" if terminal.is_told("quiet") else level)
+
+
+async def run_until_signal(
+    consumer: Consumer,
+    handler: Handler,
+    where: str,
+    health_file: Path | None,
+    **how: Any,
+) -> None:
+    """Run a consumer, until it has caught up if so asked, or a signal closes it.
+
+    Raises:
+        ClickException: the health file cannot be written.
+    """
+    logger.info("Consumer %r starts in %s.", consumer.name, where)
+    if health_file is not None:
+        _touch_health_file(health_file, 0.0)  # refused before anything is handled
+    touching = asyncio.create_task(_keep_touching(health_file, consumer))
+    try:
+        _close_at_signal(consumer)
+        await consumer.run(handler, **how)
+    finally:
+        touching.cancel()
+    logger.info("Consumer %r has ended.", consumer.name)
+
+
+def _close_at_signal(consumer: Consumer) -> None:
+    """Let a signal close the consumer, and the next one end this process at once."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def close(number: int, _: object) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_DFL)
+        logger.info("%s: it ends after what is in hand.", signal.Signals(number).name)
+        asyncio.run_coroutine_threadsafe(consumer.close(), loop)
+
+    # Not the loop's own handlers, which wait for a handler that blocks the loop.
+    for each in signals:
+        signal.signal(each, close)
+
+
+async def _keep_touching(path: Path | None, consumer: Consumer) -> None:
+    """Give a file the time of the consumer's latest progress."""
+    while path is not None:
+        _touch_health_file(path, consumer.checkpoint_age or 0.0)
+        await asyncio.sleep(_TOUCH_SECONDS)
+
+
+def _touch_health_file(path: Path, age: float) -> None:
+    """Create a file, or make it as old as the latest progress.
+
+    Raises:
+        ClickException: it cannot be written.
+    """
+    progress = time.time() - age
+    try:
+        path.touch()
+        os.utime(path, (progress, progress))
+    except OSError as error:
+        message = f"The health file cannot be written: {error.strerror}."
+        raise click.ClickException(message) from None

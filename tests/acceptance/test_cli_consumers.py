@@ -1,0 +1,274 @@
+"""Consumers as services: run, removed and reset from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.cli_runner import ENVIRONMENT, PROGRAM, call
+from support.consumers import PATIENCE, append, begun, create, told
+from support.subscriptions import until
+
+from mongo_session_service import Change, MongoSessionService
+
+HANDLERS = """
+import asyncio, sys
+async def tell(change):
+    print(change.kind, change.revision, flush=True)
+async def linger(change):
+    print("begun", change.revision, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    print("done", change.revision, flush=True)
+async def together(change, txn):
+    print(change.kind, txn.in_transaction, flush=True)
+"""
+
+
+class Service:
+    """A consumer that the command line runs."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def line(self) -> str:
+        """Return the next line that its handler prints."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            return (await self.process.stdout.readline()).decode().rstrip("\n")
+
+    async def log_until(self, text: str) -> str:
+        """Return what it logs, up to a line with this text."""
+        assert self.process.stderr is not None
+        lines = ""
+        async with asyncio.timeout(PATIENCE):
+            while text not in lines:
+                line = await self.process.stderr.readline()
+                assert line, lines
+                lines += line.decode()
+        return lines
+
+    async def ended(self) -> int:
+        """Return how it ends."""
+        async with asyncio.timeout(PATIENCE):
+            return await self.process.wait()
+
+    def answer(self) -> None:
+        """Let the handler that lingers go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+
+
+@pytest.fixture
+def handlers(tmp_path: Path) -> Path:
+    """A directory with a module of handlers."""
+    (tmp_path / "billing_app.py").write_text(HANDLERS)
+    return tmp_path
+
+
+@asynccontextmanager
+async def serving(
+    uri: str, database: str, directory: Path, function: str, *options: str
+) -> AsyncIterator[Service]:
+    """Run consumer "billing" as a service would be."""
+    handler = ("--handler", f"billing_app:{function}")
+    process = await asyncio.create_subprocess_exec(
+        *(PROGRAM, "consumers", "run", "billing", *handler, *options),
+        env=ENVIRONMENT | {"MONGODB_URI": uri.replace("/?", f"/{database}?")},
+        cwd=directory,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Service(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_it_finish_and_commit(
+    mongodb_uri: str,
+    service: MongoSessionService,
+    database: str,
+    handlers: Path,
+    stop: signal.Signals,
+) -> None:
+    """It exits with 0, the change in hand is committed, and the next is not begun."""
+    await append(service, await create(service), 2)
+    async with serving(mongodb_uri, database, handlers, "linger") as running:
+        assert await running.line() == "begun 1"
+        running.process.send_signal(stop)
+        log = await running.log_until("it ends after what is in hand")
+        running.answer()
+        assert await running.line() == "done 1"
+        assert await running.ended() == 0
+        assert await running.line() == ""
+        log += await running.log_until("has ended")
+
+    assert f"{stop.name}: it ends after what is in hand." in log
+    assert "Consumer 'billing' has ended." in log
+    [status] = await service.consumers()
+    assert not status.is_active
+    seen: list[Change] = []
+    await service.consumer("billing").run(seen.append, until_caught_up=True)
+    assert told(seen) == [("s", 2)]
+
+
+async def test_a_second_signal_ends_it_at_once(
+    mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
+) -> None:
+    """Nothing is committed of a handler that does not return."""
+    await append(service, await create(service))
+    async with serving(mongodb_uri, database, handlers, "linger") as running:
+        assert await running.line() == "begun 1"
+        running.process.send_signal(signal.SIGTERM)
+        await running.log_until("it ends after what is in hand")
+        running.process.send_signal(signal.SIGTERM)
+        assert await running.ended() == -signal.SIGTERM
+
+    seen: list[Change] = []
+    await service.consumer("billing").run(seen.append, until_caught_up=True)
+    assert told(seen) == [("s", 1)]
+
+
+async def test_a_health_file_has_the_time_of_the_latest_progress(
+    mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
+) -> None:
+    """It becomes older while a handler hangs, and new when that has returned."""
+    path = handlers / "health"
+    await append(service, await create(service))
+    options = ("--health-file", str(path))
+    async with serving(mongodb_uri, database, handlers, "linger", *options) as running:
+        assert await running.line() == "begun 1"
+        hung = time.time()
+        await until(lambda: path.stat().st_ctime > hung + 2)  # it is touched still
+        assert path.stat().st_mtime < hung + 0.5
+        running.answer()
+        assert await running.line() == "done 1"
+        await until(lambda: path.stat().st_mtime > hung + 2)
+
+
+def test_a_health_file_that_cannot_be_written_is_refused(
+    mongodb_uri: str, database: str, handlers: Path
+) -> None:
+    """Nothing is handled, since nobody would know whether it goes on."""
+    path = handlers / "missing" / "health"
+    arguments = ("billing", "--handler", "builtins:print", "--health-file", str(path))
+    place = ("--uri", mongodb_uri, "--database", database)
+    refused = call("consumers", "run", *arguments, *place)
+
+    assert refused.returncode == 1
+    assert "The health file cannot be written: No such file or dir" in refused.stderr
+
+
+async def test_a_run_until_caught_up_ends_by_itself(
+    mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
+) -> None:
+    """For cron: each run handles what came since, with the options of run()."""
+    await append(service, await create(service), 2)
+    options = ("--until-caught-up", "--app", "app")
+    once = (mongodb_uri, database, handlers)
+    async with serving(*once, "together", *options, "--transactional") as running:
+        first = [await running.line() for _ in range(3)]
+        assert await running.ended() == 0
+    async with serving(*once, "tell", *options, "--concurrency", "4") as running:
+        second = await running.line()
+        assert await running.ended() == 0
+
+    assert first == ["appended True", "appended True", ""]
+    assert second == ""
+
+
+async def test_a_consumer_is_reset(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """It reads everything, nothing, or what is since a time, and --dry-run says so."""
+    session = await create(service)
+    await append(service, session, 2)
+    place = ("--uri", mongodb_uri, "--database", database)
+    reset = ("consumers", "reset", "billing", *place)
+    seen: list[Change] = []
+
+    async def read() -> list[tuple[str, int | None]]:
+        seen.clear()
+        await service.consumer("billing").run(seen.append, until_caught_up=True)
+        return told(seen)
+
+    assert await read() == [("s", 1), ("s", 2)]
+    planned = call(*reset, "--to", "beginning", "--dry-run")
+    assert await read() == []
+    done = call(*reset, "--to", "beginning", "--yes")
+    assert await read() == [("s", 1), ("s", 2)]
+    await append(service, session)
+    skipped = call(*reset, "--yes")
+    assert await read() == []
+    since = call(*reset, "--to", str(time.time() - 3600), "--yes")
+    soon = call(*reset, "--to", str(int(time.time()) - 1), "--yes")
+    await append(service, session)
+    assert ("s", 4) in await read()
+
+    assert "reads the whole log again: 2 events." in planned.stderr
+    assert planned.stderr.startswith("Then billing in database ")
+    assert done.stderr.startswith("From now on billing in database ")
+    assert "reads nothing again, and skips the last " in skipped.stderr
+    assert since.returncode == 1
+    assert "MongoDB's oplog reaches back" in since.stderr
+    assert soon.returncode == 0
+    assert "reads all changes since 20" in soon.stderr
+
+
+async def test_a_consumer_is_removed(
+    mongodb_uri: str, service: MongoSessionService, database: str
+) -> None:
+    """With its dead letters; the name begins anew, and others are left alone."""
+    await append(service, await create(service))
+    for name in ("billing", "other"):
+        await service.consumer(name).run(
+            lambda _: 1 / 0, max_attempts=1, until_caught_up=True
+        )
+    place = ("--uri", mongodb_uri, "--database", database)
+    remove = ("consumers", "remove", "billing", *place)
+    planned, unasked = call(*remove, "--dry-run"), call(*remove)
+    before = await service.consumers()
+    done, again = call(*remove, "--yes"), call(*remove, "--yes")
+    [left] = await service.consumers()
+
+    assert len(before) == 2
+    assert "Would remove the checkpoint and 1 dead letter of billing" in planned.stderr
+    assert unasked.returncode == 2
+    assert "This removes the checkpoint and 1 dead letter" in unasked.stderr
+    assert "no terminal: add --yes" in unasked.stderr
+    assert "Removed the checkpoint and 1 dead letter of billing in" in done.stderr
+    assert again.returncode == 1
+    assert "No consumer is named 'billing'" in again.stderr
+    assert (left.name, left.dead_letters) == ("other", 1)
+
+
+@pytest.mark.parametrize("command", ["remove", "reset"])
+async def test_a_consumer_that_runs_is_neither_removed_nor_reset(
+    mongodb_uri: str, service: MongoSessionService, database: str, command: str
+) -> None:
+    """The message says who runs it, and it goes on undisturbed."""
+    await create(service)
+    consumer = service.consumer("billing")
+    reading = asyncio.create_task(anext(consumer))
+    await begun(service)
+    arguments = ("consumers", command, "billing", "--yes")
+    place = ("--uri", mongodb_uri, "--database", database)
+    refused = await asyncio.to_thread(call, *arguments, *place)
+    [status] = await service.consumers()
+    reading.cancel()
+    await consumer.close()
+
+    assert refused.returncode == 1
+    assert f"'billing' is run by {status.owner}. Stop that program" in refused.stderr
+    assert str(os.getpid()) in refused.stderr
+    assert status.epoch == 1
