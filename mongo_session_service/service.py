@@ -1274,14 +1274,16 @@ class MongoSessionService(BaseSessionService):
         invocation_id: str | None = None,
         replacement: str = "[redacted]",
         state: bool = False,
+        forks: bool = False,
     ) -> int:
         """Replaces the content of events for ever: what was said, called and set.
 
         The events stay in the log, with their ids, authors, times, invocations and
         revisions; calls and responses keep ids and names, and wait for nobody any
         longer. Dead letters have the new events, no read cache the old ones, and who
-        watches receives ``redacted`` for each. Not reached are backups, exports, forks,
-        MongoDB's oplog until it rolls over, and what other events repeat.
+        watches receives ``redacted`` for each. Not reached are backups, exports,
+        MongoDB's oplog until it rolls over, what other events repeat, and forks, unless
+        ``forks=True``.
 
         Values that the events have set stay in state: a warning in the log names the
         keys, and ``state=True`` replaces them first. Keys of app and user state are
@@ -1298,12 +1300,15 @@ class MongoSessionService(BaseSessionService):
             invocation_id: Or the invocation whose events are redacted, all of them.
             replacement: What stands in the place of texts and values.
             state: Whether to replace the values in state that come from the events.
+            forks: Whether to do the same in forks of the session, and in forks of them.
 
         Returns:
-            How many events were redacted, without those that were before.
+            How many events were redacted, copies in forks included, without those that
+            were before.
 
         Raises:
-            SessionNotFoundError: the session is not stored.
+            SessionNotFoundError: the session is not stored, or a fork was deleted
+                meanwhile: call it again for the rest.
             InvalidInputError: an argument is invalid, an event or the invocation is not
                 in the session, which is then named, or not exactly one of both is
                 given. Nothing was redacted.
@@ -1322,16 +1327,17 @@ class MongoSessionService(BaseSessionService):
             wanted = validation.check_event_ids("event_ids", event_ids)
         replacement = validation.check_text("replacement", replacement)
         validation.check_flag("state", state)
+        validation.check_flag("forks", forks)
         async with self._backend() as backend:
             at = backend.connection
             part = await redaction.find_part(at, key, wanted)
-            found = await redaction.preview(at, part)
+            found = await redaction.preview(at, part, forks=forks)
             try:
-                if state:
-                    await redaction.redact_state(at, part, replacement)
-                count = await redaction.redact_part(at, part, replacement)
+                count = await redaction.redact(
+                    at, part, replacement, state=state, forks=forks
+                )
             finally:
-                self._backends.forget(*key)
+                self._backends.forget(*(key[:2] if forks else key))
         if found.state_keys and not state:
             logger.warning(
                 "Values of redacted events of session %s are still in its state, under"

@@ -174,7 +174,11 @@ async def fork(
 
 
 async def redactable(
-    service: MongoSessionService, key: SessionKey, wanted: Sequence[str] | str
+    service: MongoSessionService,
+    key: SessionKey,
+    wanted: Sequence[str] | str,
+    *,
+    forks: bool,
 ) -> Redactable:
     """Find what redacting some events, or an invocation, would replace.
 
@@ -184,7 +188,7 @@ async def redactable(
     """
     async with backend_of(service).call(sets_up=False) as backend:
         part = await redaction.find_part(backend.connection, key, wanted)
-        return await redaction.preview(backend.connection, part)
+        return await redaction.preview(backend.connection, part, forks=forks)
 
 
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)

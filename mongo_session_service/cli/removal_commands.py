@@ -95,6 +95,7 @@ async def trim(
 @click.option(
     "--state", is_flag=True, help="Replace values in state that the events have set."
 )
+@click.option("--forks", is_flag=True, help="Do the same in forks of the session.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @options.as_json
 @options.connected
@@ -111,8 +112,8 @@ async def redact(
     """Replaces the content of events for ever, and leaves the events.
 
     Texts, arguments, responses, files and values that were set are gone then; ids,
-    authors, times and the names of functions stay. Backups, exports and forks are not
-    reached.
+    authors, times and the names of functions stay. Backups and exports are not
+    reached, forks only with --forks.
 
     \b
     Example:
@@ -127,7 +128,7 @@ async def redact(
 
         key = session_key(*ids)
         wanted = invocation or event_ids
-        found = await contents.redactable(service, key, wanted)
+        found = await contents.redactable(service, key, wanted, forks=how["forks"])
         count = found.events
         if not dry_run:
             count = await service.redact_events(

@@ -60,6 +60,13 @@ TRIMMING: Final = "trimming"
 REDACTIONS: Final = "redactions"
 """Where a session counts how often events of it were redacted."""
 
+FORKED_FROM: Final = "forked_from"
+"""Where a fork names the session it was made of, and what that one was made of.
+
+Each has a ``session_id``, its ``create_time``, and the last ``revision`` of it that the
+fork has as well. The nearest is first.
+"""
+
 LISTED: Final = (
     *("state", "title", "revision", "create_time", "update_time"),
     *("ttl", "expire_time"),
@@ -86,6 +93,8 @@ def session_document(session: NewSession) -> Document:
     }
     if session.log_begins:
         document[LOG_BEGINS] = session.log_begins
+    if session.forked_from:
+        document[FORKED_FROM] = [*session.forked_from]
     if not is_apart(session):
         document[INITIAL] = session.delta.session
     return document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -102,6 +103,8 @@ class NewSession:
     details: Details = NO_DETAILS
     log_begins: int = 0
     """The revision that the state is of: the source's log was trimmed."""
+    forked_from: Sequence[Document] = ()
+    """The sessions it is a fork of, directly or not."""
 
     @property
     def expected(self) -> Marker:

@@ -17,6 +17,7 @@ from pymongo import errors
 from mongo_session_service.codec.bson_values import decode_fields
 from mongo_session_service.codec.document_size import check_initial_state
 from mongo_session_service.codec.documents import (
+    FORKED_FROM,
     LOG_BEGINS,
     REDACTIONS,
     log_begins,
@@ -46,6 +47,9 @@ from mongo_session_service.sessions import (
 from mongo_session_service.sessions.batch import Update, initial_updates
 from mongo_session_service.sessions.reservations import FORK, Reservations
 from mongo_session_service.sessions.waiting_log import waiting_fields_at
+
+MAX_ORIGINS: Final = 100
+"""How many sessions a fork of forks names at most, the nearest."""
 
 LIFETIME: Final = 60.0
 """Seconds that a step may take before the fork counts as interrupted."""
@@ -202,7 +206,9 @@ class Fork:
         size = check_initial_state(known)
         delta = ScopedState(session=known)
         begins = log_begins(head)
-        new = NewSession(self.target, now, delta, size, details, begins)
+        new = NewSession(
+            self.target, now, delta, size, details, begins, self._origins()
+        )
         log = rewinds.LogAt(self.source, begins, self.revision)
         waiting = await waiting_fields_at(self.connection, log, self.target)
         document = {
@@ -212,6 +218,13 @@ class Fork:
             "revision": self.revision,
         }
         return document, initial_updates([new])
+
+    def _origins(self) -> list[Document]:
+        head, until = self.beginning.session, self.revision
+        created = {"create_time": head["create_time"], "revision": until}
+        older = head.get(FORKED_FROM, ())
+        cut = ({**each, "revision": min(each["revision"], until)} for each in older)
+        return [{"session_id": self.source.session_id, **created}, *cut][:MAX_ORIGINS]
 
     def _details(self, state: Document) -> Details:
         """Return the source's details, titled by the display name of a past state."""

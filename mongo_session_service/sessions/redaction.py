@@ -8,7 +8,7 @@ which read caches, forks and trims see that what they have read is out of date.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -124,27 +124,89 @@ async def _find_invocation(
     ]
 
 
-async def preview(connection: Connection, part: LoggedPart) -> Redactable:
+async def _find_copies(connection: Connection, part: LoggedPart) -> list[LoggedPart]:
+    """Find the same events in forks, and in forks of these."""
+    key = part.key
+    source = {"session_id": key.session_id, "create_time": part.created}
+    wanted = {
+        **{f"_id.{name}": key.id[name] for name in ("app_name", "user_id")},
+        **queries.visible(connection.clock.now()),
+        documents.FORKED_FROM: {"$elemMatch": source},
+    }
+    fields = ("create_time", documents.LOG_BEGINS, documents.FORKED_FROM)
+    search = [{"$match": wanted}, {"$project": dict.fromkeys(fields, 1)}]
+    found = connection.retry(connection.aggregate, connection.sessions, search)
+    copies: list[LoggedPart] = []
+    for fork in await found:
+        origins = fork[documents.FORKED_FROM]
+        shared = next(it for it in origins if source.items() <= it.items())["revision"]
+        revisions = [it for it in part.revisions if log_begins(fork) < it <= shared]
+        if revisions:
+            key = SessionKey(**fork["_id"])
+            copies.append(LoggedPart(key, fork["create_time"], revisions))
+    return copies
+
+
+async def _with_copies(
+    connection: Connection, part: LoggedPart, *, forks: bool
+) -> AsyncIterator[LoggedPart]:
+    """Yield a part, then its copies until there are no others.
+
+    A fork that is being made sees that its source was redacted meanwhile, and fails.
+    """
+    yield part
+    done: set[SessionKey] = set()
+    while forks:
+        copies = await _find_copies(connection, part)
+        left = [each for each in copies if each.key not in done]
+        for each in left:
+            done.add(each.key)
+            yield each
+        forks = bool(left)
+
+
+async def preview(
+    connection: Connection, part: LoggedPart, *, forks: bool
+) -> Redactable:
     """Count what would be redacted, and name the state that came from it."""
-    count = 0
-    for some in _parts(part.revisions, STEP):
-        reading = partial(_find_events, connection, part.key, some, None)
-        stored = await connection.retry(reading)
-        count += sum(not is_redacted(event) for _, event in stored)
-    _, own = await _own_keys(connection, part)
-    shared = await connection.retry(_shared_keys, connection, part, None)
-    names = [*map(bson_values.unescape_key, own), *shared]
+    count, names = 0, set[str]()
+    async for each in _with_copies(connection, part, forks=forks):
+        for some in _parts(each.revisions, STEP):
+            reading = partial(_find_events, connection, each.key, some, None)
+            stored = await connection.retry(reading)
+            count += sum(not is_redacted(event) for _, event in stored)
+        _, own = await _own_keys(connection, each)
+        names.update(map(bson_values.unescape_key, own))
+        names.update(await connection.retry(_shared_keys, connection, each, None))
     return Redactable(count, tuple(sorted(names)))
 
 
-async def redact_state(
-    connection: Connection, part: LoggedPart, replacement: str
-) -> None:
-    """Replace the values in state that the events have set last.
+async def redact(
+    connection: Connection,
+    part: LoggedPart,
+    replacement: str,
+    *,
+    state: bool,
+    forks: bool,
+) -> int:
+    """Replace the content of events; return how many were not redacted before.
 
     Raises:
+        SessionNotFoundError: the session, or a fork, was deleted meanwhile.
         StorageUnavailableError: others kept appending.
     """
+    count = 0
+    async for each in _with_copies(connection, part, forks=forks):
+        if state:
+            await _redact_state(connection, each, replacement)
+        count += await _redact_log(connection, each, replacement)
+    return count
+
+
+async def _redact_state(
+    connection: Connection, part: LoggedPart, replacement: str
+) -> None:
+    """Replace the values in state that the events have set last."""
     for _ in range(ATTEMPTS):
         revision, own = await _own_keys(connection, part)
         setting = partial(
@@ -155,10 +217,9 @@ async def redact_state(
     raise StorageUnavailableError(_BUSY)
 
 
-async def redact_part(
+async def _redact_log(
     connection: Connection, part: LoggedPart, replacement: str
 ) -> int:
-    """Replace the content of events; return how many were not redacted before."""
     count = 0
     for some in _parts(part.revisions, STEP):
         step = partial(_redact_step, connection, part, some, replacement)

@@ -8,7 +8,7 @@ The first line names the form; then each line is an object with one field::
     {"session": {"app_name": ..., "user_id": ..., "session_id": ...,
                  "create_time": ..., "update_time": ..., "title": ...,
                  "labels": {...}, "ttl": ..., "expire_time": ..., "log_begins": ...,
-                 "initial_state": {...}, "state": {...}}}
+                 "forked_from": [...], "initial_state": {...}, "state": {...}}}
     {"event": {...}}
     {"end": {"sessions": 1, "events": 1}}
 
@@ -16,7 +16,9 @@ Events have ADK's field names and belong to the session above them, oldest first
 of state have no prefix and are sorted; times are seconds since 1970. A session has a
 title, labels, a ttl and an expire_time only if they are set, and an initial_state if
 it is known. If its first events were trimmed, log_begins is how many, and initial_state
-is the state after these. What JSON cannot hold is an object of one field:
+is the state after these. A fork names in forked_from what it was made of, the nearest
+first: ``{"session_id": ..., "create_time": ..., "revision": ...}``. What JSON cannot
+hold is an object of one field:
 ``{"%bytes": "<base64>"}``, ``{"%float": "nan"}``, ``{"%text": "<base64>"}`` for a
 string with a lone surrogate, and ``{"%object": [[key, value], ...]}`` for an object
 that has such a key or looks like one of these four.
@@ -42,6 +44,7 @@ from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import decode_value, json_form
 from mongo_session_service.codec.documents import (
+    FORKED_FROM,
     INITIAL,
     LOG_BEGINS,
     encode_event_fields,
@@ -92,7 +95,7 @@ _FIELDS: Final[Mapping[str, AbstractSet[str]]] = {
     "user_state": {"app_name", "user_id", "state"},
     "session": {
         *SessionKey._fields,
-        *("create_time", "update_time", INITIAL, LOG_BEGINS, "state"),
+        *("create_time", "update_time", INITIAL, LOG_BEGINS, FORKED_FROM, "state"),
         *metadata.DETAILS,
     },
 }
@@ -112,6 +115,8 @@ def encode_item(item: SharedState | SessionHeader | Event) -> str:
         known = item.details.shown() if item.details else {}
         if item.log_begins:
             known[LOG_BEGINS] = item.log_begins
+        if item.forked_from:
+            known[FORKED_FROM] = [*item.forked_from]
         if item.initial is not None:
             known[INITIAL] = _sorted(item.initial)
         return json_text({"session": {**item.key.id, **times, **known, "state": state}})
@@ -245,7 +250,20 @@ def _header_or_state(
         details=metadata.Details(**known),
         initial=initial,
         log_begins=begins,
+        forked_from=_origins(value.get(FORKED_FROM, [])),
     )
+
+
+def _origins(value: Any) -> list[dict[str, Any]]:
+    fields = {"session_id": str, "create_time": float, "revision": int}
+    for each in value if isinstance(value, list) else [None]:
+        known = each if isinstance(each, dict) else {}
+        kinds = {name: type(part) for name, part in known.items()}
+        if kinds != fields or not 0 <= known["revision"] < 2**63:
+            raise MalformedError("its session's forked_from is not a list of sessions")
+        check_id("its origin's session_id", known["session_id"])
+        _time(known["create_time"])
+    return cast("list[dict[str, Any]]", value)
 
 
 def _time(value: Any) -> float:

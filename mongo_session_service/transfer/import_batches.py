@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -67,6 +67,7 @@ class Incoming:
     """The revision before this part."""
     log_begins: int = 0
     """The revision after which the source's log begins."""
+    forked_from: Sequence[Document] = ()
     began: float | None = None
     """The time of the first event."""
     is_last: bool = True
@@ -128,6 +129,7 @@ class Incoming:
             check_initial_state(initial),
             self.details or Details(title=self.display_name),
             self.log_begins,
+            self.forked_from,
         )
 
     def rest(self) -> Incoming:
@@ -273,6 +275,7 @@ class BatchEncoder:
                 initial,
                 offset=header.log_begins,
                 log_begins=header.log_begins,
+                forked_from=header.forked_from,
                 source_key=source_key,
                 display_name=name,
             )

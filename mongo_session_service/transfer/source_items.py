@@ -6,7 +6,7 @@ the session's events in order. A ``Problem`` takes the place of what cannot be r
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
@@ -14,7 +14,7 @@ from google.adk.events.event import Event
 
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import SessionKey
+from mongo_session_service.model.records import Document, SessionKey
 
 Policy: TypeAlias = Literal["fail", "skip", "replace"]
 
@@ -87,6 +87,8 @@ class SessionHeader:
     """Its last event's; None if the store does not count them."""
     log_begins: int = 0
     """The revision after which its log begins, and that its initial state is of."""
+    forked_from: Sequence[Document] = ()
+    """The sessions it is a fork of, as they are stored."""
 
     def has_expired(self, now: float) -> bool:
         """Whether its time to live is over."""

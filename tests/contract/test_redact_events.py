@@ -121,6 +121,40 @@ async def test_state_that_others_have_set_since_stays(
     assert (await stored(ours)).state == {**gone, "b": "new"}
 
 
+async def test_forks_are_reached_if_asked_for(ours: MongoSessionService) -> None:
+    """Copies in forks go, in forks of forks as well, but not what another has said."""
+    await fill(ours, secret(1, k=CARD), secret(2, "i2", k=CARD), secret(3, "i3"))
+    await ours.fork_session(**KEY, new_session_id="first", at_revision=1)
+    await ours.fork_session(**KEY, new_session_id="all")
+    await ours.fork_session(**{**KEY, "session_id": "all"}, new_session_id="again")
+    await ours.delete_session(**ADA, session_id="all")
+    again = await stored(ours, "again")
+    await ours.append_event(again, secret(4, "i4"))
+    wanted = {"event_ids": ["e1", "e2"], "state": True}
+
+    assert await ours.redact_events(**KEY, **wanted) == 2
+    assert await ours.redact_events(**KEY, **wanted, forks=True) == 1 + 2
+    assert await ours.redact_events(**KEY, **wanted, forks=True) == 0
+
+    for name, left in ("s", 1), ("first", 0), ("again", 2):
+        session = await stored(ours, name)
+        texts = [each.content.parts[0].text for each in session.events]
+        assert texts.count(CARD) == left
+        assert session.state == {"k": "[redacted]"}
+
+
+async def test_forks_of_a_deleted_session_are_left_alone(
+    ours: MongoSessionService,
+) -> None:
+    """A session that was created again under its id has no forks yet."""
+    await fill(ours, secret(1))
+    await ours.fork_session(**KEY, new_session_id="t")
+    await ours.delete_session(**KEY)
+    await fill(ours, secret(2))
+    assert await ours.redact_events(**KEY, event_ids=["e2"], forks=True) == 1
+    assert CARD in (await stored(ours, "t")).model_dump_json()
+
+
 async def test_a_call_that_is_redacted_waits_no_more(
     ours: MongoSessionService,
 ) -> None:
@@ -162,6 +196,7 @@ async def test_nothing_is_redacted_if_something_is_not_there(
         ({"event_ids": ["e"], "replacement": None}, "replacement must be a string"),
         ({"event_ids": ["e"], "replacement": ""}, "replacement must not be empty"),
         ({"event_ids": ["e"], "state": 1}, "state must be True or False, not int"),
+        ({"event_ids": ["e"], "forks": 0}, "forks must be True or False, not int"),
     ],
 )
 async def test_bad_input_is_named(

@@ -246,6 +246,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "waiting": objects | texts,
     "event_ids": objects | texts,
     "replacement": texts,
+    "forks": objects | texts,
     "newest_first": objects | texts,
     "with_state": objects | texts,
     "rewound": objects | texts,

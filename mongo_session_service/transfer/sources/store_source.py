@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from mongo_session_service.codec.bson_values import UnreadableError
 from mongo_session_service.codec.documents import (
+    FORKED_FROM,
     INITIAL,
     decode_event,
     decode_state,
@@ -149,6 +150,7 @@ class StoreSource(BaseSource):
                 initial=decode_state(initial, owner, self.connection.hooks),
                 revision=document["revision"],
                 log_begins=log_begins(document),
+                forked_from=document.get(FORKED_FROM, ()),
             )
         except (KeyError, TypeError, AttributeError, UnreadableError):
             return Problem(named(key), ODD)

@@ -70,8 +70,11 @@ async def test_no_collection_has_it(
             said = {"_id": {**KEY, "epoch": 1, "n": 1}, "event": {"id": "again"}}
             admin[database].partials.insert_one({**said, "text": CANARY})
             assert len(set(leaked(admin, database))) == (1 if hooks else 6)
-            await service.redact_events(**KEY, event_ids=["again"], state=True)
-            await service.redact_events(**KEY, event_ids=[first.id], state=True)
+            await service.fork_session(**KEY, new_session_id="t")
+            await service.fork_session(**KEY | {"session_id": "t"}, new_session_id="u")
+            wanted = {"state": True, "forks": True}
+            await service.redact_events(**KEY, event_ids=["again"], **wanted)
+            await service.redact_events(**KEY, event_ids=[first.id], **wanted)
             for letter in [it async for it in consumer.dead_letters()]:
                 assert CANARY not in str(letter)
                 assert letter.change.kind == "appended"
@@ -219,8 +222,13 @@ async def test_the_command_says_what_it_does(
     )
     done = call(*at, events[0].id, "--state")
     assert done.stderr == "Redacted 1 event.\nReplaced in state: k0.\n"
+    await service.fork_session(**KEY, new_session_id="t")
+    tried = call(*at, events[1].id, "--dry-run", "--forks")
+    assert tried.stderr.startswith("Would redact 2 events.\n")
+    done = call(*at, events[1].id, "--forks")
+    assert done.stderr.startswith("Redacted 2 events.\n")
     done = call(*at, "--invocation", "i", "--json")
-    assert done.stdout == '{"events": 2, "state_keys": ["k0", "k1", "k2"]}\n'
+    assert done.stdout == '{"events": 1, "state_keys": ["k0", "k1", "k2"]}\n'
     found = await service.get_session(**KEY)
     assert found is not None
     assert CANARY not in str(found.events)

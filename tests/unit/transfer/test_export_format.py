@@ -64,6 +64,46 @@ def test_sessions_and_state_come_back(state: dict[str, Any]) -> None:
         assert identical(getattr(read, "initial", read.state), read.state)
 
 
+ORIGIN = {"session_id": "s", "create_time": 1.5, "revision": 3}
+
+
+def test_a_fork_comes_back_with_its_origins() -> None:
+    """What it was made of is there, the nearest first; others lack the field."""
+    key, origins = SessionKey("a", "u", "t"), [ORIGIN, ORIGIN | {"revision": 1}]
+    header = SessionHeader(key, {}, 2.5, forked_from=origins)
+
+    line = export_file.encode_item(header)
+    read = export_file.decode_item(*export_file.parse_line(line.encode()))
+
+    assert isinstance(read, SessionHeader)
+    assert read.forked_from == origins
+    plain = export_file.encode_item(SessionHeader(key, {}, 2.5))
+    assert "forked_from" not in plain
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ORIGIN,
+        "s",
+        [None],
+        [[]],
+        [{}],
+        [ORIGIN | {"more": 1}],
+        [ORIGIN | {"revision": True}],
+        [ORIGIN | {"revision": -1}],
+        [ORIGIN | {"revision": 2**63}],
+        [ORIGIN | {"session_id": ""}],
+        [ORIGIN | {"create_time": 1}],
+        [ORIGIN | {"create_time": float("nan")}],
+    ],
+)
+def test_wrong_origins_are_named(wrong: Any) -> None:
+    """Nothing reaches the store that a redaction could not read."""
+    with pytest.raises(MalformedError, match="forked_from|origin|time"):
+        export_file.decode_item("session", SESSION | {"forked_from": wrong})
+
+
 def test_events_come_back_with_bytes() -> None:
     """An event's bytes are told from text that looks the same."""
     blob = types.Blob(data=b"\xff\xfe", mime_type="image/png")
