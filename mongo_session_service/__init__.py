@@ -23,12 +23,14 @@ from mongo_session_service.errors import (
 
 if TYPE_CHECKING:
     from mongo_session_service.changes.change import Change
-    from mongo_session_service.codec.hooks import Subject
+    from mongo_session_service.codec.hooks import Hook, Subject
     from mongo_session_service.consumers.consumer import Consumer
     from mongo_session_service.consumers.dead_letters import DeadLetter
+    from mongo_session_service.consumers.handler import Handler
     from mongo_session_service.consumers.status import ConsumerStatus
     from mongo_session_service.feed.stats import FeedStats
     from mongo_session_service.feed.subscription import Subscription
+    from mongo_session_service.model.records import SessionKey
     from mongo_session_service.model.results import (
         Erased,
         Pruned,
@@ -55,9 +57,12 @@ else:
         "DeadLetter": "consumers.dead_letters",
         "Erased": "model.results",
         "FeedStats": "feed.stats",
+        "Handler": "consumers.handler",
+        "Hook": "codec.hooks",
         "MongoSessionService": "service",
         "Pruned": "model.results",
         "RunningTurn": "turns.running_turns",
+        "SessionKey": "model.records",
         "SessionPage": "model.results",
         "SessionSummary": "model.results",
         "Subject": "codec.hooks",
@@ -99,7 +104,9 @@ __all__ = [
     "DocumentTooLargeError",
     "Erased",
     "FeedStats",
+    "Handler",
     "HistoryLostError",
+    "Hook",
     "InvalidInputError",
     "LeaseLostError",
     "MongoSessionService",
@@ -108,6 +115,7 @@ __all__ = [
     "Pruned",
     "RunningTurn",
     "SchemaVersionError",
+    "SessionKey",
     "SessionPage",
     "SessionSummary",
     "SlowSubscriberError",

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
 
+from mongo_session_service._public import public
 from mongo_session_service.model.metadata import (
     NO_DETAILS,
     NOT_GIVEN,
@@ -22,6 +23,7 @@ Document = dict[str, Any]
 """Document as the driver reads and writes it."""
 
 
+@public
 class SessionKey(NamedTuple):
     """The triple that names a session; no part is ever joined with another."""
 

@@ -92,7 +92,7 @@ class Block:
     @property
     def is_file(self) -> bool:
         """Whether it is shown under the name of a file."""
-        return "." in self.title or self.title.endswith("Dockerfile")
+        return "." in self.title or self.title.endswith(("Dockerfile", "Caddyfile"))
 
     @property
     def is_output(self) -> bool:

@@ -149,8 +149,10 @@ def test_public_names_can_be_used_as_if_imported() -> None:
         module = import_module(f"mongo_session_service.{home}")
 
         assert found is starred[name] is vars(module)[name]
-        assert found.__module__ == "mongo_session_service"
         assert name in dir(mongo_session_service)
+        if not isinstance(found, type):  # an alias of what a function looks like
+            continue
+        assert found.__module__ == "mongo_session_service"
         assert pickle.loads(pickle.dumps(found)) is found
 
 
