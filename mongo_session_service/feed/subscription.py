@@ -347,6 +347,16 @@ class SessionSubscription(Subscription):
         """The session's revision as delivered so far; None before the first change."""
         return self._revision
 
+    @property
+    def is_following(self) -> bool:
+        """Whether the next change comes from the feed, not from storage."""
+        return self._is_following and not self._waiting
+
+    @property
+    def has_page(self) -> bool:
+        """Whether the next change was read from storage, or from the feed, already."""
+        return bool(self._waiting)
+
     async def __anext__(self) -> Change:
         while not self._is_closed:
             if self._waiting:

@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from google.adk.platform import time
 from starlette.exceptions import HTTPException
@@ -24,8 +25,9 @@ from mongo_session_service.errors import (
     StorageUnavailableError,
     TrimmedError,
 )
-from mongo_session_service.feed.subscription import Subscription
+from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.http import problems
+from mongo_session_service.http.reading_budget import PIECE, ReadingBudget, Reservation
 from mongo_session_service.http.shapes import StreamStart
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
@@ -50,8 +52,6 @@ _MUCH_LATER: Final = 60
 _FAREWELL: Final = 1.0
 """Seconds for a client to read the end of its stream when the server is shut down."""
 
-_PIECE: Final = 32_768
-"""Characters that are sent at once: a server holds so many for a client, or twice."""
 
 _NEVER: Final = 10**9
 """Seconds between comments of sse-starlette, which would cut into what is sent."""
@@ -73,12 +73,12 @@ class Frame(NamedTuple):
         """Encode it a piece at a time; its text is shared by all its readers."""
         named = "" if self.id is None else f"id: {self.id}\n"
         begin = f"event: {self.kind}\n{named}data: "
-        if len(self.data) < _PIECE:
+        if len(self.data) < PIECE:
             yield f"{begin}{self.data}\n\n".encode()
             return
         yield begin.encode()
-        for at in range(0, len(self.data), _PIECE):
-            yield self.data[at : at + _PIECE].encode()
+        for at in range(0, len(self.data), PIECE):
+            yield self.data[at : at + PIECE].encode()
         yield b"\n\n"
 
 
@@ -87,7 +87,7 @@ def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
     joined = b""
     for frame in frames:
         for piece in frame.pieces():
-            if joined and len(joined) + len(piece) > _PIECE:
+            if joined and len(joined) + len(piece) > PIECE:
                 yield joined
                 joined = b""
             joined += piece
@@ -105,7 +105,7 @@ class Outbox:
         self.is_due = asyncio.Event()
         """Set when there are frames, or a source has ended."""
 
-    async def fill(self, source: Content | Outlines) -> None:
+    async def fill(self, source: Source) -> None:
         """Hold what a source has, a piece at most, or one frame; until its end."""
         pace = Pace()
         try:
@@ -113,7 +113,7 @@ class Outbox:
                 await self._has_room.wait()
                 self._frames.append(frame)
                 self._size += len(frame.data)
-                if self._size >= _PIECE:
+                if self._size >= PIECE:
                     self._has_room.clear()
                 self.is_due.set()
                 await pace.keep()
@@ -132,21 +132,57 @@ class Content:
     """Everything that happens to one session."""
 
     def __init__(
-        self, subscription: Subscription, first: Change | None, start: Start
+        self, subscription: SessionSubscription, start: Start, budget: ReadingBudget
     ) -> None:
-        """Begin with a change that has no id: a client could not resume from it."""
-        self.subscription = subscription
-        self._first = first
+        self._subscription = subscription
         self._after_partial = start.after_partial
+        self._budget = budget
+        self._held: Reservation | None = None
+        self._page: deque[Frame] = deque()
+        """What was read of the session's history and not sent."""
+
+    async def begin(self, held: Reservation, first: Change | None) -> None:
+        """Begin with a change that has no id: a client could not resume from it."""
+        self._held = held
+        if first is not None:
+            self._page.append(Frame(first.kind, first.json_text))
+        await self._encode_page()
 
     async def next_frame(self) -> Frame | None:
         """Wait for what is to be sent next; None at the end."""
-        if self._first is not None:
-            change, self._first = self._first, None
-            return Frame(change.kind, change.json_text)
-        async for change in self.subscription:
-            return Frame(change.kind, change.json_text, self._id_of(change))
+        if self._held is not None:
+            self._held.shrink(each.data for each in self._page)
+        if self._page:
+            return self._page.popleft()
+        if not self._subscription.is_following:
+            self._held = await self._budget.reserve_page()
+        async for change in self._subscription:
+            self._page.append(self._frame_of(change))
+            await self._encode_page()
+            return self._page.popleft()
         return None
+
+    async def _encode_page(self) -> None:
+        """Keep of what was read from storage only the text."""
+        pace = Pace()
+        while self._subscription.has_page:
+            change = await anext(self._subscription, None)
+            if change is None:
+                break
+            self._page.append(self._frame_of(change))
+            await pace.keep()
+        if self._held is not None:
+            self._held.shrink(each.data for each in self._page)
+
+    def close(self) -> None:
+        """End it at once."""
+        self._subscription.close()
+        self._page.clear()
+        if self._held is not None:
+            self._held.release()
+
+    def _frame_of(self, change: Change) -> Frame:
+        return Frame(change.kind, change.json_text, self._id_of(change))
 
     def _id_of(self, change: Change) -> str | None:
         """The id by which a client resumes after a change, if it can."""
@@ -154,7 +190,7 @@ class Content:
             self._after_partial = (change.turn.epoch, change.turn_position)
         elif change.revision is None:
             return None
-        place = (self.subscription.last_revision, *(self._after_partial or ()))
+        place = (self._subscription.last_revision, *(self._after_partial or ()))
         return "-".join(map(str, place))
 
 
@@ -166,15 +202,19 @@ class Outlines:
         subscription: Subscription,
         is_shown: Callable[[Change], Awaitable[bool]],
     ) -> None:
-        self.subscription = subscription
+        self._subscription = subscription
+        self.close = subscription.close
         self._is_shown = is_shown
 
     async def next_frame(self) -> Frame | None:
         """Wait for what is to be sent next; None at the end."""
-        async for change in self.subscription:
+        async for change in self._subscription:
             if change.kind != "partial" and await self._is_shown(change):
                 return Frame(change.kind, change.outline_text)
         return None
+
+
+Source: TypeAlias = "Content | DeletedContent | Outlines"
 
 
 class Start(NamedTuple):
@@ -213,9 +253,9 @@ class Start(NamedTuple):
 
 
 async def open_content(
-    service: MongoSessionService, key: SessionKey, start: Start
+    service: MongoSessionService, key: SessionKey, start: Start, budget: ReadingBudget
 ) -> Content:
-    """Open the stream of a session.
+    """Open the stream of a session, and read what it begins with.
 
     A client that comes back from where the session has not come to begins anew.
 
@@ -231,20 +271,25 @@ async def open_content(
         after = log_begins if from_start else after_revision
         try:
             async with AsyncExitStack() as opening:
-                subscription = await opening.enter_async_context(
-                    service.watch(
-                        *key,
-                        after_revision=after,
-                        max_bytes=size,
-                        partials=partials,
-                        after_partial=after_partial,
-                    )
+                held = await budget.reserve_page()
+                opening.callback(held.release)
+                subscription = service.watch(
+                    *key,
+                    after_revision=after,
+                    max_bytes=size,
+                    partials=partials,
+                    after_partial=after_partial,
                 )
+                await opening.enter_async_context(subscription)
                 # After the subscription: if the session is recreated in between, the
                 # subscription delivers ``deleted``.
                 first = await _read_snapshot(service, key) if from_start else None
+                content = Content(
+                    cast("SessionSubscription", subscription), start, budget
+                )
+                await content.begin(held, first)
                 opening.pop_all()
-                return Content(subscription, first, start)
+                return content
         except InvalidInputError as error:
             if isinstance(error, TrimmedError) and from_start:
                 log_begins = error.log_begins
@@ -260,12 +305,23 @@ async def _read_snapshot(service: MongoSessionService, key: SessionKey) -> Chang
         return await anext(changes)
 
 
-def deleted_content(service: MongoSessionService, key: SessionKey) -> Content:
-    """Make the stream of a session that was deleted while its reader was away."""
-    subscription = service.watch(*key)
-    subscription.close()
-    gone = Change(kind="deleted", **key.id, time=time.get_time())
-    return Content(subscription, gone, Start())
+class DeletedContent:
+    """What is told of a session that was deleted while its reader was away."""
+
+    def __init__(self, key: SessionKey) -> None:
+        self._key: SessionKey | None = key
+
+    async def next_frame(self) -> Frame | None:
+        """Return the one change, then the end."""
+        if self._key is None:
+            return None
+        gone = Change(kind="deleted", **self._key.id, time=time.get_time())
+        self._key = None
+        return Frame(gone.kind, gone.json_text)
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        self._key = None
 
 
 class ChangeStream(EventSourceResponse):
@@ -276,7 +332,7 @@ class ChangeStream(EventSourceResponse):
 
     def __init__(
         self,
-        *sources: Content | Outlines,
+        *sources: Source,
         permit: Callable[[], Awaitable[None]],
         limits: Limits,
         headers: dict[str, str],
@@ -336,7 +392,7 @@ class ChangeStream(EventSourceResponse):
 
     def _close(self) -> None:
         for each in self._sources:
-            each.subscription.close()
+            each.close()
 
     async def _ask_again(self) -> None:
         """End the stream once its client may not read any more."""

@@ -49,13 +49,14 @@ from mongo_session_service.errors import (
 from mongo_session_service.http import problems, shapes
 from mongo_session_service.http.change_stream import (
     ChangeStream,
-    Content,
+    DeletedContent,
     Outlines,
+    Source,
     Start,
-    deleted_content,
     open_content,
 )
 from mongo_session_service.http.permission import Action, Authorize, Permission
+from mongo_session_service.http.reading_budget import HeldText, ReadingBudget
 from mongo_session_service.http.shapes import AppName, SessionId, UserId
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import SessionSummary
@@ -314,6 +315,9 @@ class SessionResources:
         self.permission = permission
         self.runner = runner
         self.limits = backend_of(service).limits
+        self.budget = ReadingBudget(
+            self.limits.http_held_bytes, self.limits.http_reading_bytes
+        )
 
     def router(self, query_parameters: Iterable[str]) -> APIRouter:
         """Make the routes; see :func:`sessions_router`."""
@@ -403,7 +407,9 @@ class SessionResources:
         await self.permission.require(request, key, "read")
         shown: list[str] = []
         size, has_more, pace = 0, False, Pace()
-        async with self.answering():
+        async with self.answering(), AsyncExitStack() as reading:
+            held = await self.budget.reserve_page()
+            reading.callback(held.release)
             found = self.service.iter_events(
                 **key.id,
                 after_revision=query.after_revision,
@@ -421,8 +427,10 @@ class SessionResources:
                     shown.append(public_view.json_text(fields))
                     size += len(shown[-1])
                     await pace.keep()
-        more = str(has_more).lower()
-        return text_response(f'{{"events":[{",".join(shown)}],"has_more":{more}}}')
+            more = str(has_more).lower()
+            text = f'{{"events":[{",".join(shown)}],"has_more":{more}}}'
+            reading.pop_all()
+        return HeldText(text, held, self.limits.http_unread_seconds)
 
     async def update_session(
         self,
@@ -520,7 +528,7 @@ class SessionResources:
         await permit()
         async with self.answering():
             actions = await self.permission.allowed_actions(request, key)
-            content = await open_content(self.service, key, start)
+            content = await open_content(self.service, key, start, self.budget)
         return self.stream_of(content, permit=permit, actions=actions)
 
     async def stream_user(
@@ -556,17 +564,19 @@ class SessionResources:
         await permit()
         actions = None
         async with self.answering(), AsyncExitStack() as opening:
-            sources: list[Content | Outlines] = [
+            sources: list[Source] = [
                 await self.open_outlines(scope, is_shown, opening, query.partials)
             ]
             if key is not None:
                 actions = await self.permission.allowed_actions(request, key)
                 try:
-                    sources.append(await open_content(self.service, key, start))
+                    sources.append(
+                        await open_content(self.service, key, start, self.budget)
+                    )
                 except SessionNotFoundError:
                     if not start.is_reconnect:
                         raise
-                    sources.append(deleted_content(self.service, key))
+                    sources.append(DeletedContent(key))
             opening.pop_all()
         return self.stream_of(*sources, permit=permit, actions=actions)
 
@@ -584,7 +594,7 @@ class SessionResources:
 
     def stream_of(
         self,
-        *sources: Content | Outlines,
+        *sources: Source,
         permit: Callable[[], Awaitable[None]],
         actions: list[Action] | None,
     ) -> ChangeStream:

@@ -104,6 +104,10 @@ class Limits:
     """Seconds after which a stream is ended whose reader takes nothing."""
     http_unread_bytes: int = 8_000_000
     """Bytes of changes that may wait for the reader of a stream."""
+    http_held_bytes: int = 64_000_000
+    """Bytes of history and of pages of events that are held at once for clients."""
+    http_reading_bytes: int = 32_000_000
+    """Bytes that count for a page while it is read: a reply, and events made of it."""
     http_page_bytes: int = 4_000_000
     """Characters of JSON after which a page of events ends."""
     prune_batch: int = 40

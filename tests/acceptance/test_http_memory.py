@@ -1,0 +1,105 @@
+"""How much a server holds for clients over HTTP that ask for much and read nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from google.adk.events import Event
+from google.genai import types
+from support.cli_runner import ENVIRONMENT, PATIENCE
+from support.http_paths import CHANGES, EVENTS, USER
+from support.subscriptions import SESSION
+
+from mongo_session_service import MongoSessionService
+
+pytestmark = [pytest.mark.release, pytest.mark.xdist_group("heavy")]
+
+LARGE = 10_000_000
+"""Characters of each event."""
+MOST = 200_000
+"""Kilobytes that a server may grow by."""
+
+
+@pytest.fixture
+def server(
+    mongodb_uri: str, database: str, tmp_path: Path
+) -> Iterator[subprocess.Popen[str]]:
+    """A server in a process of its own; its first line is its URL."""
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "support.reading_server", mongodb_uri, database],
+            cwd=Path(__file__).parents[1],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        yield process
+
+
+def memory(process: subprocess.Popen[str], kind: str) -> int:
+    """Kilobytes that it has now, VmRSS, or had at most, VmHWM."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.findall(rf"{kind}:\s+(\d+)", status)[0])
+
+
+def ask(url: str, path: str) -> socket.socket:
+    """A client that asks for something and reads nothing."""
+    address = urlsplit(url)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((address.hostname, address.port))
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+    return client
+
+
+async def test_readers_of_much_share_little_memory(
+    service: MongoSessionService, server: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """40 pages of 40 events of 10 MB, and 100 unread streams: others are answered."""
+    session = await service.create_session(**SESSION)
+    part = types.Part(text="x" * LARGE)
+    for _ in range(40):
+        event = Event(author="x", content=types.ModelContent(part))
+        await service.append_event(session, event)
+        session.events.clear()
+    assert server.stdout is not None
+    url = server.stdout.readline().strip()
+    before = memory(server, "VmRSS")
+    waits = []
+
+    async with httpx.AsyncClient(timeout=PATIENCE) as others:
+        with ExitStack() as clients:
+            for path in 40 * [EVENTS] + 100 * [f"{CHANGES}?history=all"]:
+                clients.enter_context(closing(ask(url, path)))
+            until = time.monotonic() + 15
+            while time.monotonic() < until:
+                began = time.monotonic()
+                answer = await others.get(f"{url}{USER}/sessions")
+                waits.append(time.monotonic() - began)
+                assert answer.status_code == 200
+                await asyncio.sleep(0.01)
+    grown = memory(server, "VmHWM") - before
+    await asyncio.to_thread(server.communicate)
+    said = (tmp_path / "log").read_text()
+
+    waits.sort()
+    assert grown < MOST
+    assert waits[len(waits) // 2] < 0.1
+    assert waits[-1] < 2.0  # while all connect at once
+    assert "ERROR" not in said
+    assert "Traceback" not in said
