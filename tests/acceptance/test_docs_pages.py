@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pytest
 from support.doc_blocks import OUTPUTS, Reader, blocks_of
@@ -13,21 +14,13 @@ PAGES = {
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if (blocks := blocks_of(page))
 }
-SLOW = {
-    "docs/guide/adk-tools.md",
-    "docs/guide/changing-keys.md",
-    "docs/guide/consumers.md",
-    "docs/guide/importing.md",
-    "docs/guide/memory.md",
-    "docs/guide/parallel-requests.md",
-    "docs/guide/second-writers.md",
-    "docs/guide/terminal.md",
-    "docs/guide/testing.md",
-    "docs/operations/backup.md",
-    "docs/operations/dockerfile.md",
-    "docs/operations/mongodb.md",
+FIRST: Final = {
+    "README.md",
+    "docs/getting-started.md",
+    "docs/guide/fastapi.md",
+    "docs/guide/live-turns.md",
 }
-"""They take seconds, mostly for processes of their own; other tests do the same."""
+"""The pages that newcomers read; the others run before a release."""
 
 MARKS = {"", "Fragment", "Example", *OUTPUTS}
 
@@ -37,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.release if page in SLOW else ())
+        pytest.param(page, marks=() if page in FIRST else pytest.mark.release)
         for page in PAGES
         if any(block.language in {"python", "console"} for block in PAGES[page])
     ],

@@ -41,13 +41,14 @@ Late = Callable[[int], bool]
 """Whether to cancel a point when its wait is over, not as it begins."""
 
 at_every_point = pytest.mark.parametrize(
-    "late",
+    ("late", "step"),
     [
-        pytest.param(lambda point: point % 2 == 0, id="alternating"),
-        pytest.param(lambda _: False, id="early", marks=pytest.mark.release),
-        pytest.param(lambda _: True, id="late", marks=pytest.mark.release),
+        pytest.param(lambda point: point % 2 == 0, 3, id="alternating"),
+        pytest.param(lambda _: False, 1, id="early", marks=pytest.mark.release),
+        pytest.param(lambda _: True, 1, id="late", marks=pytest.mark.release),
     ],
 )
+"""At each third point, and before a release at all of them."""
 
 
 SHORT = pytest.mark.limits(page_events=2, reply_documents=2)
@@ -80,11 +81,11 @@ async def world(
 
 
 async def cancel_at_every_point(
-    world: World, admin: MongoClient, case: Case, *, late: Late
+    world: World, admin: MongoClient, case: Case, *, late: Late, step: int
 ) -> None:
-    """Have a call cancelled wherever it waits, and check what there is afterwards."""
+    """Have a call cancelled where it waits, and check what there is afterwards."""
     strays: set[int] = set()
-    for point in itertools.count(1):
+    for point in itertools.count(1, step):
         for _ in range(ATTEMPTS):
             was_cancelled = await cancel(world, admin, case, point, late=late(point))
             left = cursors(admin, world.database) - strays
@@ -121,22 +122,28 @@ async def test_a_write_cancelled_at_every_point(
     subtests: pytest.Subtests,
     *,
     late: Late,
+    step: int,
 ) -> None:
     """It is done or not done, which can be told, and what comes next works."""
     for case in WRITES:
         with subtests.test(case.what, how=case.prepare.__name__):
-            await cancel_at_every_point(world, admin, case, late=late)
+            await cancel_at_every_point(world, admin, case, late=late, step=step)
 
 
 @at_every_point
 @SHORT
 async def test_a_read_cancelled_at_every_point(
-    world: World, admin: MongoClient, subtests: pytest.Subtests, *, late: Late
+    world: World,
+    admin: MongoClient,
+    subtests: pytest.Subtests,
+    *,
+    late: Late,
+    step: int,
 ) -> None:
     """No cursor is left on the server, however many replies the read would take."""
     for case in READS:
         with subtests.test(case.what, how=case.prepare.__name__):
-            await cancel_at_every_point(world, admin, case, late=late)
+            await cancel_at_every_point(world, admin, case, late=late, step=step)
 
 
 @SHORT
@@ -147,18 +154,23 @@ async def test_a_read_of_any_member_cancelled_at_every_point(
     """It leaves no cursor where it read, which need not be the primary."""
     for case in ANYWHERE:
         with subtests.test(case.what):
-            await cancel_at_every_point(world, admin, case, late=lambda _: True)
+            await cancel_at_every_point(world, admin, case, late=lambda _: True, step=1)
 
 
 @at_every_point
 async def test_following_cancelled_at_every_point(
-    world: World, admin: MongoClient, subtests: pytest.Subtests, *, late: Late
+    world: World,
+    admin: MongoClient,
+    subtests: pytest.Subtests,
+    *,
+    late: Late,
+    step: int,
 ) -> None:
     """Who goes on is told all that is left, once."""
     async with world.service.watch("nobody"):
         for case in FOLLOWERS:
             with subtests.test(case.what, how=case.prepare.__name__):
-                await cancel_at_every_point(world, admin, case, late=late)
+                await cancel_at_every_point(world, admin, case, late=late, step=step)
 
 
 @pytest.mark.limits(lease_seconds=3 * PATIENCE)
@@ -169,9 +181,10 @@ async def test_consuming_cancelled_at_every_point(
     subtests: pytest.Subtests,
     *,
     late: Late,
+    step: int,
 ) -> None:
     """What was committed is not told again, all else is, and the name is free."""
     # Who is cancelled lets go of it: whoever waited for its end would wait too long.
     for case in CONSUMERS:
         with subtests.test(case.what, how=case.prepare.__name__):
-            await cancel_at_every_point(world, admin, case, late=late)
+            await cancel_at_every_point(world, admin, case, late=late, step=step)
