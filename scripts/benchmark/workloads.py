@@ -19,6 +19,8 @@ from benchmark.figures import Sample, WrongError, sample_calls, sampled, time_ca
 
 USER = "user"
 READ_BACK = 20
+LISTED = 10_000
+ITEMS = [f"item-{number}" for number in range(2 * LISTED)]
 MOST_APPENDS = 4000
 """In one round."""
 TEXT = (
@@ -77,6 +79,8 @@ class Workload:
 class Append(Workload):
     """Appends to some sessions at once, each session's one after the other."""
 
+    most = MOST_APPENDS
+
     def __init__(
         self,
         name: str,
@@ -125,7 +129,7 @@ class Append(Workload):
 
     @override
     async def sample(self, seconds: float) -> Sample:
-        wanted = min(self._per_second * seconds, MOST_APPENDS)
+        wanted = min(self._per_second * seconds, self.most)
         each = max(1, math.ceil(wanted / self.at_once))
         lanes = [self._lane(index, each) for index in range(self.at_once)]
         sample = await self.contestant.append(lanes)
@@ -178,6 +182,19 @@ class AppendSharedState(Append):
     @override
     def delta(self, index: int, turn: int) -> dict[str, Any]:
         return {"turn": turn, f"app:key-{index}": turn, f"user:key-{index}": turn}
+
+
+class AppendGrowingList(Append):
+    """Appends that each add an item to a list in state, as a nested write does.
+
+    ADK has seen that the list is another, and its delta is all of it.
+    """
+
+    most = 200  # events that are kept in memory, or read back, have all of it too
+
+    @override
+    def delta(self, index: int, turn: int) -> dict[str, Any]:
+        return {"items": ITEMS[: LISTED + turn]}
 
 
 class Get(Workload):
@@ -337,6 +354,7 @@ def make_workloads() -> dict[str, Workload]:
         AppendSharedState(shared, "/s", at_once=16),
         Append("append, 1 MB state", state_bytes=1_000_000),
         Append("append, 10,000 events", events=10_000, is_heavy=True),
+        AppendGrowingList("append a list of 10,000"),
         Get("get none of 500", 500, 0),
         Get("get last 20 of 500", 500, 20),
         Get("get last 20 of 10,000", 10_000, 20, is_heavy=True),
