@@ -247,6 +247,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "event_ids": objects | texts,
     "replacement": texts,
     "forks": objects | texts,
+    "until_caught_up": objects | texts,
     "newest_first": objects | texts,
     "with_state": objects | texts,
     "rewound": objects | texts,
