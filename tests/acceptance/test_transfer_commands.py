@@ -165,7 +165,7 @@ def test_a_group_alone_shows_its_help(group: str) -> None:
         (["adk-mongodb", "secret"], "MongoDB URI cannot be used"),
         (["jsonl", "/nowhere.jsonl"], "No such file"),
         (["jsonl", __file__], "Line 1: this is not a file of exported sessions"),
-        (["sqlite", "{empty}"], "holds no sessions"),
+        (["sqlite", "{empty}"], "does not hold the tables"),
         (["sql", "sqlite:///{empty}"], "holds no ADK sessions"),
     ],
 )
