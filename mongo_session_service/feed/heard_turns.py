@@ -70,8 +70,9 @@ class HeardTurns:
             return True
         if change.kind == "partial":
             return heard is not None and heard.admit(change)
-        if change.turn.epoch > epoch and change.turn.status == "running":
+        status = change.turn.status
+        if change.turn.epoch > epoch and status == "running":
             self._running[key] = (change.turn.epoch, HeardTurn())
-        elif change.turn.epoch == epoch and change.turn.status != "stopping":
+        elif change.turn.epoch == epoch and status not in {"running", "stopping"}:
             del self._running[key]
         return True

@@ -21,7 +21,7 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.transfer import export_file
 from mongo_session_service.transfer.source_items import SessionHeader
 
-SESSIONS = 4
+SESSIONS = 8
 EVENTS = 1_100
 """Of each session: more than are written at once."""
 PIPED = 1_500
