@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from mongo_session_service.cli import terminal
+from mongo_session_service.cli.options import StderrHandler
 from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.consumers.handler import Handler
 
@@ -25,10 +26,18 @@ _TOUCH_SECONDS: Final = 1.0
 def log_with_times() -> None:
     """Log with times to stderr, as services do; -v adds details, and -q leaves out."""
     level = "DEBUG" if terminal.is_told("verbose") else "INFO"
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    library = logging.getLogger("mongo_session_service")
-    library.handlers.clear()  # that of -v would show all of it once more
+    root, library = logging.getLogger(), logging.getLogger("mongo_session_service")
+    shown, before = logging.StreamHandler(), library.level
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    shown.setFormatter(logging.Formatter(form))
+    root.addHandler(shown)
+    for each in [*library.handlers]:
+        if isinstance(each, StderrHandler):  # that of -v would show it once more
+            library.removeHandler(each)
     library.setLevel("WARNING" if terminal.is_told("quiet") else level)
+    context = click.get_current_context()
+    context.call_on_close(lambda: root.removeHandler(shown))
+    context.call_on_close(lambda: library.setLevel(before))
 
 
 async def run_until_signal(

@@ -71,7 +71,7 @@ def _keep_given(context: click.Context, parameter: click.Parameter, value: Any) 
         keep_option(context, str(parameter.name), value)
 
 
-class _StderrHandler(logging.Handler):
+class StderrHandler(logging.Handler):
     """Shows what the library logs, a line each."""
 
     @override
@@ -84,7 +84,7 @@ def _show_log(context: click.Context, _: click.Parameter, is_wanted: bool) -> No
     if not is_wanted:
         return
     keep_option(context, "verbose", value=True)
-    library, handler = logging.getLogger("mongo_session_service"), _StderrHandler()
+    library, handler = logging.getLogger("mongo_session_service"), StderrHandler()
     level = library.level
     library.addHandler(handler)
     library.setLevel(logging.DEBUG)
