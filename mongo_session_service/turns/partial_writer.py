@@ -54,9 +54,6 @@ class PartialQueue:
         self._number = round(turn.since.timestamp() * 1000) * 1000
         self._has_failed = False
 
-    def __len__(self) -> int:
-        return len(self._noted) + len(self._said)
-
     def add_event(self, event: Event) -> None:
         """Add a partial event."""
         self._said.add_event(event)
@@ -154,7 +151,7 @@ class PartialWriter:
 async def announce_abandoned(
     connection: Connection, key: SessionKey, epoch: int, time: datetime
 ) -> None:
-    """Have those who follow a turn receive that its process has died.
+    """Have those who follow a turn receive that its process has died, if possible.
 
     Args:
         connection: Where to write.
@@ -163,12 +160,14 @@ async def announce_abandoned(
         time: When that was noticed, by the server's clock.
     """
     said = queries.routed(connection, queries.partials_of_turn(key, epoch))
-    last = await connection.partials.find_one(said, sort=[("_id", -1)])
-    if last is not None:  # else nobody has followed it for long
-        turn = decode_turn(last)._replace(status="abandoned")
-        number = last["_id"]["n"] + 1
-        document = partial_document(turn, number, time, None, connection.hooks)
-        await _insert(connection, [document])
+    # The turn is taken over all the same, also by a user who may not read partials.
+    with suppress(PyMongoError):
+        last = await connection.partials.find_one(said, sort=[("_id", -1)])
+        if last is not None:  # else nobody has followed it for long
+            turn = decode_turn(last)._replace(status="abandoned")
+            number = last["_id"]["n"] + 1
+            document = partial_document(turn, number, time, None, connection.hooks)
+            await _insert(connection, [document])
 
 
 async def _insert(connection: Connection, documents: list[Document]) -> None:
