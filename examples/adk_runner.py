@@ -8,9 +8,9 @@ import os
 
 from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
-from google.adk.tools import ToolContext
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from scripted_model import ScriptedModel
+from scripted_model import ScriptedModel, text_of
 
 from mongo_session_service import MongoSessionService
 
@@ -46,10 +46,11 @@ async def main() -> None:
                 user_id=USER, session_id=SESSION, new_message=types.UserContent(text)
             ):
                 if event.is_final_response():
-                    print(f"agent: {event.content.parts[0].text}")
+                    print(f"agent: {text_of(event.content)}")
         session = await service.get_session(
             app_name=APP, user_id=USER, session_id=SESSION
         )
+        assert session
         print(f"Events stored: {len(session.events)}. State: {session.state}")
 
 

@@ -18,7 +18,7 @@ from mongo_session_service import MongoSessionService, Subject
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 KEY_FILE = Path(os.environ.get("SESSION_KEY_FILE", "session.key"))
-KEY = {"app_name": "clinic", "user_id": "ada", "session_id": "visit"}
+KEY: dict[str, Any] = {"app_name": "clinic", "user_id": "ada", "session_id": "visit"}
 
 
 def kept_key() -> bytes:
@@ -55,12 +55,13 @@ async def main() -> None:
         event = Event(author="nurse", actions=EventActions(state_delta=delta))
         await service.append_event(session, event)
         found = await service.get_session(**KEY)
-        print("The app reads:", found.state)
+        print("The app reads:", found and found.state)
 
-        async with AsyncMongoClient(URI) as client:
+        client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(URI)
+        async with client:
             sessions = client[service.database_name]["sealed_sessions"]
-            stored = await sessions.find_one({"_id.session_id": "visit"})
-            print("MongoDB holds:", str(stored["state"]["diagnosis"])[:40], "...")
+            async for stored in sessions.find({"_id.session_id": "visit"}):
+                print("MongoDB holds:", str(stored["state"]["diagnosis"])[:40], "...")
 
 
 if __name__ == "__main__":

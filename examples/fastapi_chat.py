@@ -15,7 +15,7 @@ from fastapi.responses import FileResponse
 from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
 from google.genai import types
-from scripted_model import ScriptedModel
+from scripted_model import ScriptedModel, text_of
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.http import add_error_handlers, sessions_router
@@ -81,8 +81,8 @@ async def send(user: User, session_id: str, text: Text) -> dict[str, Any]:
     async for event in runner.run_async(
         user_id=user, session_id=session_id, new_message=types.UserContent(text)
     ):
-        if event.is_final_response() and event.content:
-            answer = event.content.parts[0].text or ""
+        if event.is_final_response():
+            answer = text_of(event.content)
     return {"answer": answer}
 
 

@@ -5,7 +5,7 @@ import os
 
 from google.adk.events import Event, EventActions
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, SessionKey
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
 
@@ -18,9 +18,9 @@ async def main() -> None:
             actions = EventActions(state_delta={"city": city})
             await service.append_event(session, Event(author="me", actions=actions))
 
-        key = {"app_name": "plans", "user_id": "ada", "session_id": session.id}
+        key = SessionKey("plans", "ada", session.id).id
         past = await service.get_session_at(**key, revision=2)
-        print("after two events:", past.state)
+        print("after two events:", past and past.state)
 
         fork = await service.fork_session(**key, at_revision=1)
         actions = EventActions(state_delta={"city": "Porto"})

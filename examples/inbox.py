@@ -16,9 +16,9 @@ from fastapi import Body, FastAPI
 from fastapi.responses import FileResponse, StreamingResponse
 from google.adk.agents import LlmAgent
 from google.adk.runners import Runner
-from google.adk.tools import FunctionTool
+from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
-from scripted_model import ScriptedModel
+from scripted_model import ScriptedModel, text_of
 
 from mongo_session_service import MongoSessionService
 
@@ -58,15 +58,16 @@ async def inbox() -> list[dict[str, Any]]:
     waiting = []
     found = await service.find_sessions(app_name=APP, waiting=True, with_state=False)
     for session in found.sessions:
-        key = {"user_id": session.user_id, "session_id": session.id}
+        key: dict[str, Any] = {"user_id": session.user_id, "session_id": session.id}
         for call in session.waiting:
             log = service.iter_events(
                 app_name=APP, **key, after_revision=call.revision - 1, limit=1
             )
             async for _, event in log:
                 calls = {each.id: each.args for each in event.get_function_calls()}
-                asked = calls[call.call_id]["originalFunctionCall"]["args"]
-                waiting.append({**key, "call_id": call.call_id, "asked": asked})
+                asked = calls[call.call_id] or {}
+                args = asked["originalFunctionCall"]["args"]
+                waiting.append({**key, "call_id": call.call_id, "asked": args})
     return waiting
 
 
@@ -96,7 +97,7 @@ async def order(user_id: Text, text: Text) -> None:
 @app.post("/answers")
 async def answer(
     user_id: Text, session_id: Text, call_id: Text, confirmed: Annotated[bool, Body()]
-) -> str | None:
+) -> str:
     """Answers a call; the agent goes on, and what it says is returned."""
     response = types.FunctionResponse(
         id=call_id, name="adk_request_confirmation", response={"confirmed": confirmed}
@@ -105,7 +106,7 @@ async def answer(
     running = await service.start_turn(
         runner, user_id=user_id, session_id=session_id, new_message=message
     )
-    return (await running.result())[-1].content.parts[0].text
+    return text_of((await running.result())[-1].content)
 
 
 if __name__ == "__main__":

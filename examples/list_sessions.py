@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+from typing import Any
 
 from mongo_session_service import MongoSessionService
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
-ADA = {"app_name": "trips", "user_id": "ada"}
+ADA: dict[str, Any] = {"app_name": "trips", "user_id": "ada"}
 CITIES = ("Turin", "Lisbon", "Oslo")
 
 

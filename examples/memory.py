@@ -7,6 +7,7 @@ begins with the whole log, so a second run remembers what was said in the first.
 import asyncio
 import os
 import uuid
+from typing import Any
 
 from google.adk.events import Event
 from google.adk.memory import InMemoryMemoryService
@@ -16,7 +17,7 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.memory import remember
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
-ADA = {"app_name": "memory", "user_id": "ada"}
+ADA: dict[str, Any] = {"app_name": "memory", "user_id": "ada"}
 TURN = [("user", "I live in Lisbon."), ("assistant", "Good to know!")]
 
 

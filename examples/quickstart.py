@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+from typing import Any
 
 from google.adk.events import Event, EventActions
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import MongoSessionService, StorageUnavailableError
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
-KEY = {"app_name": "quickstart", "user_id": "ada", "session_id": "monday"}
+KEY: dict[str, Any] = {"app_name": "quickstart", "user_id": "ada", "session_id": "one"}
 
 
 async def main() -> None:
@@ -22,4 +23,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except StorageUnavailableError as error:
+        raise SystemExit(f"{error}") from None

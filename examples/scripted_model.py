@@ -4,7 +4,9 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 
-from google.adk.models import BaseLlm, LlmRequest, LlmResponse
+from google.adk.models import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 # Without a count of tokens, ADK logs a warning at each answer.
@@ -24,25 +26,27 @@ class ScriptedModel(BaseLlm):
         stream: bool = False,  # ADK's signature
     ) -> AsyncGenerator[LlmResponse, None]:
         """Answer as a model would, to exactly what ADK would send to one."""
-        latest = llm_request.contents[-1].parts[-1]
-        if latest.function_response:
-            response = latest.function_response.response
+        latest = llm_request.contents[-1]
+        [*_, given] = latest.parts or []
+        if given.function_response:
+            response = given.function_response.response or {}
             part = types.Part(text=response.get("result") or response["error"])
-        elif named := re.search(r"live in (\w+)", latest.text):
+        elif named := re.search(r"live in (\w+)", text_of(latest)):
             args = {"city": named[1]}
             part = types.Part.from_function_call(name="remember_city", args=args)
-        elif ordered := re.match(r"Order (.+)", latest.text):
+        elif ordered := re.match(r"Order (.+)", text_of(latest)):
             args = {"order": ordered[1]}
             part = types.Part.from_function_call(name="ship", args=args)
         else:
-            asked = [c for c in llm_request.contents if c.role == "user" and is_text(c)]
+            asked = [c for c in llm_request.contents if c.role == "user" and text_of(c)]
             part = types.Part(text=f"This is message {len(asked)} of this session.")
         content = types.Content(role="model", parts=[part])
         yield LlmResponse(content=content, usage_metadata=NO_TOKENS)
 
 
-def is_text(content: types.Content) -> bool:
-    return any(part.text for part in content.parts)
+def text_of(content: types.Content | None) -> str:
+    parts = content.parts if content else None
+    return "".join(part.text or "" for part in parts or [])
 
 
 class CountingModel(BaseLlm):
@@ -56,7 +60,7 @@ class CountingModel(BaseLlm):
         stream: bool = False,  # ADK's signature
     ) -> AsyncGenerator[LlmResponse, None]:
         """Stream the answer as a model would: piece by piece, and then the whole."""
-        asked = re.findall(r"\d+", llm_request.contents[-1].parts[-1].text)
+        asked = re.findall(r"\d+", text_of(llm_request.contents[-1]))
         numbers = [f"{number} " for number in range(1, int([*asked, 10][0]) + 1)]
         for text in numbers:
             yield LlmResponse(content=types.ModelContent(text), partial=True)

@@ -7,24 +7,27 @@ default, the agent's turn would end with a ``StaleSessionError``.
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from google.adk.agents import LlmAgent
 from google.adk.events import Event, EventActions
-from google.adk.models import LlmRequest, LlmResponse
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import Runner
 from google.genai import types
-from scripted_model import ScriptedModel
+from scripted_model import ScriptedModel, text_of
 
 from mongo_session_service import MongoSessionService
 
 URI = os.environ.get("MONGODB_URI", "mongodb://127.0.0.1:27017/adk?replicaSet=rs0")
-KEY = {"app_name": "shop", "user_id": "ada", "session_id": "order"}
+KEY: dict[str, Any] = {"app_name": "shop", "user_id": "ada", "session_id": "order"}
 
 
 async def on_payment() -> None:
     """Note a payment, as the callback of a payment provider does in its own process."""
     async with MongoSessionService(URI, on_conflict="rebase") as service:
         session = await service.get_session(**KEY)
+        assert session, "The agent is answering in it."
         actions = EventActions(state_delta={"is_paid": True})
         await service.append_event(session, Event(author="payments", actions=actions))
 
@@ -53,8 +56,9 @@ async def main() -> None:
         async for event in runner.run_async(
             user_id=KEY["user_id"], session_id=KEY["session_id"], new_message=message
         ):
-            print("the agent answers:", event.content.parts[0].text)
+            print("the agent answers:", text_of(event.content))
         session = await service.get_session(**KEY)
+        assert session
         print([event.author for event in session.events[-3:]], session.state)
 
 

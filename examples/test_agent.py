@@ -31,4 +31,4 @@ async def city_after(text: str, uri: str) -> str:
         ):
             pass
         state = await service.get_user_state(app_name="travel", user_id="ada")
-        return state["city"]
+        return str(state["city"])

@@ -35,6 +35,7 @@ from mongo_session_service.driver.server_clock import ServerClock
 from mongo_session_service.driver.translation import FOREIGN_LOOP
 from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.maintenance.sweep import Sweep, SweepSchedule
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.schema.indexes import EVENT_ONCE, Index
 from mongo_session_service.schema.setup import create_index, is_undone, set_up
@@ -42,7 +43,6 @@ from mongo_session_service.sessions.batch import BatchStore
 from mongo_session_service.sessions.read_cache import ReadCache
 from mongo_session_service.sessions.rebase import Rebaser
 from mongo_session_service.sessions.store import SessionStore
-from mongo_session_service.sessions.sweep import Sweep, SweepSchedule
 from mongo_session_service.sessions.writer import MAX_TRANSACTIONS, Writer
 
 
@@ -56,7 +56,7 @@ class Backend:
     rebaser: Rebaser
     sweep: Sweep
     client_sessions: ClientSessions
-    """Those of its writer's transactions."""
+    """The client sessions of its writer's transactions."""
     keeper: AsyncGenerator[None, None] | None
     """Closes the client; None if that is borrowed."""
 
@@ -65,8 +65,8 @@ class BackendCall:
     """A call of a service: holds the running loop's backend, set up on first use.
 
     On leaving, the driver's errors become this package's, and a cancellation that the
-    driver has swallowed is raised. Every call goes through it. So it is a
-    class, where a generator for each concern would take four times as long.
+    driver has swallowed is raised. It is a class since every call goes through it: a
+    generator for each concern would take four times as long.
     """
 
     __slots__ = ("_backend", "_backends", "_sets_up", "_swallowed")
@@ -150,7 +150,7 @@ class Backends:
 
     @property
     def limits(self) -> Limits:
-        """What the service works with."""
+        """The limits of the service."""
         return self._settings.limits
 
     def call(self, *, sets_up: bool = True) -> BackendCall:
@@ -182,7 +182,7 @@ class Backends:
             if not self.clock.is_known:  # it was set up by another process
                 async with entry.connection.call():
                     await entry.connection.ask_time()
-            entry.sweep.start()
+            entry.sweep.start_timer()
         entry.connection.has_event_index = EVENT_ONCE.name not in self._missing
         return entry
 
@@ -315,23 +315,25 @@ def _start_closing(entry: Backend) -> None:
 
 
 async def _close_backend(entry: Backend) -> None:
-    """Close a client in its own loop, after the writes that are under way."""
     try:
-        await entry.sweep.stop()
-        await entry.writer.settled()
-        await entry.client_sessions.end_all()
+        await _finish_writes(entry)
     finally:
         if entry.keeper is not None:
             await entry.keeper.aclose()
+
+
+async def _finish_writes(entry: Backend) -> None:
+    """Finish what is under way, for which the client is needed."""
+    await entry.sweep.stop()
+    await entry.writer.settled()
+    await entry.client_sessions.end_all()
 
 
 async def _close_elsewhere(entry: Backend, loop: asyncio.AbstractEventLoop) -> None:
     """Close a client in its own loop, which may be ending: then its keeper does it."""
 
     async def close() -> None:
-        await entry.sweep.stop()
-        await entry.writer.settled()
-        await entry.client_sessions.end_all()
+        await _finish_writes(entry)
         if entry.keeper is not None:
             await entry.connection.client.close()
 

@@ -147,12 +147,12 @@ class _Log:
         self.key = key
 
     async def due(self, revision: int, event: Event) -> list[Event]:
-        """What an event makes due: its turn, itself, or nothing; the oldest first.
+        """Find the events that one makes due: its turn, itself, or none; oldest first.
 
-        Nothing as well if the session is no longer stored.
+        None as well if the session is no longer stored.
         """
         is_ending = _is_ending(event)
-        if _is_message(event) or not (is_ending or event.invocation_id):
+        if _is_user_message(event) or not (is_ending or event.invocation_id):
             return []
         turn: list[Event] = []
         is_begun, gap = False, 0
@@ -164,7 +164,7 @@ class _Log:
                 continue
             if turn and _is_ending(each):
                 return _after_ending(turn[::-1])
-            is_begun, gap = is_begun or _is_message(each), 0
+            is_begun, gap = is_begun or _is_user_message(each), 0
             if is_begun and not is_ending:
                 return []
             turn.append(each)
@@ -177,7 +177,7 @@ class _Log:
         """
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
-        at = await self._connection.retry(snapshots.now, self._connection)
+        at = await self._connection.retry(snapshots.latest_time, self._connection)
         wanted = LogRange(before=revision + 1, newest_first=True, page_events=_PAGE)
         is_first = True
         with suppress(SessionNotFoundError):
@@ -217,25 +217,25 @@ class _Log:
         return documents.decode_event(document, self._connection.hooks)
 
 
-def _is_message(event: Event) -> bool:
-    """Whether it waits for a response: what the user says, but no tool's response."""
+def _is_user_message(event: Event) -> bool:
+    """Tell whether an event is the user's own, and no response of a tool."""
     return event.author == "user" and not event.get_function_responses()
 
 
 def _is_ending(event: Event) -> bool:
-    """Whether a turn ends with it: a final response, not a mere change of state."""
+    """Tell whether a turn ends with it: a final response, not a mere state change."""
     says = event.content is not None and bool(event.content.parts)
     is_response = says or bool(event.error_code) or event.output is not None
     return event.author != "user" and is_response and event.is_final_response()
 
 
 def _after_ending(events: list[Event]) -> list[Event]:
-    """What the last of an invocation's events after an ending makes due.
+    """Return the events that the last one makes due, after an earlier ending.
 
     Up to the user's next message each has followed by itself. Events without an
     invocation id follow nothing: they would all be of one turn.
     """
     if not events[-1].invocation_id:
         return events
-    begun = (n for n, each in enumerate(events) if _is_message(each))
+    begun = (n for n, each in enumerate(events) if _is_user_message(each))
     return events[next(begun, len(events) - 1) :]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_args
 
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
@@ -27,7 +27,7 @@ from google.adk.sessions.session import Session
 from typing_extensions import override
 
 from mongo_session_service._public import public
-from mongo_session_service.backend import Backend, BackendCall, Backends
+from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
@@ -37,7 +37,6 @@ from mongo_session_service.codec.adk_session import (
     to_session,
 )
 from mongo_session_service.codec.hooks import Hook, Hooks
-from mongo_session_service.consumers import erasure
 from mongo_session_service.consumers.consumer import Consumer
 from mongo_session_service.consumers.leased_reader import (
     ConsumerSettings,
@@ -45,12 +44,10 @@ from mongo_session_service.consumers.leased_reader import (
     Start,
 )
 from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
-from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.driver.translation import (
-    reporting_partial_removal,
     reporting_stored_unread,
 )
 from mongo_session_service.driver.uri import ConnectionSettings
@@ -65,8 +62,12 @@ from mongo_session_service.errors import (
 from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
+from mongo_session_service.maintenance import pruning, redaction, trim
+from mongo_session_service.maintenance.details import update_details
+from mongo_session_service.maintenance.erasure import erase_owner
+from mongo_session_service.maintenance.fork import copy_session
 from mongo_session_service.model import metadata, validation
-from mongo_session_service.model.limits import DEFAULT
+from mongo_session_service.model.limits import DEFAULT, Limits
 from mongo_session_service.model.metadata import NOT_GIVEN, NotGiven
 from mongo_session_service.model.records import (
     Document,
@@ -91,19 +92,17 @@ from mongo_session_service.sessions import (
     deletion,
     event_log,
     history,
-    pruning,
-    queries,
-    redaction,
     rewinds,
     search,
-    trim,
 )
-from mongo_session_service.sessions.details import update_details
-from mongo_session_service.sessions.fork import copy_session
 from mongo_session_service.sessions.rebase import Rebased
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns import tickets, turn_status
-from mongo_session_service.turns.running_turns import RunningTurn, RunningTurns
+from mongo_session_service.turns.running_turns import (
+    RunArguments,
+    RunningTurn,
+    RunningTurns,
+)
 from mongo_session_service.turns.seals import with_reason
 from mongo_session_service.turns.turn import Turn, Turns
 
@@ -113,6 +112,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 State = dict[str, Any]
+
+
+class RegistryArguments(TypedDict, total=False):
+    """Arguments that are no user's: of ADK's service registry, and of tests."""
+
+    agents_dir: str
+    _limits: Limits
 
 
 class ListedPage(ListSessionsResponse):
@@ -134,9 +140,12 @@ class MongoSessionService(BaseSessionService):
     are empty or longer than 4,096 bytes, ``ConfigurationError``,
     ``SchemaVersionError``, ``StorageError`` and its ``StorageUnavailableError``. A
     write that raises was not done, unless it raises ``UnknownOutcomeError``. The
-    documentation has a table of errors. As in ADK's own services, ``get_session``,
-    ``list_sessions``, ``get_user_state`` and ``delete_session`` accept any string as an
-    id, and find nothing under one that cannot be stored.
+    documentation has a table of errors.
+
+    ``app_name``, ``user_id`` and ``session_id`` name a session; white space around its
+    id is left out. As in ADK's own services, ``get_session``, ``list_sessions``,
+    ``get_user_state`` and ``delete_session`` accept any string as an id, and find
+    nothing under one that cannot be stored.
     """
 
     def __init__(
@@ -152,7 +161,7 @@ class MongoSessionService(BaseSessionService):
         after_load: Hook | None = None,
         default_ttl: float | timedelta | str | None = None,
         read_cache_bytes: int = 64_000_000,
-        **adk_kwargs: Any,
+        **adk_kwargs: Unpack[RegistryArguments],
     ) -> None:
         """Connects to nothing yet.
 
@@ -208,7 +217,7 @@ class MongoSessionService(BaseSessionService):
         limit = _check_bytes("read_cache_bytes", read_cache_bytes)
         self._backends = Backends(uri, client, settings, limit)
         closer = None if uri is None else self._backends.close_here
-        self._feed = Feed(self._backend, closer, limits)
+        self._feed = Feed(self._backends.call, closer, limits)
         self._lease_renewer = LeaseRenewer()
         self._turns = Turns(self._backends, self._lease_renewer, self.database_name)
         self._running_turns = RunningTurns(self._backends)
@@ -224,10 +233,9 @@ class MongoSessionService(BaseSessionService):
         Args:
             index: An index to create as well: ``activity`` lets ``find_sessions`` list
                 the sessions of an app by their last update. Appends take longer with
-                it, see the decisions on the write path.
+                it: docs/decisions/write-path.md.
 
         Raises:
-            InvalidInputError: there is no such index.
             ConfigurationError: the server is too old, or not a replica set.
             SchemaVersionError: the data was written by a newer release.
         """
@@ -310,8 +318,6 @@ class MongoSessionService(BaseSessionService):
         ADK's REST API passes on the arguments after ``session_id`` from ``options``.
 
         Args:
-            app_name: The app.
-            user_id: The user.
             state: The initial state, keys prefixed by scope; ``temp:`` is dropped.
             session_id: The session's id, stripped; generated if blank or None.
             title: What people call it, up to 1,000 characters; by default the display
@@ -339,7 +345,7 @@ class MongoSessionService(BaseSessionService):
         details = metadata.new_details(named, labels, ttl, expire_time, today)
         initial = {} if state is None else state
         new = documents.encode_new_session(key, initial, now, self._hooks, details)
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             reading = backend.store.read_shared_state(key)
             now = backend.connection.clock.now()
             new = replace(new, details=new.details.renewed(now))
@@ -364,9 +370,6 @@ class MongoSessionService(BaseSessionService):
         """Returns a session as it is at one point in time, or None.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             config: Which events to load: at most the ``num_recent_events`` latest, and
                 of these the ones at or after ``after_timestamp``. All by default.
         """
@@ -374,7 +377,7 @@ class MongoSessionService(BaseSessionService):
         config = validation.check_config(config)
         if key is None:
             return None
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             stored = await backend.store.load_session(key, config)
         return to_session(stored) if stored else None
 
@@ -394,7 +397,6 @@ class MongoSessionService(BaseSessionService):
         that another tool has damaged is left out, with a warning that names it.
 
         Args:
-            app_name: The app.
             user_id: Only this user's.
             page_size: How many to return at most, up to 1,000; by default all. Pages
                 are in the order of creation, the newest first, and the response has a
@@ -402,8 +404,7 @@ class MongoSessionService(BaseSessionService):
             page_token: The ``next_page_token`` of the page before.
 
         Raises:
-            InvalidInputError: an argument is invalid, or the token is not one of this
-                list.
+            InvalidInputError: the token is not one of this list.
         """
         if page_size is not None:
             search.check_limit(page_size, "page_size")
@@ -421,7 +422,7 @@ class MongoSessionService(BaseSessionService):
                 sessions=[*map(_listed, page.sessions)],
                 next_page_token=page.next_page_token,
             )
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             stored = await backend.store.list_sessions(app, user)
             sessions = await in_slices(map(to_session, stored))
         # Validating what was built here would take 0.1 ms for 500.
@@ -434,7 +435,7 @@ class MongoSessionService(BaseSessionService):
         app, user = lookup_id("app_name", app_name), lookup_id("user_id", user_id)
         if app is None or user is None:
             return {}
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             return await backend.store.load_user_state(app, user)
 
     @override
@@ -465,7 +466,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_session(session)
         started = monotonic()
         key = session_key(session.app_name, session.user_id, session.id)
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             await self._append(
                 backend, key, session, event, started, is_rebasing=self._is_rebasing
             )
@@ -485,9 +486,6 @@ class MongoSessionService(BaseSessionService):
         it safely. If the caller is cancelled, the transaction is finished first.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             event: The event; it may not be partial, nor a rewind.
 
         Returns:
@@ -508,7 +506,7 @@ class MongoSessionService(BaseSessionService):
         validation.check_whole_event(event)
         started = monotonic()
         key = session_key(app_name, user_id, session_id)
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             session = to_session(await backend.store.load_end(key))
             await self._append(backend, key, session, event, started, is_rebasing=True)
         return event
@@ -527,7 +525,7 @@ class MongoSessionService(BaseSessionService):
         turn = self._turns.held_turn(key)
         stored = event
         if event.actions.rewind_before_invocation_id:
-            stored = await history.rewinding(backend.connection, key, event)
+            stored = await history.complete_rewind(backend.connection, key, event)
         if turn is not None:
             stored = with_reason(stored, turn.stop_reason)
         expected = marker_of(session)
@@ -537,7 +535,7 @@ class MongoSessionService(BaseSessionService):
             expected = head.expected_by(session.last_update_time, last, event.id)
         # Late writers wait for responses, which must not wait for their room.
         if not (is_rebasing and event.get_function_responses()):
-            await backend.writer.admit()
+            await backend.writer.room.await_room()
         hold = None if turn is None else turn.hold
         append = documents.encode_append(key, stored, self._hooks, hold)
         # What was appended through the same object meanwhile, it shows by now.
@@ -599,19 +597,20 @@ class MongoSessionService(BaseSessionService):
         the process was paused, or cut off from MongoDB, for some seconds.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             wait: The longest wait in seconds; 0 to try once, None for no limit.
 
         Raises:
-            InvalidInputError: an argument is invalid.
             TimeoutError: when entering: it was not free in time; says who has it.
             SessionNotFoundError: when entering: the session is not stored, or is
                 deleted meanwhile.
             MongoSessionServiceError: when entering: the caller is in such a block of
                 the same session, or the service was closed meanwhile.
         """
+        return self._new_turn(app_name, user_id, session_id, wait)
+
+    def _new_turn(
+        self, app_name: str, user_id: str, session_id: str, wait: float | None
+    ) -> Turn:
         key = session_key(app_name, user_id, session_id)
         validation.check_wait("wait", wait)
         return Turn(self._turns, key, wait)
@@ -623,7 +622,7 @@ class MongoSessionService(BaseSessionService):
         user_id: str,
         session_id: str,
         wait: float | None = 30.0,
-        **run_arguments: Any,
+        **run_arguments: Unpack[RunArguments],
     ) -> AsyncGenerator[Event, None]:
         """Runs an ADK ``Runner`` in a :meth:`turn` of the session.
 
@@ -640,25 +639,13 @@ class MongoSessionService(BaseSessionService):
 
         Args:
             runner: The runner, built with this service.
-            user_id: The user.
-            session_id: The session's id, which has to be stored.
             wait: The longest wait for the turn, as in :meth:`turn`.
             **run_arguments: Passed to ``run_async``: ``new_message``, ``run_config``
                 and others.
-
-        Raises:
-            InvalidInputError: an argument is invalid.
         """
-        app_name = _app_of(runner)
-        key = session_key(app_name, user_id, session_id)
-        validation.check_wait("wait", wait)
+        turn = self._new_turn(_app_of(runner), user_id, session_id, wait)
         return self._paced_events(
-            RunningTurn(
-                Turn(self._turns, key, wait),
-                runner,
-                run_arguments,
-                is_paced=True,
-            )
+            RunningTurn(turn, runner, run_arguments, is_paced=True)
         )
 
     async def _paced_events(self, running: RunningTurn) -> AsyncGenerator[Event, None]:
@@ -679,7 +666,7 @@ class MongoSessionService(BaseSessionService):
         wait: float | None = 30.0,
         interrupt: bool = False,
         keep_partial_answer: bool = True,
-        **run_arguments: Any,
+        **run_arguments: Unpack[RunArguments],
     ) -> RunningTurn:
         """Starts an ADK ``Runner`` in a :meth:`turn` of the session, and returns.
 
@@ -697,8 +684,6 @@ class MongoSessionService(BaseSessionService):
 
         Args:
             runner: The runner, built with this service.
-            user_id: The user.
-            session_id: The session's id, which has to be stored.
             wait: The longest wait for the turn, as in :meth:`turn`.
             interrupt: Whether to stop the turn that runs, instead of waiting for its
                 end.
@@ -708,25 +693,18 @@ class MongoSessionService(BaseSessionService):
                 and others.
 
         Raises:
-            InvalidInputError: an argument is invalid.
             TimeoutError: the turn was not free in time; says who has it.
             SessionNotFoundError: the session is not stored.
             MongoSessionServiceError: the caller is in a turn of the session.
         """
-        app_name = _app_of(runner)
-        key = session_key(app_name, user_id, session_id)
-        validation.check_wait("wait", wait)
+        validation.check_flag("keep_partial_answer", keep_partial_answer)
+        turn = self._new_turn(_app_of(runner), user_id, session_id, wait)
         if validation.check_flag("interrupt", interrupt):
             reason = "another turn was started"
             async with self._backends.call(sets_up=False) as backend:
-                await turn_status.request_stop(backend.connection, key, reason)
+                await turn_status.request_stop(backend.connection, turn.key, reason)
         running = RunningTurn(
-            Turn(self._turns, key, wait),
-            runner,
-            run_arguments,
-            keeps_partial_answer=validation.check_flag(
-                "keep_partial_answer", keep_partial_answer
-            ),
+            turn, runner, run_arguments, keeps_partial_answer=keep_partial_answer
         )
         await self._running_turns.start(running)
         return running
@@ -747,21 +725,15 @@ class MongoSessionService(BaseSessionService):
         :meth:`turn` has nothing to stop, and ends when its block does.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             reason: Why, for those who look at the turn: up to 1,000 characters.
 
         Returns:
             False if no turn was running.
-
-        Raises:
-            InvalidInputError: an argument is invalid.
         """
         key = session_key(app_name, user_id, session_id)
         if reason is not None:
             reason = validation.check_string("reason", reason)[:1000]
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             is_running = await turn_status.request_stop(backend.connection, key, reason)
         if is_running and (running := self._running_turns.find(key)):
             running.request_stop(reason)
@@ -782,16 +754,8 @@ class MongoSessionService(BaseSessionService):
             user_id: Only this user's, of the app.
             status: Only those with this status; by default all that are running,
                 stopping or abandoned.
-
-        Raises:
-            InvalidInputError: an argument is invalid.
         """
-        if app_name is not None:
-            app_name = check_id("app_name", app_name)
-        if user_id is not None:
-            if app_name is None:
-                raise InvalidInputError("A user_id needs its app_name.")
-            user_id = check_id("user_id", user_id)
+        app_name, user_id = validation.check_scope(app_name, user_id)
         if status is not None:
             validation.check_choice("status", status, get_args(TurnPhase))
         async with self._backends.call(sets_up=False) as backend:
@@ -809,9 +773,6 @@ class MongoSessionService(BaseSessionService):
         Args:
             runner: The runner, built with this service.
             resume: Whether the invocation goes on then, once, if the app is resumable.
-
-        Raises:
-            InvalidInputError: an argument is invalid.
         """
         app_name = check_id("app_name", _app_of(runner))
         validation.check_flag("resume", resume)
@@ -848,7 +809,7 @@ class MongoSessionService(BaseSessionService):
         key = lookup_key(app_name, user_id, session_id)
         if key is None:
             return
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             try:
                 await deletion.remove_session(backend.connection, key)
             finally:
@@ -877,9 +838,6 @@ class MongoSessionService(BaseSessionService):
         without transactions.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             title: The new title, which the state shows as the display name of ADK's
                 web interface; None for none.
             labels: All its labels from now on; None for none.
@@ -894,13 +852,12 @@ class MongoSessionService(BaseSessionService):
 
         Raises:
             SessionNotFoundError: it is not stored, or has expired.
-            InvalidInputError: an argument is invalid, none is given, or
-                both a ``ttl`` and an ``expire_time``.
+            InvalidInputError: none is given, or both a ``ttl`` and an ``expire_time``.
         """
         key = session_key(app_name, user_id, session_id)
         now = self._backends.clock.now()
         fields = metadata.changed_fields(title, labels, ttl, expire_time, now)
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             if (lasts := fields.get("ttl")) is not None:
                 fields["expire_time"] = backend.connection.clock.now() + lasts
             found = await update_details(backend.connection, key, fields)
@@ -914,6 +871,7 @@ class MongoSessionService(BaseSessionService):
         app_name: str,
         user_id: str | None = None,
         title: str | None = None,
+        title_contains: str | None = None,
         labels: Mapping[str, str] | None = None,
         where: Mapping[str, Any] | None = None,
         waiting: Literal[True] | None = None,
@@ -934,9 +892,11 @@ class MongoSessionService(BaseSessionService):
         another tool has damaged is left out, with a warning that names it.
 
         Args:
-            app_name: The app.
             user_id: Only this user's.
             title: Only those with exactly this title.
+            title_contains: Only those with this text in their title; capitals make no
+                difference among ASCII letters. No index helps: MongoDB reads the
+                sessions of the app, or of the user, until the page is full.
             labels: Only those with all of these labels; they may have others.
             where: Only those whose own state has these values. Types must match,
                 except among numbers: 1 equals 1.0, but not True. An int beyond 64 bits
@@ -952,8 +912,8 @@ class MongoSessionService(BaseSessionService):
                 and ``with_state`` may differ from that page's arguments.
 
         Raises:
-            InvalidInputError: an argument is invalid, the token is not
-                one of this search, or the order needs an index that does not exist.
+            InvalidInputError: the token is not one of this search, or the order needs
+                an index that does not exist.
         """
         search.check_limit(limit)
         validation.check_flag("with_state", with_state)
@@ -963,19 +923,24 @@ class MongoSessionService(BaseSessionService):
             title,
             labels,
             where,
+            title_contains=title_contains,
             waiting=waiting,
             order_by=order_by,
             newest_first=newest_first,
             hooks=self._hooks,
         )
-        after = None if page_token is None else search.place_in(page_token, wanted)
-        async with self._backend() as backend:
+        after = (
+            None if page_token is None else search.position_in_token(page_token, wanted)
+        )
+        async with self._backends.call() as backend:
             at = backend.connection
             await search.check_order(at, wanted)
             page = await search.load_page(
                 at, wanted, after, limit, with_state=with_state
             )
-        following = None if page.last is None else search.token(page.last, wanted)
+        following = (
+            None if page.last is None else search.page_token_after(page.last, wanted)
+        )
         return SessionPage(sessions=page.summaries, next_page_token=following)
 
     @traced
@@ -985,16 +950,13 @@ class MongoSessionService(BaseSessionService):
         """Returns an event of a session by its id, or None; it has an index.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             event_id: The event's id.
         """
         key = lookup_key(app_name, user_id, session_id)
         id_ = lookup_id("event_id", event_id)
         if key is None or id_ is None:
             return None
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             return await backend.store.load_event(key, id_)
 
     def iter_events(
@@ -1020,9 +982,6 @@ class MongoSessionService(BaseSessionService):
         process can tell, and decodes each page of it.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             after_revision: Only events that were appended after it.
             before_revision: Only events that were appended before it.
             newest_first: Whether to begin with the latest.
@@ -1033,7 +992,6 @@ class MongoSessionService(BaseSessionService):
                 the log is when the iteration begins.
 
         Raises:
-            InvalidInputError: an argument is invalid.
             SessionNotFoundError: when iterating: the session is not stored, has
                 expired, or was deleted meanwhile, even if it was recreated.
         """
@@ -1063,7 +1021,7 @@ class MongoSessionService(BaseSessionService):
         while left != 0:
             named = key.app_name, key.session_id
             with Operation("iter_events", self.database_name, *named):
-                async with self._backend() as backend:
+                async with self._backends.call() as backend:
                     if pages is None:
                         pages = await rewinds.select_events(
                             backend.connection,
@@ -1091,18 +1049,9 @@ class MongoSessionService(BaseSessionService):
         The order is by session id, then by revision. There are as many reads as pages
         of events, however many sessions. If a session is deleted meanwhile, its events
         end there; if it is recreated under the same id, the new one's are left out.
-
-        Args:
-            app_name: The app.
-            user_id: The user.
-
-        Raises:
-            InvalidInputError: an id is invalid.
         """
-        return self._user_events(
-            check_id("app_name", app_name),
-            check_id("user_id", user_id),
-        )
+        app_name, user_id = check_id("app_name", app_name), check_id("user_id", user_id)
+        return self._user_events(app_name, user_id)
 
     async def _user_events(
         self, app_name: str, user_id: str
@@ -1110,7 +1059,7 @@ class MongoSessionService(BaseSessionService):
         pages: AsyncGenerator[list[Document]] | None = None
         while True:
             with Operation("iter_user_events", self.database_name, app_name):
-                async with self._backend() as backend:
+                async with self._backends.call() as backend:
                     if pages is None:
                         pages = event_log.read_user_log(
                             backend.connection, app_name, user_id
@@ -1134,9 +1083,6 @@ class MongoSessionService(BaseSessionService):
         the session is still at this revision.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             revision: The revision; 0 is the session as it was created.
 
         Raises:
@@ -1145,7 +1091,7 @@ class MongoSessionService(BaseSessionService):
         """
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             found = await history.revisit(backend.connection, key, revision)
         return to_session(found.session) if found else None
 
@@ -1169,9 +1115,6 @@ class MongoSessionService(BaseSessionService):
         same id removes the incomplete copy, a minute later at the earliest.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session to fork, stripped.
             at_revision: After how many appends; all there are by default.
             before_invocation_id: Or before the first event of this invocation, as a
                 rewind to it would be.
@@ -1180,8 +1123,8 @@ class MongoSessionService(BaseSessionService):
         Raises:
             SessionNotFoundError: the session is not stored, or is deleted meanwhile.
             AlreadyExistsError: the new session's id is taken.
-            InvalidInputError: an id is invalid, the session has not reached that
-                revision or has no such invocation, or both are given.
+            InvalidInputError: the session has not reached that revision or has no such
+                invocation, or both are given.
             TrimmedError: the session's log begins later: it was trimmed.
             StorageUnavailableError: the session was trimmed meanwhile; try again.
             UnknownOutcomeError: the new session, whole, may have been stored or not.
@@ -1195,7 +1138,7 @@ class MongoSessionService(BaseSessionService):
             if at_revision is not None:
                 raise InvalidInputError(f"Give at_revision or {name}, not both.")
         target = session_key(app_name, user_id, _given_or_new(new_session_id))
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             await copy_session(backend.connection, key, target, until)
             with reporting_stored_unread():
                 stored = await backend.store.load_session(target)
@@ -1213,6 +1156,7 @@ class MongoSessionService(BaseSessionService):
         keep_last: int | None = None,
         before_revision: int | None = None,
         older_than: float | timedelta | str | None = None,
+        dry_run: bool = False,
     ) -> int:
         """Removes a session's oldest events, and keeps its state and its revision.
 
@@ -1228,16 +1172,14 @@ class MongoSessionService(BaseSessionService):
         interrupted, no reader is shown a part: the next trim of the session resumes it.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             keep_last: Keep at least so many of the latest events, 1 or more.
             before_revision: Remove events before this revision.
             older_than: Seconds, a ``timedelta``, or text such as ``"7200s"``: remove
                 events from the first on, up to one that is not older, by its timestamp.
+            dry_run: Only count. It does not know what an interrupted trim has left.
 
         Returns:
-            How many events were removed.
+            How many events were removed, or would be.
 
         Raises:
             SessionNotFoundError: the session is not stored.
@@ -1257,11 +1199,12 @@ class MongoSessionService(BaseSessionService):
         age = None
         if older_than is not None:
             age = metadata.check_duration("older_than", older_than)
-        async with self._backend() as backend:
+        is_dry_run = validation.check_flag("dry_run", dry_run)
+        async with self._backends.call() as backend:
             at = backend.connection
             before_time = None if age is None else await at.ask_time() - age
             criterion = trim.Criterion(keep_last, before_revision, before_time)
-            return await trim.trim(backend.connection, key, criterion)
+            return await trim.trim(at, key, criterion, is_dry_run=is_dry_run)
 
     @traced
     async def redact_events(
@@ -1293,9 +1236,6 @@ class MongoSessionService(BaseSessionService):
         repeat it: no loaded ``Session`` becomes stale, and a running turn goes on.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session's id, stripped.
             event_ids: The events.
             invocation_id: Or the invocation whose events are redacted, all of them.
             replacement: What stands in the place of texts and values.
@@ -1309,9 +1249,9 @@ class MongoSessionService(BaseSessionService):
         Raises:
             SessionNotFoundError: the session is not stored, or a fork was deleted
                 meanwhile: call it again for the rest.
-            InvalidInputError: an argument is invalid, an event or the invocation is not
-                in the session, which is then named, or not exactly one of both is
-                given. Nothing was redacted.
+            InvalidInputError: an event or the invocation is not in the session, which
+                is then named, or not exactly one of both is given. Nothing was
+                redacted.
             StorageError: a hook has sealed an event, and the service has none.
             StorageUnavailableError: another program has locked the session, or others
                 kept appending. Call it again for the rest.
@@ -1319,19 +1259,18 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         if (event_ids is None) == (invocation_id is None):
             raise InvalidInputError("Give either event_ids or an invocation_id.")
+        wanted: list[str] | str
         if event_ids is None:
-            wanted: list[str] | str = validation.check_string(
-                "invocation_id", invocation_id
-            )
+            wanted = validation.check_string("invocation_id", invocation_id)
         else:
             wanted = validation.check_event_ids("event_ids", event_ids)
         replacement = validation.check_text("replacement", replacement)
         validation.check_flag("state", state)
         validation.check_flag("forks", forks)
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             at = backend.connection
             part = await redaction.find_part(at, key, wanted)
-            found = await redaction.preview(at, part, forks=forks)
+            found = await redaction.preview(at, part, replacement, forks=forks)
             try:
                 count = await redaction.redact(
                     at, part, replacement, state=state, forks=forks
@@ -1392,7 +1331,7 @@ class MongoSessionService(BaseSessionService):
             validation.check_callable("progress", progress)
         is_dry_run = validation.check_flag("dry_run", dry_run)
         pruned = Pruned()
-        async with self._backend() as backend:
+        async with self._backends.call() as backend:
             now = await backend.connection.ask_time()
             criteria = pruning.prune_criteria(app_name, idle_for, created_before, now)
             steps = pruning.prune_sessions(
@@ -1418,16 +1357,11 @@ class MongoSessionService(BaseSessionService):
         append to an erased one raises ``SessionNotFoundError``. Subscriptions receive
         ``deleted`` for each session.
 
-        Args:
-            app_name: The app.
-            user_id: The user.
-
         Raises:
             UnknownOutcomeError: a part may be erased; call it again for the rest.
         """
         app_name, user_id = check_id("app_name", app_name), check_id("user_id", user_id)
-        id_ = queries.user_state_id(app_name, user_id)
-        return await self._erase(app_name, user_id, {"_id": id_}, {"_id": {"of": id_}})
+        return await self._erase(app_name, user_id)
 
     @traced
     async def delete_app(self, *, app_name: str) -> Erased:
@@ -1435,46 +1369,15 @@ class MongoSessionService(BaseSessionService):
 
         It works as :meth:`delete_user` does. Close the app's consumers before: their
         checkpoints are removed, and a running one ends with ``LeaseLostError``.
-
-        Args:
-            app_name: The app.
         """
-        app_name = check_id("app_name", app_name)
-        users = queries.all_user_states(app_name, None)
-        notes = {"$or": [{"_id": {"of": app_name}}, {"_id.of.app_name": app_name}]}
-        return await self._erase(app_name, None, users, notes)
+        return await self._erase(check_id("app_name", app_name), None)
 
-    async def _erase(
-        self, app_name: str, user_id: str | None, states: Document, notes: Document
-    ) -> Erased:
-        """Remove an app, or one user of it: logs, user states, imports and progress."""
-        async with self._backend() as backend:
-            at = backend.connection
+    async def _erase(self, app_name: str, user_id: str | None) -> Erased:
+        async with self._backends.call() as backend:
             try:
-                sessions, events = await deletion.erase_logs(at, app_name, user_id)
+                return await erase_owner(backend.connection, app_name, user_id)
             finally:
                 self._backends.forget(app_name, user_id)
-            with reporting_partial_removal():
-                users = await repeat(
-                    at.user_states.delete_many, queries.routed(at, states)
-                )
-                await repeat(at.imports.delete_many, notes)
-                await tickets.erase_waiters(at, app_name, user_id)
-                letters = await erasure.erase_dead_letters(at, app_name, user_id)
-                apps = consumers = 0
-                if user_id is None:
-                    app = await repeat(at.app_states.delete_one, {"_id": app_name})
-                    apps = app.deleted_count
-                    consumers = await erasure.remove_consumers(at, app_name)
-                places = await erasure.erase_from_checkpoints(at, app_name, user_id)
-            return Erased(
-                sessions=sessions,
-                events=events,
-                user_states=users.deleted_count,
-                app_states=apps,
-                dead_letters=letters,
-                checkpoints=consumers + places,
-            )
 
     def watch(
         self,
@@ -1538,13 +1441,7 @@ class MongoSessionService(BaseSessionService):
         if after_revision is not None or after_partial is not None:
             message = "after_revision and after_partial need a session_id."
             raise InvalidInputError(message)
-        if user_id is not None:
-            if app_name is None:
-                raise InvalidInputError("A user_id needs its app_name.")
-            user_id = check_id("user_id", user_id)
-        if app_name is not None:
-            app_name = check_id("app_name", app_name)
-        scope = Scope(app_name, user_id)
+        scope = Scope(*validation.check_scope(app_name, user_id))
         return Subscription(self._feed, scope, max_bytes, partials=partials)
 
     @traced
@@ -1561,9 +1458,6 @@ class MongoSessionService(BaseSessionService):
         """Returns a session's merged state once it has reached a point.
 
         Args:
-            app_name: The app.
-            user_id: The user.
-            session_id: The session, stripped.
             revision: Wait until the session has reached this revision.
             predicate: Or wait until this is true of its state; called for every
                 change, so that no intermediate state is missed.
@@ -1620,20 +1514,16 @@ class MongoSessionService(BaseSessionService):
                 ``skip`` to now, with a warning.
             updates: Whether it gets ``updated`` changes as well: a session's new title,
                 labels or expiry.
-
-        Raises:
-            InvalidInputError: an argument has another value.
         """
         name = check_id("name", name)
-        if app_name is not None:
-            app_name = check_id("app_name", app_name)
+        app_name, _ = validation.check_scope(app_name, None)
         validation.check_choice("start", start, get_args(Start))
         validation.check_choice(
             "on_history_lost", on_history_lost, get_args(OnHistoryLost)
         )
         validation.check_flag("updates", updates)
         settings = ConsumerSettings(name, app_name, start, on_history_lost, updates)
-        consumer = Consumer(self._backend, settings, self._lease_renewer)
+        consumer = Consumer(self._backends.call, settings, self._lease_renewer)
         self._consumers.add(consumer)
         return consumer
 
@@ -1652,9 +1542,6 @@ class MongoSessionService(BaseSessionService):
         ages = {each.name: each.checkpoint_age for each in list(self._consumers)}
         reading = {name: age for name, age in ages.items() if age is not None}
         return replace(self._feed.stats(), checkpoint_ages=reading)
-
-    def _backend(self) -> BackendCall:
-        return self._backends.call()
 
 
 def _listed(summary: SessionSummary) -> Session:
@@ -1718,6 +1605,6 @@ def _holds(predicate: Callable[[State], object], state: State) -> bool:
     return bool(result)
 
 
-def backend_of(service: MongoSessionService) -> Backends:
+def backends_of(service: MongoSessionService) -> Backends:
     """Return the backends of a service, for the package's own tools."""
     return service._backends  # noqa: SLF001

@@ -16,7 +16,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from google.adk.sessions.session import Session
 from opentelemetry import context, trace
-from opentelemetry.metrics import get_meter
+from opentelemetry.metrics import Counter, Histogram, get_meter
 
 from mongo_session_service._version import __version__
 
@@ -44,21 +44,21 @@ _duration: Final = meter.create_histogram(
     "Duration of the service's calls",
     explicit_bucket_boundaries_advisory=_SECONDS,
 )
-_batch_size: Final = meter.create_histogram(
+BATCH_SIZES: Final = meter.create_histogram(
     f"{NAME}.commit.batch_size",
     "{write}",
     "Appends and new sessions that were committed together",
     explicit_bucket_boundaries_advisory=_WRITES,
 )
-_retries: Final = meter.create_counter(
+RETRIES: Final = meter.create_counter(
     f"{NAME}.transaction.retries", "{retry}", "Transactions that were retried"
 )
-_conflicts: Final = meter.create_counter(
+CONFLICTS: Final = meter.create_counter(
     f"{NAME}.transaction.conflicts",
     "{conflict}",
     "Writes in transactions that conflicted with another write",
 )
-_stale: Final = meter.create_counter(
+STALE_APPENDS: Final = meter.create_counter(
     f"{NAME}.append.stale",
     "{append}",
     "Appends to a session that had changed in storage",
@@ -72,12 +72,12 @@ _turn_duration: Final = meter.create_histogram(
     "Duration of turns in which an agent ran",
     explicit_bucket_boundaries_advisory=_TURN_SECONDS,
 )
-_abandoned: Final = meter.create_counter(
+ABANDONED_TURNS: Final = meter.create_counter(
     f"{NAME}.turn.abandoned",
     "{turn}",
     "Turns whose process had died, and that were sealed here",
 )
-_partials: Final = meter.create_histogram(
+PARTIAL_SIZES: Final = meter.create_histogram(
     f"{NAME}.partial.write_size",
     "{partial}",
     "What running turns had said and was written together",
@@ -193,31 +193,11 @@ def note_batch(writes: int) -> None:
     trace.get_current_span().set_attribute(_BATCH, writes)
 
 
-def count_commit(database: str, writes: int) -> None:
-    """Count writes that were committed together."""
-    _batch_size.record(writes, {DATABASE: database})
+def count(counter: Counter, database: str) -> None:
+    """Count one more of something in a database."""
+    counter.add(1, {DATABASE: database})
 
 
-def count_retry(database: str) -> None:
-    """Count a transaction that is retried."""
-    _retries.add(1, {DATABASE: database})
-
-
-def count_conflict(database: str) -> None:
-    """Count a write that conflicted with another one of the same document."""
-    _conflicts.add(1, {DATABASE: database})
-
-
-def count_stale(database: str) -> None:
-    """Count an append to a session that had changed in storage."""
-    _stale.add(1, {DATABASE: database})
-
-
-def count_abandoned(database: str) -> None:
-    """Count a turn whose process had died, and that is sealed."""
-    _abandoned.add(1, {DATABASE: database})
-
-
-def count_partials(database: str, partials: int) -> None:
-    """Count partials that were written together."""
-    _partials.record(partials, {DATABASE: database})
+def record_size(sizes: Histogram, database: str, size: int) -> None:
+    """Record how many were written to a database together."""
+    sizes.record(size, {DATABASE: database})

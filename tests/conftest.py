@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import uuid
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
 from support import interrupts, leak_detector
-from support.databases import drop, forget_soon
+from support.databases import DatabasePool, drop, forget_soon, new_name
 from support.fake_clock import forget_clocks
 from support.foreign_stores import Place, PostgreSql, postgresql_server
 from support.memory_files import in_memory
@@ -95,12 +96,28 @@ def admin(mongodb_uri: str) -> Iterator[MongoClient]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def pool(admin: MongoClient, mongodb_uri: str) -> Iterator[DatabasePool]:
+    """Databases that one test after another uses."""
+    pool = DatabasePool(admin)
+    asyncio.run(pool.set_up(mongodb_uri))
+    yield pool
+    pool.drop_all()
+
+
 @pytest.fixture
-def database(admin: MongoClient) -> Iterator[str]:
-    """The name of a database that is dropped after the test."""
-    name = f"test_{uuid.uuid4().hex}"
+def new_database(admin: MongoClient) -> Iterator[str]:
+    """The name of a database that is not there, and is dropped after the test."""
+    name = new_name()
     yield name
     drop(admin, name)
+
+
+@pytest.fixture
+def database(pool: DatabasePool) -> Iterator[str]:
+    """The name of a database without documents, set up by a test before as a rule."""
+    with pool.lent() as name:
+        yield name
 
 
 @pytest.fixture

@@ -17,23 +17,18 @@ from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import StorageError, session_not_found_error
+from mongo_session_service.maintenance import redaction
+from mongo_session_service.maintenance.fork import copy_session
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.indexes import OPTIONAL
 from mongo_session_service.schema.setup import has_index, missing_indexes
 from mongo_session_service.schema.version import recorded_version
-from mongo_session_service.service import MongoSessionService, backend_of
-from mongo_session_service.sessions import (
-    deletion,
-    directory,
-    queries,
-    redaction,
-    search,
-)
-from mongo_session_service.sessions.details import ANNOUNCED
-from mongo_session_service.sessions.directory import AppCount
+from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.sessions import deletion, queries, search
+from mongo_session_service.sessions.batch import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
-from mongo_session_service.sessions.fork import copy_session
+from mongo_session_service.sessions.search import AppCount
 from mongo_session_service.sessions.snapshot_read import (
     Query,
     load_documents,
@@ -46,10 +41,10 @@ _DETAILS: Final = (
 )
 
 
-async def apps(service: MongoSessionService) -> list[AppCount]:
-    """Count the sessions and users of every app, from indexes alone."""
-    async with backend_of(service).call(sets_up=False) as backend:
-        return await directory.counts(backend.connection)
+async def apps(service: MongoSessionService, user_id: str | None) -> list[AppCount]:
+    """Count the sessions and users of every app, or of those that know a user."""
+    async with backends_of(service).call(sets_up=False) as backend:
+        return await search.count_by_app(backend.connection, user_id)
 
 
 async def sessions(
@@ -69,7 +64,7 @@ async def sessions(
     looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
     after: search.PagePosition | None = None
     left = limit
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         await search.check_order(backend.connection, looked_for)
         while left is None or left > 0:
             size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
@@ -91,7 +86,7 @@ async def details(service: MongoSessionService, key: SessionKey) -> SessionSumma
         SessionNotFoundError: it is not stored, or has expired.
     """
     fields = dict.fromkeys(_DETAILS, 1)
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         at = backend.connection
         wanted = {"_id": key.id, **queries.visible(at.clock.now())}
         found = await at.sessions.find_one(wanted, fields)
@@ -108,7 +103,7 @@ async def session(service: MongoSessionService, key: SessionKey) -> SessionSumma
         SessionNotFoundError: it is not stored, or has expired.
     """
     own = Query("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         shared = shared_state_queries(key.app_name, key.user_id)
         found = await load_documents(backend.connection, own, *shared)
         now, hooks = backend.connection.clock.now(), backend.connection.hooks
@@ -140,7 +135,7 @@ async def log(
     """
     key = SessionKey(of.app_name, of.user_id, of.id)
     wanted = LogRange(after, of.revision + 1)
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         at = backend.connection
         async for page in read_log(at, key, wanted, created=of.create_time):
             for each in page:
@@ -169,7 +164,7 @@ async def fork(
     revision: int | None,
 ) -> None:
     """Fork a session as :meth:`MongoSessionService.fork_session`, but read nothing."""
-    async with backend_of(service).call() as backend:
+    async with backends_of(service).call() as backend:
         await copy_session(backend.connection, source, target, revision)
 
 
@@ -177,6 +172,7 @@ async def redactable(
     service: MongoSessionService,
     key: SessionKey,
     wanted: Sequence[str] | str,
+    replacement: str,
     *,
     forks: bool,
 ) -> Redactable:
@@ -186,9 +182,10 @@ async def redactable(
         SessionNotFoundError: the session is not stored.
         InvalidInputError: an event, or the invocation, is not there.
     """
-    async with backend_of(service).call(sets_up=False) as backend:
-        part = await redaction.find_part(backend.connection, key, wanted)
-        return await redaction.preview(backend.connection, part, forks=forks)
+    async with backends_of(service).call(sets_up=False) as backend:
+        at = backend.connection
+        part = await redaction.find_part(at, key, wanted)
+        return await redaction.preview(at, part, replacement, forks=forks)
 
 
 NOTHING: Final = Erased(0, 0, 0, 0, 0, 0)
@@ -211,8 +208,8 @@ async def erasable(
         )
     is_app = user_id is None
     letters = {"_id.app_name": app_name} | ({} if is_app else {"_id.user_id": user_id})
-    logs = queries.counting(queries.all_sessions(app_name, user_id))
-    async with backend_of(service).call(sets_up=False) as backend:
+    logs = queries.count_pipeline(queries.all_sessions(app_name, user_id))
+    async with backends_of(service).call(sets_up=False) as backend:
         at = backend.connection
         found = (await at.aggregate(at.sessions, logs) or [{}])[0]
         states = queries.all_user_states(app_name, user_id)
@@ -240,7 +237,7 @@ async def _erasable_session(
     service: MongoSessionService, key: SessionKey
 ) -> Erased | None:
     """Count a session, also one that has expired or is partly deleted."""
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         deletable = deletion.deletable(backend.connection)
         found = await backend.connection.sessions.find_one(
             {"_id": key.id, **deletable}, deletion.LENGTH
@@ -283,7 +280,7 @@ class SchemaContents:
 
 async def read_schema(service: MongoSessionService) -> SchemaContents:
     """Read which collections and indexes exist, and the schema version."""
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         at = backend.connection
         there = await at.database.list_collection_names()
         missing = await missing_indexes(at)

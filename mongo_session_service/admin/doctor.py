@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
-    Callable,
     Iterable,
     Mapping,
     Sequence,
@@ -27,13 +25,12 @@ from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.model.results import TurnInfo
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema import version
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
-from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.turns.turn_status import find_turns
 
 SAMPLE: Final = 400
@@ -91,11 +88,6 @@ class Examined(NamedTuple):
     is_sample: bool
     wrong: Sequence[Document]
     """Their sessions' ids; not all, if they are many."""
-
-    def extent(self, noun: str) -> str:
-        """Say how many documents were examined."""
-        among = f"a sample of {SAMPLE:,} of " if self.is_sample else ""
-        return f"among {among}{counted(self.total, noun)}"
 
 
 def judge_server(hello: Document, build: Document) -> Finding:
@@ -191,29 +183,6 @@ def judge_version(recorded: int | None) -> Finding:
     return Finding(check, Status.OK, f"{recorded}, this release's")
 
 
-def judge_waiting(*, is_told: bool) -> Finding:
-    """Judge whether sessions name the calls that wait for people."""
-    check = "waiting calls"
-    if is_told:
-        return Finding(check, Status.OK, "sessions name what waits for people")
-    says = "sessions of earlier releases do not name what waits for people"
-    remedy = "Run `mongo-session-service setup --fill-waiting` once."
-    return Finding(check, Status.WARNING, says, remedy)
-
-
-def judge_turns(abandoned: Sequence[TurnInfo]) -> Finding:
-    """Judge whether processes have died in turns that nobody has repaired since."""
-    if not abandoned:
-        return Finding("turns", Status.OK, "none is abandoned")
-    names = [f"{it.app_name}/{it.user_id}/{it.session_id}" for it in abandoned]
-    says = f"{counted(len(names), 'abandoned turn')}: {_names_text(names)}"
-    remedy = (
-        "Let a task of each server run recover_turns(). Without it, the next turn of"
-        " each of these sessions answers the calls that are open."
-    )
-    return Finding("turns", Status.WARNING, says, remedy)
-
-
 def judge_indexes(missing: Sequence[Index], *, is_set_up: bool) -> Finding:
     """Judge whether the indexes exist that make queries fast and events unique."""
     if not missing:
@@ -259,33 +228,38 @@ def judge_clock(ahead: float, uncertainty: float) -> Finding:
 
 def judge_orphans(examined: Examined) -> Finding:
     """Judge whether there are events without a session."""
-    extent = examined.extent("event")
-    if not examined.wrong:
-        return Finding("events", Status.OK, f"each has its session, {extent}")
-    says = f"some without a session, {extent}: {_wrong_text(examined)}"
-    remedy = (
+    return _judge_documents(
+        "events",
+        examined,
+        "each has its session",
+        "some without a session",
         "If an import is running, wait for it; if one was interrupted, repeat it. If"
-        " not, another tool removed the sessions: remove their events as well."
+        " not, another tool removed the sessions: remove their events as well.",
     )
-    return Finding("events", Status.FAILED, says, remedy)
 
 
 def judge_revisions(examined: Examined) -> Finding:
     """Judge whether sessions have the events that their revisions count."""
-    extent = examined.extent("session")
-    if not examined.wrong:
-        says = f"each has the events its revision counts, {extent}"
-        return Finding("sessions", Status.OK, says)
-    says = f"events are missing, or too many, {extent}:"
-    remedy = (
+    return _judge_documents(
+        "sessions",
+        examined,
+        "each has the events its revision counts",
+        "events are missing, or too many",
         "Another tool has changed the events. Restore them from a backup, or delete"
-        " these sessions."
+        " these sessions.",
     )
-    return Finding("sessions", Status.FAILED, f"{says} {_wrong_text(examined)}", remedy)
 
 
-def _wrong_text(examined: Examined) -> str:
-    return _names_text(["/".join(map(str, each.values())) for each in examined.wrong])
+def _judge_documents(
+    check: str, examined: Examined, well: str, wrong: str, remedy: str
+) -> Finding:
+    among = f"a sample of {SAMPLE:,} of " if examined.is_sample else ""
+    extent = f"among {among}{counted(examined.total, check[:-1])}"
+    if not examined.wrong:
+        return Finding(check, Status.OK, f"{well}, {extent}")
+    names = ["/".join(map(str, each.values())) for each in examined.wrong]
+    says = f"{wrong}, {extent}: {_names_text(names)}"
+    return Finding(check, Status.FAILED, says, remedy)
 
 
 def _names_text(names: Sequence[str]) -> str:
@@ -315,39 +289,33 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
         ConfigurationError: it never can, or not from this event loop.
     """
     # Not set up: that would create collections.
-    async with backend_of(service).call(sets_up=False) as opened:
+    async with backends_of(service).call(sets_up=False) as opened:
         connection = opened.connection
         if connection.driver is Driver.MOCK:
             raise errors.ConfigurationError(
                 "There is no MongoDB behind mongomock to examine."
             )
         await server.greeted(connection.client)
-    for name, look in CHECKS.items():
-        yield await _result(name, look, connection)
+    for name, check in CHECKS.items():
+        try:
+            async with connection.call():
+                finding = await check(connection)
+        except errors.NotAuthorizedError as error:
+            finding = Finding(name, Status.UNKNOWN, str(error), _GRANT)
+        except errors.StorageUnavailableError:
+            raise
+        except errors.MongoSessionServiceError as error:
+            finding = Finding(name, Status.FAILED, str(error), _AS_IT_SAYS)
+        yield finding
 
 
-_Look = Callable[[Connection], Awaitable[Finding]]
-
-
-async def _result(name: str, look: _Look, connection: Connection) -> Finding:
-    try:
-        async with connection.call():
-            return await look(connection)
-    except errors.NotAuthorizedError as error:
-        return Finding(name, Status.UNKNOWN, str(error), _GRANT)
-    except errors.StorageUnavailableError:
-        raise
-    except errors.MongoSessionServiceError as error:
-        return Finding(name, Status.FAILED, str(error), _AS_IT_SAYS)
-
-
-async def _server(connection: Connection) -> Finding:
+async def _check_server(connection: Connection) -> Finding:
     hello = await server.greeted(connection.client)
     await server.check_product(connection, hello)
     return judge_server(hello, await connection.client.admin.command("buildInfo"))
 
 
-async def _members(connection: Connection) -> Finding:
+async def _check_members(connection: Connection) -> Finding:
     hello = await server.greeted(connection.client)
     if server.is_mongos(hello):
         return judge_shards(await _shard_keys(connection))
@@ -372,7 +340,7 @@ async def _shard_keys(connection: Connection) -> dict[str, Document | None]:
     return keys
 
 
-async def _transactions(connection: Connection) -> Finding:
+async def _check_transactions(connection: Connection) -> Finding:
     async def read(txn: Txn) -> None:
         await version.recorded_version(connection, txn)
 
@@ -388,7 +356,7 @@ async def _transactions(connection: Connection) -> Finding:
     return judge_transaction(took, lifetime)
 
 
-async def _privileges(connection: Connection) -> Finding:
+async def _check_privileges(connection: Connection) -> Finding:
     # Every user may ask this.
     asking = connection.client.admin.command("connectionStatus", showPrivileges=True)
     login = (await asking)["authInfo"]
@@ -400,25 +368,39 @@ async def _privileges(connection: Connection) -> Finding:
     return judge_privileges(users, held, connection.database.name, connection.prefix)
 
 
-async def _version(connection: Connection) -> Finding:
+async def _check_version(connection: Connection) -> Finding:
     return judge_version(await version.recorded_version(connection))
 
 
-async def _waiting(connection: Connection) -> Finding:
-    return judge_waiting(is_told=await version.tells_waiting(connection))
+async def _check_waiting(connection: Connection) -> Finding:
+    check = "waiting calls"
+    if await version.tells_waiting(connection):
+        return Finding(check, Status.OK, "sessions name what waits for people")
+    says = "sessions of earlier releases do not name what waits for people"
+    remedy = "Run `mongo-session-service setup --fill-waiting` once."
+    return Finding(check, Status.WARNING, says, remedy)
 
 
-async def _turns(connection: Connection) -> Finding:
-    return judge_turns(await find_turns(connection, None, None, "abandoned"))
+async def _check_turns(connection: Connection) -> Finding:
+    abandoned = await find_turns(connection, None, None, "abandoned")
+    if not abandoned:
+        return Finding("turns", Status.OK, "none is abandoned")
+    names = [f"{it.app_name}/{it.user_id}/{it.session_id}" for it in abandoned]
+    says = f"{counted(len(names), 'abandoned turn')}: {_names_text(names)}"
+    remedy = (
+        "Let a task of each server run recover_turns(). Without it, the next turn of"
+        " each of these sessions answers the calls that are open."
+    )
+    return Finding("turns", Status.WARNING, says, remedy)
 
 
-async def _indexes(connection: Connection) -> Finding:
+async def _check_indexes(connection: Connection) -> Finding:
     names = await connection.database.list_collection_names()
     missing = await missing_indexes(connection)
     return judge_indexes(missing, is_set_up=connection.sessions.name in names)
 
 
-async def _oplog(connection: Connection) -> Finding:
+async def _check_oplog(connection: Connection) -> Finding:
     if connection.is_sharded:
         says = "each shard has its own, which mongos does not show"
         remedy = "Run rs.printReplicationInfo() on each shard."
@@ -435,7 +417,7 @@ async def _oplog(connection: Connection) -> Finding:
     return judge_oplog(window, held["size"] / held["maxSize"])
 
 
-async def _clock(connection: Connection) -> Finding:
+async def _check_clock(connection: Connection) -> Finding:
     before = time.time()
     hello = await connection.client.admin.command("hello")
     after = time.time()
@@ -444,7 +426,7 @@ async def _clock(connection: Connection) -> Finding:
     return judge_clock(middle - there, uncertainty)
 
 
-async def _events(connection: Connection) -> Finding:
+async def _check_events(connection: Connection) -> Finding:
     """Find events whose session is not stored."""
     key = {name: f"$_id.{name}" for name in SessionKey._fields}
     owner = {
@@ -459,7 +441,7 @@ async def _events(connection: Connection) -> Finding:
     return judge_orphans(examined)
 
 
-async def _sessions(connection: Connection) -> Finding:
+async def _check_sessions(connection: Connection) -> Finding:
     """Compare sessions' revisions with the latest of their events."""
     # The document of revision 0 is not an event.
     below = {"$mergeObjects": ["$$key", {"revision": 0}]}
@@ -525,16 +507,16 @@ async def _examined(
 
 
 CHECKS: Final = {
-    "server": _server,
-    "replica set": _members,
-    "transactions": _transactions,
-    "privileges": _privileges,
-    "clock": _clock,
-    "schema version": _version,
-    "waiting calls": _waiting,
-    "turns": _turns,
-    "indexes": _indexes,
-    "oplog window": _oplog,
-    "events": _events,
-    "sessions": _sessions,
+    "server": _check_server,
+    "replica set": _check_members,
+    "transactions": _check_transactions,
+    "privileges": _check_privileges,
+    "clock": _check_clock,
+    "schema version": _check_version,
+    "waiting calls": _check_waiting,
+    "turns": _check_turns,
+    "indexes": _check_indexes,
+    "oplog window": _check_oplog,
+    "events": _check_events,
+    "sessions": _check_sessions,
 }

@@ -17,7 +17,7 @@ from mongo_session_service.errors import (
     MongoSessionServiceError,
     quoted,
 )
-from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.service import MongoSessionService, backends_of
 
 
 async def start_position(
@@ -28,8 +28,8 @@ async def start_position(
     Raises:
         InvalidInputError: MongoDB's oplog does not reach back to that time.
     """
-    async with backend_of(service).call(sets_up=False) as backend:
-        now = await snapshots.now(backend.connection)
+    async with backends_of(service).call(sets_up=False) as backend:
+        now = await snapshots.latest_time(backend.connection)
         window = await snapshots.oplog_window_if_known(backend.connection)
     if to == "now":
         return Position.at_end(now)
@@ -47,7 +47,7 @@ async def start_position(
 async def count_log(service: MongoSessionService, app_name: str | None) -> int:
     """Count the events that a consumer gets which reads from the beginning."""
     wanted = {} if app_name is None else {"_id.app_name": app_name}
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         count: int = await backend.connection.events.count_documents(wanted)
     return count
 
@@ -72,7 +72,7 @@ async def remove_consumer(service: MongoSessionService, name: str) -> None:
         MongoSessionServiceError: it runs, or there is none of this name.
     """
     async with _claimed(service, name) as checkpoint:
-        await checkpoint.remove()
+        await checkpoint.delete_name()
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def _claimed(
 ) -> AsyncIterator[Checkpoint]:
     """Hold a consumer's name, so that nobody reads under it meanwhile."""
     who = f"Consumer {quoted(name)}"
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         at = backend.connection
         stored = await at.checkpoints.find_one({"_id": name})
         if stored is None:

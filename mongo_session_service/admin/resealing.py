@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
 
-from mongo_session_service.changes.decoder import RESEALED, appended, session_key
+from mongo_session_service.changes.decoder import RESEALED, decode_appended, session_key
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import Judge, Owner
 from mongo_session_service.codec.resealer import Resealer
@@ -33,9 +33,9 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model import validation
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.details import fields_update
+from mongo_session_service.sessions.queries import fields_update
 
 _TOGETHER: Final = {
     "sessions": 10,
@@ -104,7 +104,7 @@ async def reseal(
     if app_name is not None:
         validation.check_id("app_name", app_name)
     counts: Counter[str] = Counter()
-    async with backend_of(service).call(sets_up=False) as backend:
+    async with backends_of(service).call(sets_up=False) as backend:
         at = backend.connection
         if not at.hooks.has_both:
             message = "reseal needs a service with before_store and after_load."
@@ -220,12 +220,10 @@ def _changes(name: str, document: Document, resealer: Resealer) -> Document | No
     id_ = document["_id"]
     if name == "dead_letters":
         return dead_letters.resealed_letter(document, resealer)
-    if name == "app_states":
-        return resealer.states(document, Owner.of_shared(id_))
-    if name == "user_states":
-        is_ours = tuple(id_) == SessionKey._fields[:2]
-        return resealer.states(document, Owner.of_shared(**id_)) if is_ours else None
-    if name == "events" and appended(id_, document, resealer.hooks) is not None:
+    if name in {"app_states", "user_states"}:
+        is_ours = name == "app_states" or tuple(id_) == SessionKey._fields[:2]
+        return resealer.shared_state(document) if is_ours else None
+    if name == "events" and decode_appended(id_, document, resealer.hooks) is not None:
         return resealer.event(document)
     more = ("revision",) if name == "events" else ()
     key = session_key(id_, (*SessionKey._fields, *more))

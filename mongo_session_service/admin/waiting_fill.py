@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mongo_session_service.model.validation import check_callable
 from mongo_session_service.schema.version import record_waiting
-from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.waiting_log import (
     refresh_waiting,
@@ -36,7 +36,7 @@ async def fill_waiting(
         check_callable("progress", progress)
     changed = seen = 0
     last = None
-    async with backend_of(service).call() as backend:
+    async with backends_of(service).call() as backend:
         at = backend.connection
         while True:
             wanted = queries.routed(at, queries.of_app(None, last))

@@ -40,7 +40,7 @@ _DROPS: Final = ("drop", "rename", "dropDatabase", "invalidate")
 _WRITES: Final = ("insert", "update", "replace")
 _OF_SESSIONS: Final = ("insert", "replace", "delete")
 _OF_REDACTIONS: Final = "replace"
-"""What a redaction does to an event, and nothing else does."""
+"""The operation of a redaction on an event, and of nothing else."""
 _SLIM: Final = ("operationType", "ns", "documentKey", "clusterTime", "wallTime")
 _OURS: Final = {"state": dict, "revision": int, "create_time": float}
 _OF_TURNS: Final = {"status": str, "since": datetime, "host": str, "time": datetime}
@@ -64,12 +64,12 @@ class Appended:
             revision=self.document["_id"]["revision"],
             event=event,
             state_delta=event.actions.state_delta,
-            waiting=_waiting_since(self.document, self.hooks),
+            waiting=_decode_waiting(self.document, self.hooks),
             time=event.timestamp,
         )
 
     def delta(self) -> Document:
-        """What the event set in state, as stored, keys prefixed by scope.
+        """The event's delta, as stored, keys prefixed by scope.
 
         Empty if another tool wrote it; reading the event raises then.
         """
@@ -115,7 +115,7 @@ class Created:
             state_delta=documents.decode_session_state(
                 self.document, self.key, self.hooks
             ),
-            waiting=_waiting_since(self.document, self.hooks),
+            waiting=_decode_waiting(self.document, self.hooks),
             time=self.document["create_time"],
         )
 
@@ -129,7 +129,7 @@ class Updated:
     """All of them, as they are stored."""
     time: float
     waiting: Document = field(default_factory=dict)
-    """What waits, as it is stored."""
+    """The calls that wait, as they are stored."""
     hooks: Hooks = field(default=NO_HOOKS, repr=False, compare=False)
 
     def change(self) -> Change:
@@ -228,7 +228,7 @@ class TurnProgress:
             kind="turn" if event is None else "partial",
             **self.key.id,
             event=event,
-            turn=partials.decode_turn(document),
+            turn=partials.decode_turn(self.key, document["_id"]["epoch"], document),
             turn_position=document["_id"]["n"],
             time=noted if event is None else event.timestamp,
         )
@@ -253,14 +253,14 @@ class OversizedChange:
 
 
 ChangeRecord = Appended | Redacted | Created | Updated | Deleted | StateSet
-"""What subscribers and consumers receive, before it is made a :class:`Change`.
+"""A record that subscribers and consumers receive as a :class:`Change`.
 
 Making one raises ``StorageError`` if this release of ADK, or the application's hook,
 cannot read what is stored."""
 
 
 LogRecord = ChangeRecord | Trimmed
-"""What consumers receive, who may read the log as well."""
+"""A record that consumers receive, who may read the log as well."""
 
 
 class Names(NamedTuple):
@@ -272,7 +272,7 @@ class Names(NamedTuple):
     user_states: str
 
     @classmethod
-    def of(cls, connection: Any) -> Names:
+    def of_connection(cls, connection: Any) -> Names:
         """The names of a connection's collections."""
         return cls(*(getattr(connection, kind).name for kind in cls._fields))
 
@@ -286,7 +286,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class TombstoneRemoved:
-    """What the same transaction deletes next was not a session any more."""
+    """A tombstone, not a session, is what the same transaction deletes next."""
 
     key: SessionKey
 
@@ -333,7 +333,7 @@ def partials_pipeline(collection: str) -> list[Document]:
 
 
 def slim(pipeline: list[Document]) -> list[Document]:
-    """The same, without the fields that can exceed the size of a reply."""
+    """Leave out of a pipeline the fields that can exceed the size of a reply."""
     return [*pipeline, {"$project": dict.fromkeys((*_SLIM, *_TRANSACTION), 1)}]
 
 
@@ -343,13 +343,13 @@ def transaction_of(change: Document) -> tuple[Any, Any] | None:
 
 
 def cluster_time(change: Document) -> Timestamp:
-    """When it was committed, on the deployment's own clock."""
+    """The time of commit, on the deployment's own clock."""
     time: Timestamp = change["clusterTime"]
     return time
 
 
 def time_of_token(token: Document) -> Timestamp:
-    """When the latest change was committed that precedes a resume token."""
+    """The time of commit of the latest change before a resume token."""
     # Hexadecimal: a byte that says "timestamp", four of its seconds, four of its count.
     data: str = token["_data"]
     return Timestamp(int(data[2:10], 16), int(data[10:18], 16))
@@ -361,26 +361,26 @@ def mark_of(change: Document) -> str:
     return hashlib.sha256(bson.encode(named)).hexdigest()
 
 
-def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | None:
-    """What a change means; None if subscribers need not know.
+def decode_change(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | None:
+    """Decode a change; None if subscribers need not know.
 
     A document of another tool that does not have this package's form is skipped with a
     warning: it must not stop the stream.
     """
     if change["operationType"] in _DROPS:
-        return _dropped(change, names)
+        return _decode_drop(change, names)
     collection = change["ns"]["coll"]
     try:
         id_ = change["documentKey"]["_id"]
         if collection == names.events:
-            found = appended(id_, change.get("fullDocument"), hooks)
+            found = decode_appended(id_, change.get("fullDocument"), hooks)
             if found and change["operationType"] == _OF_REDACTIONS:
                 at = committed_at(change)
                 return Redacted(found.key, found.document, at, hooks)
             return found
         if collection == names.sessions:
-            return _of_session(id_, change, hooks)
-        return _state_set(id_, change, hooks)
+            return _decode_session_change(id_, change, hooks)
+        return _decode_state_change(id_, change, hooks)
     except Exception as error:  # noqa: BLE001  whose text may quote what is stored
         logger.warning(
             "A change of the collection %r was skipped: it does not have this"
@@ -391,15 +391,17 @@ def interpret(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | Non
         return None
 
 
-def turn_progress(document: Document, hooks: Hooks) -> TurnProgress | None:
-    """What a document of running turns means, if this package wrote it."""
+def decode_turn_progress(document: Document, hooks: Hooks) -> TurnProgress | None:
+    """Decode a document of running turns, if this package wrote it."""
     key = session_key(document.get("_id"), (*SessionKey._fields, "epoch", "n"))
     is_ours = all(isinstance(document.get(it), of) for it, of in _OF_TURNS.items())
     return TurnProgress(key, document, hooks) if key and is_ours else None
 
 
-def appended(id_: Any, document: Document | None, hooks: Hooks) -> Appended | None:
-    """What a document of the events collection means, if this package wrote it."""
+def decode_appended(
+    id_: Any, document: Document | None, hooks: Hooks
+) -> Appended | None:
+    """Decode a document of the events collection, if this package wrote it."""
     key = session_key(id_, (*SessionKey._fields, "revision"))
     if key is None or not document or not isinstance(id_["revision"], int):
         return None  # too large for the stream, and deleted before it was read
@@ -430,15 +432,19 @@ def readable_change(record: ChangeRecord | TurnProgress) -> Change | None:
     return None
 
 
-def trimmed(document: Document, shared: list[Document], hooks: Hooks) -> Trimmed | None:
-    """What the document before a log means, if the log was trimmed."""
+def decode_trimmed(
+    document: Document, shared: list[Document], hooks: Hooks
+) -> Trimmed | None:
+    """Decode the document before a log, if the log was trimmed."""
     key = session_key(document["_id"], (*SessionKey._fields, "revision"))
     if key is None or not documents.log_begins(document):
         return None
     return Trimmed(key, document, shared, hooks)
 
 
-def _of_session(id_: Any, change: Document, hooks: Hooks) -> ChangeEvent | None:
+def _decode_session_change(
+    id_: Any, change: Document, hooks: Hooks
+) -> ChangeEvent | None:
     kind, document = change["operationType"], change.get("fullDocument") or {}
     if kind == "insert":
         if key := session_key(id_, (*SessionKey._fields, queries.REMOVED)):
@@ -454,31 +460,30 @@ def _of_session(id_: Any, change: Document, hooks: Hooks) -> ChangeEvent | None:
     return Created(key, document, hooks) if is_ours else None
 
 
-def _state_set(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
+def _decode_state_change(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
     if isinstance(id_, str):
         prefix, app_name, user_id = State.APP_PREFIX, id_, None
-    elif (owner := _texts(id_, SessionKey._fields[:2])) is not None:
+    elif (owner := _key_parts(id_, SessionKey._fields[:2])) is not None:
         prefix, (app_name, user_id) = State.USER_PREFIX, owner
     else:
         return None
-    delta = {prefix + key: value for key, value in _delta(change).items()}
+    delta = {prefix + key: value for key, value in _written_delta(change).items()}
     if not delta and transaction_of(change) is None:
         return None  # in a transaction it may undo what an append of it has set
     return StateSet(app_name, user_id, delta, committed_at(change), hooks)
 
 
-def _waiting_since(document: Document, hooks: Hooks) -> tuple[WaitingCall, ...] | None:
-    """The calls that wait, if a document tells."""
+def _decode_waiting(document: Document, hooks: Hooks) -> tuple[WaitingCall, ...] | None:
     return decode_waiting(document, hooks).named if WAITING in document else None
 
 
 def session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
     """The key in an ``_id`` with these fields; None if it has others."""
-    texts = _texts(id_, fields)
+    texts = _key_parts(id_, fields)
     return None if texts is None else SessionKey(*texts)
 
 
-def _texts(id_: Any, fields: tuple[str, ...]) -> tuple[str, ...] | None:
+def _key_parts(id_: Any, fields: tuple[str, ...]) -> tuple[str, ...] | None:
     """The key's parts in an ``_id`` with these fields; None if it has others."""
     if not isinstance(id_, dict) or tuple(id_) != fields:
         return None
@@ -487,14 +492,14 @@ def _texts(id_: Any, fields: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def committed_at(change: Document) -> float:
-    """When it was committed, in seconds since 1970."""
+    """The time of commit, in seconds since 1970."""
     wall_time: datetime | None = change.get("wallTime")  # MongoDB 6.0 and later
     if wall_time is not None:
         return wall_time.replace(tzinfo=UTC).timestamp()
     return float(cluster_time(change).time)
 
 
-def _dropped(change: Document, names: Names) -> Dropped | None:
+def _decode_drop(change: Document, names: Names) -> Dropped | None:
     kind, collection = change["operationType"], change.get("ns", {}).get("coll")
     target = change.get("to", {}).get("coll")  # replaced by the renamed one
     if kind in {"dropDatabase", "invalidate"}:
@@ -528,8 +533,8 @@ def _is_in_place(description: Document) -> bool:
     )
 
 
-def _delta(change: Document) -> Document:
-    """What a write set in a state document; all of its state if that is unknown."""
+def _written_delta(change: Document) -> Document:
+    """The delta of a write to a state document; all of its state if unknown."""
     if "fullDocument" in change:
         state = (change["fullDocument"] or {}).get("state")
         return bson_values.decode_fields(state) if isinstance(state, dict) else {}

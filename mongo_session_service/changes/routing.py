@@ -17,7 +17,7 @@ from mongo_session_service.model.records import Document, SessionKey
 
 
 class Scope(NamedTuple):
-    """What a subscription covers: a session, a user, an app, or everything."""
+    """Scope of a subscription: a session, a user, an app, or everything."""
 
     app_name: str | None = None
     user_id: str | None = None
@@ -25,7 +25,7 @@ class Scope(NamedTuple):
 
     @property
     def is_session(self) -> bool:
-        """Whether it is a single session."""
+        """Whether a single session is covered."""
         return self.session_id is not None
 
     def covers(self, key: SessionKey) -> bool:
@@ -39,7 +39,7 @@ class Subscriber(Protocol):
 
     @property
     def scope(self) -> Scope:
-        """What it subscribes to."""
+        """The scope that it subscribes to."""
 
 
 _Subscriber = TypeVar("_Subscriber", bound=Subscriber)
@@ -98,7 +98,7 @@ class Router(Generic[_Subscriber]):
             self._remember(item)
 
     def is_suppressed(self, item: ChangeEvent) -> bool:
-        """Whether it is not delivered: what is deleted was not a session any more."""
+        """Tell whether nobody hears of it: a tombstone was deleted, and no session."""
         return isinstance(item, decoder.TombstoneRemoved) or (
             isinstance(item, decoder.Deleted) and item.key in self._removed
         )
@@ -155,7 +155,7 @@ class Router(Generic[_Subscriber]):
                 else any(map(scope.covers, keys))
             )
             if has_written:
-                if unknown := _unknown(item, writes, scope):
+                if unknown := _unknown_part(item, writes, scope):
                     yield each, replace(item, delta=unknown)
             elif item.delta:
                 yield each, item
@@ -171,12 +171,12 @@ class _Write(NamedTuple):
     """The sessions of all appends that set it."""
 
 
-def _unknown(item: StateSet, writes: dict[str, _Write], scope: Scope) -> Document:
+def _unknown_part(item: StateSet, writes: dict[str, _Write], scope: Scope) -> Document:
     """The part of a write to shared state that a scope's own events do not hold."""
     unknown = {
         prefixed: value
         for prefixed, value in item.delta.items()
-        if not _is_known(writes.get(prefixed.partition(":")[2]), value, scope)
+        if not _is_known_value(writes.get(prefixed.partition(":")[2]), value, scope)
     }
     # The transaction as a whole may have left a key unchanged, so that the write lacks
     # it. A subscriber whose event set it, but not last, still needs the final value.
@@ -187,14 +187,13 @@ def _unknown(item: StateSet, writes: dict[str, _Write], scope: Scope) -> Documen
     return unknown
 
 
-def _is_known(write: _Write | None, value: Any, scope: Scope) -> bool:
+def _is_known_value(write: _Write | None, value: Any, scope: Scope) -> bool:
     if write is None or not scope.covers(write.key):
         return False
     return repr(write.value) == repr(value)  # type for type, and NaN is NaN
 
 
 def _topics(scope: Scope) -> list[Hashable]:
-    """The topics that a scope subscribes to."""
     app_name, user_id, session_id = scope
     if app_name is None:
         return ["everything"]
@@ -206,7 +205,6 @@ def _topics(scope: Scope) -> list[Hashable]:
 
 
 def _topics_of(item: ChangeEvent | decoder.TurnProgress) -> list[Hashable]:
-    """The topics of a change."""
     match item:
         case StateSet(app_name, None):
             return ["everything", ("state of app", app_name)]

@@ -33,13 +33,8 @@ from mongo_session_service.model.records import Document
 
 logger = logging.getLogger(__name__)
 
-AWAIT_MS: Final = 1000
-"""How long the server holds a request for more changes, also an abandoned one."""
-
-_SILENCE: Final = 15.0
-"""Seconds without a reply after which the stream is reopened."""
 _SEARCH: Final = 3600.0
-"""The same for a stream that is behind: a server does not reply while it searches its
+"""Seconds for a stream that is behind: a server does not reply while it searches its
 oplog, at some 100,000 entries a second. The driver notices if it dies meanwhile."""
 _RECENT: Final = 60.0  # seconds
 _FAREWELL: Final = 2.0
@@ -150,7 +145,8 @@ class Stream:
         return change
 
     async def _try_next(self) -> Document | None:
-        async with asyncio.timeout(_SILENCE if self._is_level else _SEARCH):
+        silence = self._connection.limits.stream_silence_seconds
+        async with asyncio.timeout(silence if self._is_level else _SEARCH):
             if self._open is None:
                 await self._reopen()
             change = await self._called(self._open.try_next())
@@ -174,7 +170,8 @@ class Stream:
         pipeline = decoder.slim(self._pipeline) if self._slim else self._pipeline
         is_time = isinstance(self._start, Timestamp)
         start = "start_at_operation_time" if is_time else "start_after"
-        where = {start: self._start, "max_await_time_ms": AWAIT_MS}
+        await_ms = round(1000 * self._connection.limits.stream_await_seconds)
+        where = {start: self._start, "max_await_time_ms": await_ms}
         self._open, self._session = await self._opened.enter_async_context(
             snapshots.watching(self._connection, pipeline, **where)
         )

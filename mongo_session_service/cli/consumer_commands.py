@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,11 +14,10 @@ import click
 from mongo_session_service.cli import options, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.cli.value_types import FUNCTION, START
-from mongo_session_service.errors import StorageError
+from mongo_session_service.errors import ConfigurationError, StorageError
 from mongo_session_service.model.wording import counted
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
 
     from mongo_session_service.consumers.dead_letters import DeadLetter
@@ -60,19 +58,15 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
             terminal.show_json(asdict(each))
     elif found:
         terminal.say(f"Consumers of {where}:")
-        terminal.show(overview(found))
+        terminal.show(terminal.CellRows([consumer_row(each) for each in found]))
         for line in (line for each in found for line in advice(each)):
             terminal.warn(line)
     else:
         terminal.say(f"No consumer has read from {where}.")
 
 
-def overview(found: list[ConsumerStatus]) -> Table:
-    """Put consumers into a table, whose numbers stay whole in a narrow terminal."""
-    return terminal.table([_consumer_row(each) for each in found], "NAME", "APP")
-
-
-def _consumer_row(status: ConsumerStatus) -> dict[str, Text]:
+def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
+    """Name the cells of a consumer's row."""
     lag = status.lag_seconds or 0.0
     late = "red" if lag > _VERY_LATE else "yellow" if lag > _LATE else ""
     return {
@@ -132,10 +126,6 @@ _handler_options: Final = options.several(
         help="Call it with a transaction, as run(transactional=True) does.",
     ),
 )
-_agreement_options: Final = options.several(
-    click.option("--yes", "is_agreed", is_flag=True, help="Do not ask."),
-    options.dry_run,
-)
 
 
 @consumers.command()
@@ -188,21 +178,28 @@ async def run(
     async with place.service() as service:
         consumer = service.consumer(name, app_name=app)
         where = place.describe(service)
-        await consumer_process.run_until_signal(
-            consumer, handler, where, health_file, **how
-        )
+        try:
+            await consumer_process.run_until_signal(
+                consumer, handler, where, health_file, **how
+            )
+        except ConfigurationError as error:
+            known = {each.name: each.app_name for each in await service.consumers()}
+            if known.get(name, app) == app:  # the server's fault, which may pass
+                raise
+            raise click.UsageError(error.message) from error
 
 
 @consumers.command()
 @click.argument("name")
-@_agreement_options
+@options.removal_options
 @options.connected
 async def remove(
-    place: options.Place, name: str, *, is_agreed: bool, dry_run: bool
+    place: options.Place, name: str, *, is_agreed: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Removes a consumer that nobody runs: its checkpoint and its dead letters.
 
-    It asks first; --yes answers for scripts. Run again, the name begins as a new one.
+    It says what goes, and asks; --yes answers for scripts. Run again, the name begins
+    as a new one.
 
     \b
     Example:
@@ -215,12 +212,13 @@ async def remove(
         status = await _stopped_consumer(service, name, where)
         letters = counted(status.dead_letters, "dead letter")
         what = f"the checkpoint and {letters} of {printable(name)} in {where}"
-        if dry_run:
-            terminal.say(f"Would remove {what}.")
-            return
-        _require_agreement(f"This removes {what}.", is_agreed=is_agreed)
-        await positions.remove_consumer(service, name)
-    terminal.say(f"Removed {what}.")
+        if not dry_run:
+            options.require_agreement(f"This removes {what}.", is_agreed=is_agreed)
+            await positions.remove_consumer(service, name)
+    if as_json:
+        terminal.show_json({"name": name, "dead_letters": status.dead_letters})
+    else:
+        terminal.say(f"{'Would remove' if dry_run else 'Removed'} {what}.")
 
 
 @consumers.command()
@@ -233,7 +231,7 @@ async def remove(
     metavar="now|beginning|TIME",
     help="Where it reads on; TIME is ISO 8601, and as recent as MongoDB's oplog.",
 )
-@_agreement_options
+@options.removal_options
 @options.connected
 async def reset(
     place: options.Place,
@@ -242,11 +240,13 @@ async def reset(
     *,
     is_agreed: bool,
     dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Sets where a consumer that nobody runs reads on.
 
-    It asks first; --yes answers for scripts. What it has handled after that place comes
-    again; what it has not handled before that place never comes. Dead letters stay.
+    It says what follows, and asks; --yes answers for scripts. What it has handled after
+    that place comes again; what it has not handled before never comes. Dead letters
+    stay.
 
     \b
     Example:
@@ -258,9 +258,10 @@ async def reset(
         where = place.describe(service)
         status = await _stopped_consumer(service, name, where)
         position = await positions.start_position(service, to)
+        start, events = str(to), None if isinstance(to, float) else 0
         if isinstance(to, float):
-            moment = datetime.fromtimestamp(to, UTC)
-            effect = f"reads all changes since {moment:%Y-%m-%dT%H:%M:%SZ}"
+            start = f"{datetime.fromtimestamp(to, UTC):%Y-%m-%dT%H:%M:%SZ}"
+            effect = f"reads all changes since {start}"
         elif to == "beginning":
             events = await positions.count_log(service, status.app_name)
             effect = f"reads the whole log again: {counted(events, 'event')}"
@@ -268,12 +269,13 @@ async def reset(
             behind = transcript.duration_text(status.lag_seconds)
             effect = f"reads nothing again, and skips the last {behind}"
         what = f"{printable(name)} in {where} {effect}"
-        if dry_run:
-            terminal.say(f"Then {what}.")
-            return
-        _require_agreement(f"Then {what}.", is_agreed=is_agreed)
-        await positions.reset_consumer(service, name, position)
-    terminal.say(f"From now on {what}.")
+        if not dry_run:
+            options.require_agreement(f"Then {what}.", is_agreed=is_agreed)
+            await positions.reset_consumer(service, name, position)
+    if as_json:
+        terminal.show_json({"name": name, "to": start, "events": events})
+    else:
+        terminal.say(f"{'Then' if dry_run else 'From now on'} {what}.")
 
 
 async def _stopped_consumer(
@@ -290,22 +292,6 @@ async def _stopped_consumer(
         message = f"{name!r} is run by {status.owner}. Stop that program first."
         raise click.ClickException(message)
     return status
-
-
-def _require_agreement(what: str, *, is_agreed: bool) -> None:
-    """Say what will be done, and ask, unless that was agreed to already.
-
-    Raises:
-        UsageError: there is no terminal to ask on.
-        ClickException: the answer was no.
-    """
-    if is_agreed:
-        return
-    terminal.warn(what)
-    if not sys.stdin.isatty():
-        raise click.UsageError("It asks first, but there is no terminal: add --yes.")
-    if not click.confirm("Do it?", err=True):
-        raise click.ClickException("Nothing was changed.")
 
 
 @consumers.command(
@@ -356,17 +342,13 @@ async def _require_consumer(
 
 def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
     """Describe a dead letter on one line or, if that is too wide, on several."""
-    from rich.text import Text
-
-    kind, revision = letter.id["kind"], letter.id.get("revision")
-    who = "/".join(_key_parts(letter).values())
+    head = transcript.timed_text(letter.time, styled(letter.public_error, "red"))
     attempts = styled(f"({counted(letter.attempts, 'attempt')})", "dim")
-    pieces = [Text("  ").join([styled(letter.public_error, "red"), attempts])]
-    head = transcript.change_heading(letter.time, kind, revision, who)
-    if width is not None and head.cell_len > width:
-        head = transcript.change_heading(letter.time, kind, revision, "")
-        pieces.insert(0, styled(who))
-    return transcript.fitting_lines(head, pieces, width)
+    who = "/".join(_key_parts(letter).values())
+    about = transcript.change_name(
+        letter.id["kind"], letter.id.get("revision"), who, width
+    )
+    return transcript.fitting_lines(head, [attempts, about], width)
 
 
 def _key_parts(letter: DeadLetter) -> dict[str, str]:

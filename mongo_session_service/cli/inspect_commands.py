@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_LIMIT: Final = 50
 """Sessions listed by default."""
+_APPS_NAMED: Final = 10
+"""More are not named to whoever asks for an app that is not stored."""
 _LONG: Final = 500
 """Characters shown of a tool's arguments or answer, or of a value of state."""
 _INDENT: Final = 4
@@ -36,6 +38,11 @@ _UNREADABLE: Final = "(the installed release of ADK cannot read it)"
 @click.option("--app", help="Only this app.")
 @click.option("--user", help="Only this user.")
 @options.title
+@click.option(
+    "--title-contains",
+    metavar="TEXT",
+    help="Only those with this in their title, in capitals or not.",
+)
 @options.labels
 @click.option(
     "--where",
@@ -75,30 +82,35 @@ async def sessions(
 ) -> None:
     """Lists an app's sessions, or without --app the apps.
 
+    With --user alone, it lists the apps that have sessions or state of this user.
     It lists the sessions that have exactly this title, and all of these labels and
-    values. State is neither read nor shown. If the application seals state with
-    before_store, --where compares with the sealed values.
+    values. For --title-contains, MongoDB reads the sessions of the app, or of --user.
+    State is neither read nor shown. If the application seals state with before_store,
+    --where compares with the sealed values. Where ids do not fit, they are shortened;
+    `| cat` and --json show them whole.
 
     \b
     Example:
       mongo-session-service sessions
+      mongo-session-service sessions --user ada
       mongo-session-service sessions --app my_app --label stage=test
       mongo-session-service sessions --app my_app --waiting
       mongo-session-service sessions --app my_app --where 'city="Turin"' --json
       mongo-session-service sessions --app my_app --user ada --order update_time
     """  # noqa: D301  \b is click's sign
-    given = [name for name, value in filters.items() if value]
+    given = [name for name, value in filters.items() if value and name != "user"]
     if app is None and given:
         name = given[0].removesuffix("s").removesuffix("_by").replace("_", "-")
         raise click.UsageError(f"--{name} needs --app.")
     async with place.service() as service:
         if app is None:
-            await _show_apps(place, service, as_json=as_json)
+            await _show_apps(place, service, filters["user"], as_json=as_json)
             return
         wanted = {
             "app_name": app,
             "user_id": filters["user"],
             "title": filters["title"],
+            "title_contains": filters["title_contains"],
             "labels": dict(filters["labels"]) or None,
             "where": dict(filters["where"]) or None,
             "waiting": filters["waiting"] or None,
@@ -109,20 +121,25 @@ async def sessions(
 
 
 async def _show_apps(
-    place: options.Place, service: MongoSessionService, *, as_json: bool
+    place: options.Place,
+    service: MongoSessionService,
+    user: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     from mongo_session_service.admin import contents
 
-    found = await contents.apps(service)
+    found = await contents.apps(service, user)
     if as_json:
         for each in found:
             terminal.show_json(each._asdict())
         return
     where = place.describe(service)
+    whose = "" if user is None else f" of user {printable(user)}"
     if not found:
-        terminal.say(f"There are no apps in {where}.")
+        terminal.say(f"There are no apps{whose} in {where}.")
         return
-    terminal.say(f"Apps in {where}:")
+    terminal.say(f"Apps{whose} in {where}:")
     rows = [
         {
             "APP": styled(each.app_name, "bold"),
@@ -131,7 +148,7 @@ async def _show_apps(
         }
         for each in found
     ]
-    terminal.show(terminal.table(rows, "APP"))
+    terminal.show(terminal.CellRows(rows))
 
 
 async def _show_sessions(
@@ -156,12 +173,19 @@ async def _show_sessions(
         else:
             rows.append(_session_row(each))
     app = printable(wanted["app_name"])
-    if not count and not as_json:
-        terminal.say(f"No such session of app {app} in {place.describe(service)}.")
-        return
+    if not count:
+        where = place.describe(service)
+        names = [each.app_name for each in await contents.apps(service, None)]
+        if wanted["app_name"] not in names:
+            terminal.warn(f"No session of app {app} is stored in {where}.")
+            if 0 < len(names) <= _APPS_NAMED:
+                shown = ", ".join(map(printable, names))
+                terminal.warn(f"Apps with sessions: {shown}.")
+        elif not as_json:
+            terminal.say(f"No such session of app {app} in {where}.")
     if rows:
         terminal.say(f"Sessions of app {app}:")
-        terminal.show(terminal.table(rows, "USER"))
+        terminal.show(terminal.CellRows(rows))
     if limit and count > limit:
         terminal.warn(f"There are more: --limit {limit * 2}, or 0 for all.")
 
@@ -171,7 +195,8 @@ def summary_fields(summary: SessionSummary) -> dict[str, Any]:
     shown = summary.model_dump()
     if summary.state is None:
         del shown["state"]
-    return shown
+    named = {"app_name": shown.pop("app_name"), "user_id": shown.pop("user_id")}
+    return {**named, "session_id": shown.pop("id"), **shown}
 
 
 def _session_row(summary: SessionSummary) -> dict[str, Text]:
@@ -185,11 +210,11 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
         about.append("  " if about else "")
         about.append_text(styled(f"waits for {', '.join(names[:3])}", "yellow"))
     return {
+        "TITLE AND LABELS": about,
         "SESSION": styled(summary.id, "bold"),
         "USER": styled(summary.user_id),
         "EVENTS": styled(f"{summary.event_count:,}"),
         "UPDATED": styled(f"{transcript.duration_text(since)} ago"),
-        "TITLE AND LABELS": about,
     }
 
 

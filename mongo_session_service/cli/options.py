@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from mongo_session_service.cli.terminal import keep_option, kept_option, printab
 from mongo_session_service.cli.value_types import LABEL, TIME
 
 if TYPE_CHECKING:
+    from mongo_session_service.codec.hooks import Hook
     from mongo_session_service.model.records import SessionKey
     from mongo_session_service.service import MongoSessionService
     from mongo_session_service.transfer import Selection
@@ -104,6 +106,11 @@ uri_argument: Final = click.argument(
 dry_run: Final = click.option(
     "--dry-run", is_flag=True, help="Only say what would be done."
 )
+removal_options: Final = several(
+    click.option("--yes", "is_agreed", is_flag=True, help="Do it without asking."),
+    dry_run,
+    as_json,
+)
 verbosity_options: Final = several(
     click.option(
         "-v",
@@ -174,7 +181,7 @@ class Place:
 
     @asynccontextmanager
     async def service(
-        self, app: str | None = None
+        self, app: str | None = None, *, after_load: Hook | None = None
     ) -> AsyncIterator[MongoSessionService]:
         """Make a service there, once MongoDB has answered.
 
@@ -192,7 +199,10 @@ class Place:
         from mongo_session_service.service import MongoSessionService
 
         service = MongoSessionService(
-            self.uri, database=self.database, collection_prefix=self.prefix
+            self.uri,
+            database=self.database,
+            collection_prefix=self.prefix,
+            after_load=after_load,
         )
         try:
             # Not set up: a command on a wrong database must not create anything.
@@ -289,6 +299,29 @@ def with_password(url: str, password: str | None) -> str:
             "A password needs a user in the URL: scheme://user@host."
         )
     return f"{parts[1]}{parts[2]}:{quote(password, safe='')}@{parts[3]}"
+
+
+def require_agreement(plan: str, *, is_agreed: bool) -> None:
+    """Say what will be done, and ask, unless that was agreed to already.
+
+    Raises:
+        UsageError: there is no terminal to ask on.
+        ClickException: the answer was no.
+    """
+    if is_agreed:
+        return
+    terminal.warn(plan)
+    if not sys.stdin.isatty():
+        message = "Nothing was done, as there is no terminal: add --yes."
+        raise click.UsageError(message)
+    # The event loop's own handler would only note the first Ctrl-C, and go on waiting.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        is_agreed = click.confirm("Do it?", err=True)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if not is_agreed:
+        raise click.ClickException("Nothing was done.")
 
 
 selection_options: Final = several(

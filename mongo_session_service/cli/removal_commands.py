@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -32,10 +31,6 @@ _ERASED_THINGS: Final = {
 }
 """Names of what an erasure counts."""
 
-_LEFTOVERS: Final = (
-    "What an interrupted erasure has left, which is not counted, goes now."
-)
-
 
 @click.command()
 @click.argument("app_name", metavar="APP")
@@ -46,10 +41,16 @@ _LEFTOVERS: Final = (
     required=True,
     help="Remove events that are older: 7200s, 12h, 90d.",
 )
+@options.dry_run
 @options.as_json
 @options.connected
 async def trim(
-    place: options.Place, *, app_name: str, older_than: float, as_json: bool
+    place: options.Place,
+    *,
+    app_name: str,
+    older_than: float,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Removes old events from all sessions of an app.
 
@@ -62,12 +63,13 @@ async def trim(
 
     \b
     Example:
-      mongo-session-service trim my_app --older-than 90d
+      mongo-session-service trim my_app --older-than 90d --dry-run
     """  # noqa: D301  \b is click's sign
     sessions = trimmed = events = 0
     async with place.service() as service:
-        with terminal.progress("Trimming", None) as advance:
-            async for removed in _trim_sessions(service, app_name, older_than):
+        trimming = _trim_sessions(service, app_name, older_than, dry_run=dry_run)
+        with terminal.progress("Trimming", None, is_shown=not as_json) as advance:
+            async for removed in trimming:
                 sessions += 1
                 trimmed += removed > 0
                 events += removed
@@ -78,7 +80,8 @@ async def trim(
         terminal.show_json(counts)
         return
     of = f"{trimmed} of {counted(sessions, 'session')}"
-    terminal.say(f"Removed {counted(events, 'event')} from {of} in {where}.")
+    done = "Would remove" if dry_run else "Removed"
+    terminal.say(f"{done} {counted(events, 'event')} from {of} in {where}.")
 
 
 @click.command()
@@ -96,7 +99,7 @@ async def trim(
     "--state", is_flag=True, help="Replace values in state that the events have set."
 )
 @click.option("--forks", is_flag=True, help="Do the same in forks of the session.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@options.dry_run
 @options.as_json
 @options.connected
 async def redact(
@@ -113,7 +116,7 @@ async def redact(
 
     Texts, arguments, responses, files and values that were set are gone then; ids,
     authors, times and the names of functions stay. Backups and exports are not
-    reached, forks only with --forks.
+    reached, forks only with --forks. `show --json` has the ids of events.
 
     \b
     Example:
@@ -122,18 +125,28 @@ async def redact(
     """  # noqa: D301
     if bool(event_ids) == bool(invocation):
         raise click.UsageError("Name events, or an --invocation.")
-    async with place.service() as service:
+    async with place.service(ids[0]) as service:
         from mongo_session_service.admin import contents
+        from mongo_session_service.errors import InvalidInputError
         from mongo_session_service.model.records import session_key
 
         key = session_key(*ids)
-        wanted = invocation or event_ids
-        found = await contents.redactable(service, key, wanted, forks=how["forks"])
+        wanted, text = invocation or event_ids, how["replacement"]
+        try:
+            found, everywhere = [
+                await contents.redactable(service, key, wanted, text, forks=forks)
+                for forks in (how["forks"], True)
+            ]
+        except InvalidInputError as error:
+            hint = "`mongo-session-service show APP USER SESSION --json` has the ids."
+            raise click.ClickException(f"{error.message} {hint}") from error
         count = found.events
         if not dry_run:
             count = await service.redact_events(
                 **key.id, event_ids=event_ids or None, invocation_id=invocation, **how
             )
+    if copies := everywhere.events - found.events:
+        terminal.warn(f"Copies in forks: {counted(copies, 'event')}. See --forks.")
     if as_json:
         terminal.show_json({"events": count, "state_keys": found.state_keys})
         return
@@ -147,9 +160,9 @@ async def redact(
 
 
 async def _trim_sessions(
-    service: MongoSessionService, app_name: str, older_than: float
+    service: MongoSessionService, app_name: str, older_than: float, *, dry_run: bool
 ) -> AsyncIterator[int]:
-    """Trim each session of an app, and yield how many events that removed."""
+    """Trim each session of an app, and yield how many events that removes."""
     from google.adk.errors.session_not_found_error import SessionNotFoundError
 
     token = None
@@ -165,6 +178,7 @@ async def _trim_sessions(
                     user_id=each.user_id,
                     session_id=each.id,
                     older_than=older_than,
+                    dry_run=dry_run,
                 )
             yield removed
         token = page.next_page_token
@@ -242,28 +256,22 @@ async def prune(
 def erase() -> None:
     """Erases a user, an app or a session, after saying what will go.
 
-    It asks first; --yes answers for scripts. It removes a little at a time. If it is
-    interrupted, run it again: it erases the rest. What is not stored counts as erased.
+    It says what will go, and asks; --yes answers for scripts. It removes a little at a
+    time. If it is interrupted, run it again: it erases the rest.
 
     \b
     Example:
-      mongo-session-service erase user my_app ada
+      mongo-session-service erase user my_app ada --dry-run
       mongo-session-service erase session my_app ada 5f0c --yes
     """  # noqa: D301
-
-
-_erasing_options: Final = options.several(
-    click.option("--yes", "is_agreed", is_flag=True, help="Do not ask."),
-    options.as_json,
-)
 
 
 @erase.command("user")
 @click.argument("app", metavar="APP")
 @click.argument("user", metavar="USER")
-@_erasing_options
+@options.removal_options
 @options.connected
-async def erase_user(place: options.Place, app: str, user: str, **asked: bool) -> None:
+async def erase_user(place: options.Place, app: str, user: str, **how: bool) -> None:
     """Erases a user of an app.
 
     Sessions, events and state are removed, and what consumers have kept. Afterwards no
@@ -273,14 +281,14 @@ async def erase_user(place: options.Place, app: str, user: str, **asked: bool) -
     Example:
       mongo-session-service erase user my_app ada
     """  # noqa: D301
-    await _erase(place, (app, user), **asked)
+    await _erase(place, (app, user), **how)
 
 
 @erase.command("app")
 @click.argument("app", metavar="APP")
-@_erasing_options
+@options.removal_options
 @options.connected
-async def erase_app(place: options.Place, app: str, **asked: bool) -> None:
+async def erase_app(place: options.Place, app: str, **how: bool) -> None:
     """Erases an app, with all its users.
 
     Its state and the consumers of its changes are removed as well. Stop those consumers
@@ -290,15 +298,15 @@ async def erase_app(place: options.Place, app: str, **asked: bool) -> None:
     Example:
       mongo-session-service erase app my_app
     """  # noqa: D301
-    await _erase(place, (app,), **asked)
+    await _erase(place, (app,), **how)
 
 
 @erase.command("session")
 @options.session_arguments
-@_erasing_options
+@options.removal_options
 @options.connected
 async def erase_session(
-    place: options.Place, ids: tuple[str, str, str], **asked: bool
+    place: options.Place, ids: tuple[str, str, str], **how: bool
 ) -> None:
     """Erases a session and its events; state of its user and app stays.
 
@@ -306,50 +314,67 @@ async def erase_session(
     Example:
       mongo-session-service erase session my_app ada 5f0c
     """  # noqa: D301
-    await _erase(place, ids, **asked)
+    await _erase(place, ids, **how)
 
 
 async def _erase(
-    place: options.Place, ids: tuple[str, ...], *, is_agreed: bool, as_json: bool
+    place: options.Place,
+    ids: tuple[str, ...],
+    *,
+    is_agreed: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
-    """Say what will go, ask, and erase it.
-
-    Raises:
-        UsageError: it would have to ask, and there is no terminal.
-        ClickException: the answer was no.
-    """
-    if not is_agreed and not sys.stdin.isatty():
-        message = "It asks before it erases, but there is no terminal: add --yes."
-        raise click.UsageError(message)
+    """Say what will go, ask, and erase it."""
     async with place.service() as service:
-        from asyncio import CancelledError
-
         from mongo_session_service.admin import contents
 
-        found = await contents.erasable(service, *ids)
+        erased = await contents.erasable(service, *ids)
         what = f"{_describe(ids)} in {place.describe(service)}"
-        if found is None:
-            terminal.warn(f"Nothing is stored of {what}.")
-        elif counts := _counts_text(found):
-            tell = terminal.say if is_agreed else terminal.warn
-            tell(f"This erases {what}: {counts}.")
-            if not is_agreed and not click.confirm("Erase it for ever?", err=True):
-                raise click.ClickException("Nothing was erased.")
+        if dry_run:
+            erased = erased or contents.NOTHING
+            terminal.say(f"Would erase {_counts_text(erased) or 'nothing'}: {what}.")
         else:
-            terminal.say(f"Nothing is counted of {what}. {_LEFTOVERS}")
-        erased = contents.NOTHING
-        if found is not None:
-            try:
-                erased = await contents.erase(service, *ids) or found
-            except CancelledError:
-                terminal.warn(
-                    "Interrupted: a part may be erased. Run it again for the rest."
-                )
-                raise
-            gone = _counts_text(erased)
-            terminal.say(f"Erased {gone}." if gone else "Done.")
+            erased = await _erase_found(service, ids, erased, what, is_agreed=is_agreed)
     if as_json:
         terminal.show_json(asdict(erased))
+
+
+async def _erase_found(
+    service: MongoSessionService,
+    ids: tuple[str, ...],
+    found: Erased | None,
+    what: str,
+    *,
+    is_agreed: bool,
+) -> Erased:
+    from asyncio import CancelledError
+
+    from mongo_session_service.admin import contents
+    from mongo_session_service.model.records import SessionKey
+
+    erased = contents.NOTHING
+    if counts := _counts_text(found or erased):
+        plan = f"This erases {what}, for ever: {counts}."
+        options.require_agreement(plan, is_agreed=is_agreed)
+        if is_agreed:
+            terminal.say(plan)
+    if found is not None:
+        try:
+            erased = await contents.erase(service, *ids) or found
+        except CancelledError:
+            terminal.warn(
+                "Interrupted: a part may be erased. Run it again for the rest."
+            )
+            raise
+    # An app or user is looked through anyway, for what a crash has left of it.
+    if gone := _counts_text(erased):
+        terminal.say(f"Erased {gone}.")
+    elif found is None or len(ids) < len(SessionKey._fields):
+        terminal.warn(f"Nothing was stored about {what}.")
+    else:
+        terminal.say(f"Erased what an interrupted erasure had left of {what}.")
+    return erased
 
 
 def _describe(ids: tuple[str, ...]) -> str:

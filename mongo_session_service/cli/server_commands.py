@@ -239,9 +239,9 @@ def grants(
 @options.uri_argument
 @click.option(
     "--plan",
-    "is_plan",
     is_flag=True,
-    help="Print what would be done, and do nothing.",
+    expose_value=False,
+    help="Print what would be done, and do nothing: so it does without it, too.",
 )
 @click.option(
     "--zone",
@@ -253,22 +253,18 @@ def grants(
 )
 @options.place_options
 @click.pass_context
-def shard(
-    context: click.Context, zones: list[tuple[str, str]], *, is_plan: bool
-) -> None:
+def shard(context: click.Context, zones: list[tuple[str, str]]) -> None:
     """Prints a script for mongosh that shards the collections which grow with users.
 
     Each user's sessions, events and state have the same shard key. The script creates
     the indexes that the key needs, and can be run again. This command itself connects
-    to nothing, and always needs --plan.
+    to nothing.
 
     \b
     Example:
-      mongo-session-service shard --plan --database adk > shard.js
-      mongo-session-service shard --plan --zone support=europe > shard.js
+      mongo-session-service shard --database adk > shard.js
+      mongo-session-service shard --zone support=europe > shard.js
     """  # noqa: D301
-    if not is_plan:
-        raise click.UsageError("Add --plan: this command only prints the script.")
     from mongo_session_service.schema import sharding
 
     database = options.named_database(context)

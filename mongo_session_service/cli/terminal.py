@@ -17,13 +17,17 @@ from mongo_session_service.errors import without_passwords
 from mongo_session_service.model.wording import counted, json_line
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
 # Beside control characters: what reorders or breaks lines, and halves of characters.
 _UNSAFE: Final = {"Cc", "Cs", "Zl", "Zp", "Cf"}
 _JOINERS: Final = "\u200c\u200d"  # parts of words and of emoji
+_IDS: Final = frozenset({"SESSION", "USER", "APP", "NAME", "RUN BY", "HOST"})
+_TEXTS: Final = frozenset({"TITLE AND LABELS", "WHY"})
+"""Names of the columns that give way in a narrow terminal."""
+_SHORTEST_ID: Final = 11
+_GAP: Final = 2  # columns between two cells
 _WIDE: Final = 60
 """Columns of a terminal whose progress bar also has room for the count."""
 
@@ -51,21 +55,58 @@ def styled(value: object, style: str = "") -> Text:
     return Text(printable(str(value)), style, no_wrap=True, overflow="ellipsis")
 
 
-def table(rows: Sequence[dict[str, Text]], *shrinking: str) -> Table:
-    """Align rows of named cells in columns.
+class CellRows:
+    """Rows of named cells in columns, a line each; a column without values is left out.
 
-    The last column and the named ones shrink if needed, the widest first.
+    Where they are too wide, ids are shortened in the middle as far as they stay
+    different, the widest first, and then texts at their end. Numbers and times are not.
     """
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    names = list(rows[0])
-    for name in names:
-        shrinks = name in shrinking or name == names[-1]
-        table.add_column(styled(name), no_wrap=not shrinks)
-    for row in rows:
-        table.add_row(*row.values())
-    return table
+    def __init__(self, rows: Sequence[dict[str, Text]]) -> None:
+        self._rows = rows
+
+    def __rich_console__(
+        self, _: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        from rich.table import Table
+
+        names = [name for name in self._rows[0] if any(r[name] for r in self._rows)]
+        columns = {name: [row[name] for row in self._rows] for name in names}
+        widths = {
+            name: max(len(name), *(each.cell_len for each in cells))
+            for name, cells in columns.items()
+        }
+        excess = sum(widths.values()) + _GAP * (len(names) - 1) - options.max_width
+        for name in sorted(_IDS & widths.keys(), key=widths.__getitem__, reverse=True):
+            if excess > 0:
+                shorten_ids(columns[name], widths[name] - excess)
+                width = max(len(name), *(each.cell_len for each in columns[name]))
+                excess -= widths[name] - width
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+        for name in names:
+            is_fixed = name not in _IDS | _TEXTS
+            table.add_column(styled(name), no_wrap=is_fixed)
+        for row in zip(*columns.values(), strict=True):
+            table.add_row(*row)
+        yield table
+
+
+def shorten_ids(cells: list[Text], width: int) -> None:
+    """Cut ids in the middle, to a width at which those that differ still do."""
+    ids = {each.plain for each in cells}
+    for room in range(max(width, _SHORTEST_ID), max(map(len, ids))):
+        cut = {each: without_middle(each, room) for each in ids}
+        if len({*cut.values()}) == len(ids):
+            cells[:] = [styled(cut[each.plain], str(each.style)) for each in cells]
+            return
+
+
+def without_middle(text: str, width: int) -> str:
+    """Cut a text to a number of characters in its middle, where ids say least."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
 def _stdout() -> Console:

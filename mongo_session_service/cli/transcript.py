@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from mongo_session_service.cli.terminal import printable, styled
+from mongo_session_service.cli.terminal import printable, styled, without_middle
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -24,7 +24,9 @@ _KIND_STYLES: Final = {
     "updated": "yellow",
     "deleted": "red",
 }
-_INDENT: Final = " " * 14
+_INDENT: Final = " " * 10
+_NAME: Final = 13
+"""Columns of an author, so that what is said begins in one of its own."""
 _UNITS: Final = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 _CHARACTERS: Final = 4
@@ -32,17 +34,19 @@ _CHARACTERS: Final = 4
 
 
 def change_lines(change: Change, scope_length: int, width: int | None) -> list[Text]:
-    """Describe a change on one line; what was said and set goes below if too wide.
+    """Describe a change on one line: who, what, then what was set, and its name.
 
-    Its event and state are shown as the public view has them. The first
-    ``scope_length`` parts of its key are known from what is watched.
+    The last two go below if that is too wide. Its event and state are shown as the
+    public view has them. The first ``scope_length`` parts of its key are known from
+    what is watched.
     """
+    from rich.text import Text
+
     shown = json.loads(change.json_text)
     key = (change.app_name, change.user_id, change.session_id)
     parts = [each for each in key if each is not None]
     who = "/".join(parts[min(scope_length, len(parts) - 1) :])
-    head = change_heading(change.time, change.kind, change.revision, who)
-    said = ""
+    name, style, said = change.kind, _KIND_STYLES.get(change.kind, ""), ""
     if change.kind == "updated":
         expires = shown.get("expire_time")
         said = details_text(
@@ -51,22 +55,31 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
             None if expires is None else moment(expires),
         )
     if event := shown.get("event"):
-        head.append(f"  {printable(event['author']):13}", "bold")
-        said = _event_text(event, width)
+        name, style, said = event["author"], "bold", _event_text(event, width)
+    begins = Text.assemble((f"{printable(name):{_NAME}}  ", style), printable(said))
+    begins.rstrip()
     delta = _state_text(shown.get("state", shown["state_delta"]), width)
-    return fitting_lines(head, [styled(said), styled(delta, "cyan")], width)
+    kind = change.kind if event else ""
+    about = change_name(kind, change.revision, who, width)
+    head = timed_text(change.time, begins)
+    return fitting_lines(head, [styled(delta, "cyan"), about], width)
 
 
-def change_heading(time: float, kind: str, revision: int | None, who: str) -> Text:
-    """Name a change's time, kind, revision and session in aligned columns."""
+def timed_text(time: float, text: Text) -> Text:
+    """Put the time before a text."""
     from rich.text import Text
 
+    return Text.assemble((f"{moment(time)}  ", "dim"), text)
+
+
+def change_name(kind: str, revision: int | None, who: str, width: int | None) -> Text:
+    """Name a change's kind, revision and session, which fit into a line."""
     number = "" if revision is None else f"r{revision}"
-    return Text.assemble(
-        (f"{moment(time):12}  ", "dim"),
-        (f"{kind:8}  ", _KIND_STYLES.get(kind, "")),
-        f"{number:4} {printable(who)}",
-    )
+    parts = [*filter(None, (kind, number)), printable(who)]
+    if width is not None:
+        room = width - len(_INDENT) - len(" ".join(parts[:-1])) - 1
+        parts[-1] = without_middle(parts[-1], max(room, 1))
+    return styled(" ".join(parts), "dim")
 
 
 def fitting_lines(head: Text, pieces: Iterable[Text], width: int | None) -> list[Text]:
@@ -92,9 +105,8 @@ def moment(seconds: float) -> str:
         local = datetime.fromtimestamp(seconds).astimezone()
     except (ValueError, OverflowError, OSError):  # beyond the calendar, or no number
         return f"{seconds:g} s"
-    if local.date() == datetime.now().astimezone().date():
-        return local.strftime("%H:%M:%S.") + f"{local.microsecond // 1000:03}"
-    return local.strftime("%Y-%m-%d %H:%M:%S")
+    is_today = local.date() == datetime.now().astimezone().date()
+    return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
 
 def duration_text(seconds: float | None) -> str:

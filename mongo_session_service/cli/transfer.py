@@ -5,14 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from typing_extensions import override
 
 from mongo_session_service.cli import sources
 from mongo_session_service.cli.options import (
     Place,
+    as_json,
     dry_run,
     place_options,
     selection,
@@ -21,7 +24,14 @@ from mongo_session_service.cli.options import (
     until_done,
     uri_argument,
 )
-from mongo_session_service.cli.terminal import printable, progress, say, warn
+from mongo_session_service.cli.terminal import (
+    printable,
+    progress,
+    say,
+    show_json,
+    warn,
+)
+from mongo_session_service.cli.value_types import FUNCTION
 from mongo_session_service.model.wording import counted, plural
 
 if TYPE_CHECKING:
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
 
 _AGAIN: Final = "Progress is kept; run the same command again to resume."
 _HARMLESS: Final = "Nothing was changed; run the same command again."
+_CHECK: Final = "Check that it is the right database, and --prefix, --app and --user."
 _EXAMPLE: Final = 74
 """Columns of an example, so that the help fits into 80."""
 _MARGIN: Final = 3600
@@ -74,7 +85,21 @@ def _show(problem: Problem) -> None:
     warn(f"  {printable(str(problem))}")
 
 
-@click.group("import")
+class _Kinds(click.Group):
+    """Commands for the kinds of sources, one of which stands before the source."""
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and not ctx.resilient_parsing:
+            kinds = ", ".join(self.commands)
+            example = f"`{ctx.command_path} sqlite old.db`"
+            ctx.fail(
+                f"{cmd_name!r} is no kind of source ({kinds}). Name it: {example}."
+            )
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group("import", cls=_Kinds)
 def import_() -> None:
     """Imports the sessions of another store; safe to repeat.
 
@@ -83,7 +108,9 @@ def import_() -> None:
     """
 
 
-@click.group("verify", short_help="Compares another store with its import here.")
+@click.group(
+    "verify", cls=_Kinds, short_help="Compares another store with its import here."
+)
 def verify_() -> None:
     """Compares another store with its import here, and prints each difference."""
 
@@ -114,7 +141,7 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
     async with place.service() as service:
         from mongo_session_service.transfer import Policies, move
 
-        chosen = selection(options)
+        chosen, is_json = selection(options), options.pop("as_json")
         policies = Policies(
             options.pop("on_conflict"), options.pop("on_error"), options.pop("dry_run")
         )
@@ -131,14 +158,29 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
                 on_progress=lambda now: advance(now.read),
             )
         where = place.describe(service)
-    _report(moved, source, where, is_dry_run=policies.is_dry_run)
-    if not moved.sessions and chosen.since is None:
-        warn(
-            "The source has no matching session. Check that it is the right one, and"
-            " check --app and --user."
-        )
-        return False
-    return moved.is_complete
+    since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
+    again = f"{since:%Y-%m-%dT%H:%M:%SZ}"
+    if is_json:
+        show_json(_figures(moved) | {"since": again})
+    else:
+        name = printable(source.name)
+        verb = "Would move" if policies.is_dry_run else "Moved"
+        events = counted(moved.events, "event")
+        click.echo(f"{verb} {events} from {name} to {where}: {_counts_text(moved)}.")
+        if not policies.is_dry_run:
+            click.echo(f"To catch up later, add --since {again}")
+    return _is_any_found(moved, chosen) and moved.is_complete
+
+
+def _is_any_found(done: Moved | Verified, chosen: Selection) -> bool:
+    """Warn of a source without a matching session: something is misspelled."""
+    if done.sessions or chosen.since is not None:
+        return True
+    warn(
+        "The source has no matching session. Check that it is the right one, and check"
+        " --app and --user."
+    )
+    return False
 
 
 @asynccontextmanager
@@ -151,8 +193,14 @@ async def _progress(
         yield advance
 
 
-def _report(moved: Moved, source: Source, where: str, *, is_dry_run: bool) -> None:
-    verb = "Would move" if is_dry_run else "Moved"
+def _figures(done: Moved | Verified | Exported) -> dict[str, Any]:
+    """Return the counts for JSON; an import's time is told as what it is for."""
+    figures = {"sessions": done.sessions, **asdict(done)}
+    figures.pop("started", None)
+    return figures
+
+
+def _counts_text(moved: Moved) -> str:
     states_left_out = f"{plural(moved.skipped_states, 'shared state')} left out"
     counts = {
         "new": moved.new,
@@ -167,12 +215,7 @@ def _report(moved: Moved, source: Source, where: str, *, is_dry_run: bool) -> No
         plural(moved.problems, "problem"): moved.problems,
     }
     shown = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number)
-    events = counted(moved.events, "event")
-    name = printable(source.name)
-    click.echo(f"{verb} {events} from {name} to {where}: {shown or 'nothing'}.")
-    if not is_dry_run:
-        since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
-        click.echo(f"To catch up later, add --since {since:%Y-%m-%dT%H:%M:%SZ}")
+    return shown or "nothing"
 
 
 async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> bool:
@@ -180,24 +223,31 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
         from mongo_session_service.transfer import StoreSource, verify
 
         chosen, is_exact = selection(options), options.pop("exact")
+        is_json = options.pop("as_json")
         async with (
             sources.source_of(kind, options, chosen) as source,
             StoreSource(service) as target,
             _progress("Verifying", source, chosen) as advance,
         ):
+            held = await target.totals(replace(chosen, since=None))
+            if not held.sessions:  # one cause, told once
+                warn(f"The target holds no session of this selection. {_CHECK}")
             verified = await verify(
                 source,
                 target,
                 chosen,
                 is_exact=is_exact,
-                on_difference=_show,
+                on_difference=_show if held.sessions else lambda _: None,
                 on_progress=lambda now: advance(now.events),
             )
         where = place.describe(service)
     number = verified.differences
     found = counted(number, "difference") if number else "no differences"
-    click.echo(f"Compared {_contents(verified)} in {where}: {found}.")
-    return verified.is_equal
+    if is_json:
+        show_json(_figures(verified))
+    else:
+        click.echo(f"Compared {_contents(verified)} in {where}: {found}.")
+    return _is_any_found(verified, chosen) and verified.is_equal
 
 
 @click.command(
@@ -217,17 +267,26 @@ async def _verify(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
     default="-",
     help="A file, compressed if it ends in .gz; standard output by default.",
 )
+@click.option(
+    "--after-load",
+    type=FUNCTION,
+    metavar="MODULE:FUNCTION",
+    help="The hook that opens what before_store has sealed.",
+)
 @selection_options
+@as_json
 @place_options
 @click.pass_context
 def export_(context: click.Context, /, path: str, **options: Any) -> bool:
     """Export."""
+    if options["as_json"] and path == "-":
+        raise click.UsageError("--json needs --to: without, the export is the output.")
     with _interruptible(_HARMLESS):
         return until_done(_export(Place.of(context), path, options))
 
 
 async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
-    async with place.service() as service:
+    async with place.service(after_load=options["after_load"]) as service:
         from mongo_session_service.transfer import StoreSource, export
 
         chosen = selection(options)
@@ -241,9 +300,12 @@ async def _export(place: Place, path: str, options: dict[str, Any]) -> bool:
                     source, path, chosen, on_progress=lambda now: advance(now.events)
                 )
         origin = place.describe(service)
+    if options["as_json"]:
+        show_json(_figures(exported))
+    else:
         say(f"Exported {_contents(exported)} from {origin}, in clear.")
     if not exported.sessions and chosen.since is None:
-        warn("Check that it is the right database, and --prefix, --app and --user.")
+        warn(_CHECK)
         return False
     return True
 
@@ -266,6 +328,7 @@ def _add(
     @uri_argument
     @selection_options
     @options
+    @as_json
     @place_options
     @click.pass_context
     def command(context: click.Context, /, **options: Any) -> bool:

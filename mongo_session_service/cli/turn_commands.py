@@ -69,8 +69,7 @@ async def turns(
             click.echo(json_line(json_text(each._asdict())))
     elif found:
         terminal.say(f"Turns in {where}:")
-        rows = [_turn_row(each) for each in found]
-        terminal.show(terminal.table(rows, "SESSION", "USER", "APP"))
+        terminal.show(terminal.CellRows([_turn_row(each) for each in found]))
     else:
         terminal.say(f"There are no such turns in {where}.")
 

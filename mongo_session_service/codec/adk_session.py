@@ -63,7 +63,7 @@ def to_session(stored: StoredSession) -> Session:
 
 
 def marker_of(session: Session) -> Marker | None:
-    """What a session was read at; None if it was not read here."""
+    """The marker that a session was read at; None if it was not read here."""
     # Ten times faster than by name, and asked twice for each append.
     found = (session.__pydantic_private__ or {}).get(_MARK)
     return found if isinstance(found, Marker) else None

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from bson import Int64
 from pydantic_core import to_jsonable_python
 
 from mongo_session_service.errors import InvalidInputError, StorageError
@@ -23,7 +24,8 @@ from mongo_session_service.errors import InvalidInputError, StorageError
 logger = logging.getLogger(__name__)
 
 MAX_NATIVE_DEPTH: Final = 60
-"""Levels kept native: the server allows 100, and some are the document's own."""
+"""Levels of a value kept native: the server allows 100, also where it lies in an
+event's delta, and that in a dead letter."""
 
 MAX_DEPTH: Final = 250
 """Levels of a value: as many as JSON text can be parsed with in any call stack."""
@@ -36,7 +38,7 @@ WRAPPER: Final = "%json"
 
 _TOO_DEEP: Final = f"it has more than {MAX_DEPTH} levels, or contains itself"
 _ENDLESS: Final = ("Maximum serialization depth", "Circular reference")
-"""What pydantic calls them."""
+"""Beginnings of pydantic's messages about them."""
 
 _SCALARS: Final = {str, int, float, bool, type(None)}
 _CONTAINERS: Final = {dict, list, tuple}
@@ -51,7 +53,7 @@ _NOT_A_FIELD_NAME: Final = re.compile("[\0\ud800-\udfff]|\\A%json\\Z")
 
 
 class UnreadableError(StorageError):
-    """What is stored is not as this package stores it, and is not quoted."""
+    """A stored value is not as this package stores it; it is not quoted."""
 
     def __init__(self, what: object = "What is stored") -> None:
         super().__init__(
@@ -102,9 +104,29 @@ def encode_value(value: Any, depth: int = 0) -> Any:
     return encode_value(json_form(value), depth)
 
 
+def encode_values(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a state, or of a delta to it, each by :func:`encode_value`."""
+    return {
+        key: value if type(value) is str and value.isascii() else encode_value(value)
+        for key, value in state.items()
+    }
+
+
+def encode_dict(value: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """A dict as BSON holds it exactly, whose values are encoded already."""
+    has_odd_key = any(
+        not key.isidentifier() and _NOT_A_FIELD_NAME.search(key) for key in value
+    )
+    return _wrap(value) if has_odd_key or _is_reference(value) else values
+
+
+def _is_reference(value: Mapping[str, Any]) -> bool:
+    """Whether the driver would read a dict as a reference, and not as what it is."""
+    return "$ref" in value and "$id" in value
+
+
 def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
-    # The driver reads a pair of $ref and $id as a reference, not as the dict it is.
-    if depth == MAX_NATIVE_DEPTH or ("$ref" in value and "$id" in value):
+    if depth == MAX_NATIVE_DEPTH or _is_reference(value):
         return _wrap(value)
     encoded = {}
     for key, item in value.items():
@@ -134,14 +156,24 @@ def decode_value(value: Any) -> Any:
     return value
 
 
+def is_same_value(one: Any, other: Any) -> bool:
+    """Tell whether two decoded values are equal type for type, in any order of keys."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            is_same_value(each, other[key]) for key, each in one.items()
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same_value, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return repr(one) == repr(other)  # NaN is NaN, and 0.0 is not -0.0
+    # The driver reads some ints as a class of its own.
+    kinds = [int if type(each) is Int64 else type(each) for each in (one, other)]
+    return kinds[0] is kinds[1] and bool(one == other)
+
+
 def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
     """One scope's state, or a delta to it, as fields of its document."""
-    return {
-        escape_key(key): value
-        if type(value) is str and value.isascii()
-        else encode_value(value)
-        for key, value in state.items()
-    }
+    return {escape_key(key): it for key, it in encode_values(state).items()}
 
 
 def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,18 +187,18 @@ def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_decoded(fields: Mapping[str, Any]) -> bool:
-    """Whether it is certain that :func:`decode_fields` would change nothing."""
+    """Tell whether :func:`decode_fields` would certainly change nothing."""
     is_plain = _SCALARS.issuperset(map(type, fields.values()))
     return is_plain and "%" not in "".join(fields)
 
 
 def is_plain(encoded: bytes | memoryview) -> bool:
-    """Whether it is certain that :func:`decode_fields` would change nothing in BSON."""
+    """Tell whether :func:`decode_fields` would certainly change nothing in BSON."""
     return _CHANGED.search(encoded) is None
 
 
 def json_form(value: Any, where: str = "An event") -> Any:
-    """What ADK's SQL service would store for a value.
+    """The form that ADK's SQL service would store for a value.
 
     JSON stays as it is; dates, sets, models and UTF-8 bytes become what pydantic makes
     of them; a function or an open file becomes text, and a warning says ``where``.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 import bson
 
@@ -23,27 +23,33 @@ _REMEDY: Final = (
 )
 
 
-class _HasId(Protocol):
-    @property
-    def id(self) -> Any:
-        """The ``_id`` of its document."""
+Item = TypeVar("Item")
 
 
-Identified = TypeVar("Identified", bound=_HasId)
-
-
-def cut_by_id_size(items: Iterable[Identified]) -> Iterator[list[Identified]]:
-    """Lists of some of the items each, whose ``_id``s fit into one command."""
-    part: list[Identified] = []
-    size = 0
+def cut_by_size(
+    items: Iterable[Item], most: int, size_of: Callable[[Item], int] = lambda _: 1
+) -> Iterator[list[Item]]:
+    """Lists of ``most`` items, or of that size in all; a larger item is alone."""
+    part: list[Item] = []
+    total = 0
     for each in items:
-        size += len(bson.encode({"": each.id}))
-        if size > MAX_ID_BYTES and part:
+        size = size_of(each)
+        if part and total + size > most:
             yield part
-            part, size = [], len(bson.encode({"": each.id}))
+            part, total = [], 0
         part.append(each)
+        total += size
     if part:
         yield part
+
+
+def cut_by_id_size(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Lists of items whose ``id``s, those of their documents, fit into one command."""
+    return cut_by_size(items, MAX_ID_BYTES, _id_size)
+
+
+def _id_size(item: Any) -> int:
+    return len(bson.encode({"": item.id}))
 
 
 def check_event_size(event_id: str, delta: Mapping[str, Any], size: int) -> None:

@@ -71,7 +71,7 @@ LISTED: Final = (
     *("state", "title", "revision", "create_time", "update_time"),
     *("ttl", "expire_time"),
 )
-"""What a list needs of a session's document, and hardly more."""
+"""Fields of a session's document that a list needs, and hardly more."""
 
 HEAD: Final = ("revision", "create_time", "ttl", "expire_time", LOG_BEGINS)
 """The fields of a session that tell which one it is, whether it is shown, and where its
@@ -142,11 +142,25 @@ def event_document(
     are the fields of what waits from now on, if it changes that.
     """
     event = RawBSONDocument(append.encoded) if encoded else append.event
-    flags = {"wrapped": append.is_wrapped, "hooked": append.is_hooked}
-    present: Document = {name: True for name, is_set in flags.items() if is_set}
+    flags = _event_flags(is_wrapped=append.is_wrapped, is_hooked=append.is_hooked)
     if waiting is not None:
-        present[WAITING] = waiting[WAITING] or []
-    return {"_id": append.key.event_id(revision), "event": event, **present}
+        flags[WAITING] = waiting[WAITING] or []
+    return {"_id": append.key.event_id(revision), "event": event, **flags}
+
+
+def partial_event_fields(key: SessionKey, event: Event, hooks: Hooks) -> Document:
+    """A partial event as a document of a running turn holds it."""
+    document, _, _ = _encode_stored_event(key, event, hooks)
+    encoded = bson.encode(document)
+    document_size.check_event_size(event.id, {}, len(encoded))
+    flags = _event_flags(is_wrapped=is_wrapped(encoded), is_hooked=hooks.has_both)
+    return {"event": RawBSONDocument(encoded), **flags}
+
+
+def _event_flags(*, is_wrapped: bool, is_hooked: bool) -> Document:
+    """The fields that say how the event beside them is to be decoded."""
+    flags = {"wrapped": is_wrapped, "hooked": is_hooked}
+    return {name: True for name, is_set in flags.items() if is_set}
 
 
 def is_wrapped(encoded: bytes) -> bool:
@@ -169,16 +183,16 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
 
 
 IfUnreadable: TypeAlias = Callable[[UnreadableError], None]
-"""What is done about a session that cannot be read: it may raise the error."""
+"""A treatment of a session that cannot be read: it may raise the error."""
 
 
-def refuse(error: UnreadableError) -> None:
-    """Raise the error: a session that is asked for by its id has to be read."""
+def raise_unreadable(error: UnreadableError) -> None:
+    """Raise the error, where one session is asked for by its id."""
     raise error
 
 
-def leave_out(error: UnreadableError) -> None:
-    """Warn, and go on: a session must not take away the list of the others."""
+def warn_of_unreadable(error: UnreadableError) -> None:
+    """Log the error, where one session is left out of a list of many."""
     logger.warning("A session is missing from a list. %s", error)
 
 
@@ -271,7 +285,7 @@ def encode_new_session(
         details = details.named(flat)
     else:
         flat = hooks.state_to_store(flat, Owner.of_session(key))
-    delta = _encode_scopes(flat)
+    delta = _split_scopes(bson_values.encode_values(flat))
     size = sum(
         map(document_size.check_initial_state, (delta.app, delta.user, delta.session))
     )
@@ -288,7 +302,7 @@ def encode_state(
     own = _check_state(dict(state))
     shown = _check_state({owner.prefix + key: value for key, value in own.items()})
     stored = hooks.state_to_store(_json_state(shown), owner._replace(prefix=""))
-    parts = _encode_scopes(stored)
+    parts = _split_scopes(bson_values.encode_values(stored))
     by_prefix = {State.APP_PREFIX: parts.app, State.USER_PREFIX: parts.user}
     fields = by_prefix.get(owner.prefix, parts.session)
     return fields, document_size.check_initial_state(fields)
@@ -296,7 +310,7 @@ def encode_state(
 
 def encode_event_fields(event: Event) -> dict[str, Any]:
     """An event's fields as they are stored without hooks."""
-    document, delta = _encode_event(event, None)
+    document, delta, _ = _encode_event(event, None)
     document_size.check_event_size(event.id, delta, len(bson.encode(document)))
     return document
 
@@ -305,14 +319,7 @@ def encode_append(
     key: SessionKey, event: Event, hooks: Hooks, hold: Hold | None = None
 ) -> Append:
     """An event and its effect on state, ready to be stored, ``temp:`` left out."""
-    if hooks.before_store is None:
-        document, delta = _encode_event(event, None)
-    else:
-        owner = Owner.of_session(key)
-        changed = partial(hooks.state_to_store, owner=owner)
-        document, delta = _encode_event(event, changed)
-        content = hooks.event_to_store(bson_values.decode_value(document), owner)
-        document = bson_values.encode_value(content)
+    document, delta, values = _encode_stored_event(key, event, hooks)
     encoded = bson.encode(document)
     document_size.check_event_size(event.id, delta, len(encoded))
     return Append(
@@ -321,7 +328,7 @@ def encode_append(
         document,
         is_wrapped(encoded),
         hooks.has_both,
-        _encode_scopes(delta),
+        _split_scopes(values),
         encoded,
         hold,
         metadata.new_title(delta) if delta and hooks.is_missing else NOT_GIVEN,
@@ -329,10 +336,23 @@ def encode_append(
     )
 
 
+def _encode_stored_event(
+    key: SessionKey, event: Event, hooks: Hooks
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Encode an event and its delta as the application's hook changes them."""
+    if hooks.before_store is None:
+        return _encode_event(event, None)
+    owner = Owner.of_session(key)
+    changed = partial(hooks.state_to_store, owner=owner)
+    document, delta, values = _encode_event(event, changed)
+    content = hooks.event_to_store(bson_values.decode_value(document), owner)
+    return bson_values.encode_value(content), delta, values
+
+
 def _encode_event(
     event: Event, change: Callable[[dict[str, Any]], dict[str, Any]] | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An event's fields, and the delta in them, which is changed as it is stored."""
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """An event's fields, the delta in them, and the values of that as BSON has them."""
     check_id("The event's id", event.id)
     try:
         document, is_doubtful = events.dump_event(event)
@@ -343,16 +363,19 @@ def _encode_event(
         delta = _json_state(scopes.without_temp(_check_state(delta)))
     if change is not None:
         delta = change(delta)
-    document["actions"]["state_delta"] = delta
+    document["actions"]["state_delta"] = bool(delta)  # its place among the fields
     events.drop_defaults(document)
     try:
         document = bson_values.encode_value(document)
+        values = bson_values.encode_values(delta)  # once, for the event and for state
+        if delta:
+            document["actions"]["state_delta"] = bson_values.encode_dict(delta, values)
         if is_doubtful:
             events.check_readable(bson_values.decode_value(document))
     except InvalidInputError as error:
         message = f"Event {quoted(event.id)} cannot be stored: {error}."
         raise InvalidInputError(message) from None
-    return document, delta
+    return document, delta, values
 
 
 def decode_event(stored: Document, hooks: Hooks) -> Event:
@@ -424,7 +447,7 @@ def decode_sessions(
     now: float,
     hooks: Hooks,
     events: Iterable[Event] = (),
-    if_unreadable: IfUnreadable = refuse,
+    if_unreadable: IfUnreadable = raise_unreadable,
     *,
     is_plain: bool = False,
 ) -> Iterator[StoredSession]:
@@ -437,12 +460,12 @@ def decode_sessions(
         UnreadableError: shared state cannot be read, or a session, if that is refused.
     """
     sessions: list[tuple[float, SessionKey, Document]] = []
-    app: _Copies = dict
-    users: dict[str, _Copies] = {}
+    app: _Copier = dict
+    users: dict[str, _Copier] = {}
     for document in documents:
         id_ = document["_id"]
         if isinstance(id_, str):
-            app = _copies(document.get("state"), Owner.of_shared(id_), hooks)
+            app = _copier(document.get("state"), Owner.of_shared(id_), hooks)
         elif "session_id" in id_:
             if not is_visible(document, now):
                 continue
@@ -454,7 +477,7 @@ def decode_sessions(
             sessions.append((document["update_time"], key, document))
         elif "user_id" in id_:
             owner = Owner.of_shared(id_["app_name"], id_["user_id"])
-            users[id_["user_id"]] = _copies(document.get("state"), owner, hooks)
+            users[id_["user_id"]] = _copier(document.get("state"), owner, hooks)
     sessions.sort(key=itemgetter(0, 1))
     sessions.reverse()
     is_alone = app is dict and not users
@@ -479,11 +502,11 @@ def decode_sessions(
         )
 
 
-_Copies = Callable[[], dict[str, Any]]
+_Copier = Callable[[], dict[str, Any]]
 
 
-def _copies(fields: Any, owner: Owner, hooks: Hooks) -> _Copies:
-    """Makes the state that sessions share, of which no two share a mutable value.
+def _copier(fields: Any, owner: Owner, hooks: Hooks) -> _Copier:
+    """Return a function that makes copies of shared state, one for each session.
 
     Its keys are as ADK shows them. It is decoded again each time, unless that would
     call the application's hook, or no value of it is mutable.
@@ -581,11 +604,12 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
     return forms
 
 
-def _encode_scopes(state: dict[str, Any]) -> ScopedState:
+def _split_scopes(values: dict[str, Any]) -> ScopedState:
+    """Encoded values of state as fields of the documents of their scopes."""
     app: dict[str, Any] = {}
     user: dict[str, Any] = {}
     session: dict[str, Any] = {}
-    for key, value in state.items():
+    for key, value in values.items():
         scope = session
         if ":" in key:
             if key.startswith(State.TEMP_PREFIX):
@@ -594,10 +618,7 @@ def _encode_scopes(state: dict[str, Any]) -> ScopedState:
                 if key.startswith(prefix):
                     key, scope = key.removeprefix(prefix), its  # noqa: PLW2901
                     break
-        is_plain = type(value) is str and value.isascii()
-        scope[bson_values.escape_key(key)] = (
-            value if is_plain else bson_values.encode_value(value)
-        )
+        scope[bson_values.escape_key(key)] = value
     return ScopedState(app, user, session)
 
 
@@ -615,7 +636,7 @@ def summaries(
         try:
             read = summary(each, hooks)
         except UnreadableError as error:
-            leave_out(error)
+            warn_of_unreadable(error)
             continue
         if states is not None:
             state = states[SessionKey(**each["_id"])]

@@ -1,4 +1,7 @@
-"""Event fields: ADK ``Event`` objects to and from plain fields."""
+"""Event fields: ADK ``Event`` objects to and from plain fields.
+
+:mod:`documents` makes of them what is stored.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _NO_NODE: Final = NodeInfo().model_dump(exclude_none=True)
 
 
 def build_event(fields: dict[str, Any]) -> Event:
-    """What ``Event.model_validate`` makes of them."""
+    """Build the event that ``Event.model_validate`` makes of them."""
     if not _FIELDS.issuperset(fields):
         return Event.model_validate(fields)
     event: Event = _validator().validate_python(fields)
@@ -40,9 +43,9 @@ def build_event(fields: dict[str, Any]) -> Event:
 
 
 _CHECKS: Final = ("_accept_convenience_kwargs", "_check_field_type_mismatches")
-"""What ADK and its model library run before validation: for short forms, as in
-``Event(state=...)``, and to warn of models among the fields. Stored fields have none of
-them."""
+"""Functions that ADK and its model library run before validation: for short forms, as
+in ``Event(state=...)``, and to warn of models among the fields. Stored fields have none
+of them."""
 
 _INITIALIZED: Final = (types.Part,)
 """Models with an ``__init__`` for short forms, such as ``Part("text")``."""
@@ -55,25 +58,26 @@ def _validator() -> SchemaValidator:
     It takes less than half the time: the rest runs in Python, for every part.
     """
     with suppress(Exception):  # of another release of pydantic
-        made = SchemaValidator(_plain(Event.__pydantic_core_schema__), None, False)  # noqa: FBT003
+        schema = _plain_schema(Event.__pydantic_core_schema__)
+        made = SchemaValidator(schema, None, False)  # noqa: FBT003
         fields = Event(author="a", content=types.UserContent("b")).model_dump()
         if made.validate_python(fields) == Event.model_validate(fields):
             return made
     return Event.__pydantic_validator__  # type: ignore[return-value]
 
 
-def _plain(schema: Any) -> Any:
+def _plain_schema(schema: Any) -> Any:
     """A schema of pydantic's without checks and initialisation in Python."""
     if isinstance(schema, list | tuple):
-        return type(schema)(map(_plain, schema))
+        return type(schema)(map(_plain_schema, schema))
     if not isinstance(schema, dict):
         return schema
     function = schema.get("function")
     if isinstance(function, dict) and (
         getattr(function["function"], "__name__", None) in _CHECKS
     ):
-        return _plain(schema["schema"])
-    plain = {name: _plain(each) for name, each in schema.items()}
+        return _plain_schema(schema["schema"])
+    plain = {name: _plain_schema(each) for name, each in schema.items()}
     if plain.get("cls") in _INITIALIZED:
         plain["custom_init"] = False
     return plain
@@ -174,7 +178,7 @@ def check_readable(fields: dict[str, Any]) -> None:
     try:
         Event.model_validate(fields)
     except ValidationError as error:
-        wrong = {_field(each["loc"]) for each in error.errors()}
+        wrong = {_field_path(each["loc"]) for each in error.errors()}
         message = f"wrong type in {', '.join(sorted(wrong))}"
         raise InvalidInputError(message) from None
     except Exception:  # noqa: BLE001  ADK's enumerations stumble over other types
@@ -197,20 +201,20 @@ def is_as_declared(model: BaseModel) -> bool:
         kind = type(value)
         if value is None or (kind in _PLAIN and kind in classes):
             continue  # without a call for each
-        if not _is_of(value, classes):
+        if not _has_classes(value, classes):
             return False
     return True
 
 
-def _is_of(value: Any, classes: tuple[type, ...]) -> bool:
+def _has_classes(value: Any, classes: tuple[type, ...]) -> bool:
     if isinstance(value, list):
-        return all(_is_one(each, classes) for each in value)
+        return all(_is_instance(each, classes) for each in value)
     if isinstance(value, dict) and dict not in classes:
-        return all(_is_one(each, classes) for each in value.values())
-    return _is_one(value, classes)
+        return all(_is_instance(each, classes) for each in value.values())
+    return _is_instance(value, classes)
 
 
-def _is_one(value: Any, classes: tuple[type, ...]) -> bool:
+def _is_instance(value: Any, classes: tuple[type, ...]) -> bool:
     if isinstance(value, classes):
         return not isinstance(value, BaseModel) or is_as_declared(value)
     if hasattr(value, "__dict__") and not isinstance(value, _SCALARS):
@@ -248,7 +252,7 @@ def _classes(annotation: Any) -> Iterator[type]:
     yield from inner or ([dict] if get_origin(annotation) is dict else [])
 
 
-def _field(location: tuple[str | int, ...]) -> str:
+def _field_path(location: tuple[str | int, ...]) -> str:
     """An event's field, without what may be a key of its value."""
     levels = 2 if location[0] == "actions" else 1
     return ".".join(map(str, location[:levels]))

@@ -32,7 +32,7 @@ _IN_CLEAR: Final = ("id", "timestamp")
 
 @public
 class Subject(NamedTuple):
-    """What a hook is given, and whose it is.
+    """Subject of a hook: which value it is given, and whose.
 
     It stays the same when a session is forked. So a key for each user, or authenticated
     data, may be chosen by it.
@@ -60,7 +60,7 @@ class Owner(NamedTuple):
     user_id: str | None = None
     prefix: str = ""
     session_id: str | None = None
-    """Of no interest to hooks: a session may be forked."""
+    """Unknown to hooks: a session may be forked."""
 
     @classmethod
     def of_session(cls, key: SessionKey) -> Self:
@@ -95,7 +95,7 @@ class _Change(NamedTuple):
     error: type[MongoSessionServiceError]
 
     def value(self, value: Any, subject: Subject) -> Any:
-        """What the hook makes of a value.
+        """Have the hook change a value.
 
         Its own error may quote the value, and so is neither shown nor chained.
         """
@@ -147,7 +147,7 @@ class Hooks:
         """Whether what is changed will be changed back."""
         return self.before_store is not None and self.after_load is not None
 
-    def check(self) -> None:
+    def check_hooks(self) -> None:
         """Require plain functions.
 
         Raises:
@@ -205,7 +205,7 @@ NO_HOOKS: Final = Hooks()
 
 
 def is_current(judge: Judge, stored: Any, subject: Subject) -> bool:
-    """What an application's function says of a value as it is stored.
+    """Ask an application's function whether a stored value is current.
 
     Raises:
         InvalidInputError: it failed.

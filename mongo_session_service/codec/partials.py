@@ -36,32 +36,33 @@ def partial_document(
     key = SessionKey(turn.app_name, turn.user_id, turn.session_id)
     document: Document = {}
     if event is not None:
-        append = documents.encode_append(key, event, hooks)
-        document = documents.event_document(append, 0, encoded=True)
-    if turn.reason is not None:
-        document["reason"] = turn.reason
-    if turn.error_type is not None:
-        document["error"] = turn.error_type
-    return document | {
-        "_id": {**key.id, "epoch": turn.epoch, "n": number},
+        document = documents.partial_event_fields(key, event, hooks)
+    place = {**key.id, "epoch": turn.epoch, "n": number}
+    return {"_id": place, **document, **encode_turn(turn), "time": time}
+
+
+def encode_turn(turn: TurnInfo) -> Document:
+    """A turn's fields beside its session and epoch."""
+    fields = {
         "status": turn.status,
         "since": turn.since,
         "host": turn.host,
-        "time": time,
+        "reason": turn.reason,
+        "error": turn.error_type,
     }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def decode_turn(document: Document) -> TurnInfo:
-    """The turn as it stood when a document was written."""
-    id_ = document["_id"]
+def decode_turn(key: SessionKey, epoch: int, fields: Document) -> TurnInfo:
+    """The turn of a session with these fields, of those that ``encode_turn`` makes."""
     return TurnInfo(
-        **{name: id_[name] for name in SessionKey._fields},
-        epoch=id_["epoch"],
-        status=document["status"],
-        since=document["since"].replace(tzinfo=UTC),
-        host=document["host"],
-        reason=document.get("reason"),
-        error_type=document.get("error"),
+        *key,
+        epoch=epoch,
+        status=fields["status"],
+        since=fields["since"].replace(tzinfo=UTC),
+        host=fields["host"],
+        reason=fields.get("reason"),
+        error_type=fields.get("error"),
     )
 
 

@@ -29,7 +29,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 _INTERNAL: Final = "__adk_internal_"
-"""What the names begin with of the metadata that ADK keeps for itself."""
+"""Prefix of the names of metadata that ADK keeps for itself."""
 
 _METADATA: Final = "customMetadata"
 
@@ -70,7 +70,8 @@ def json_text(fields: Mapping[str, Any]) -> str:
     view = public_view(fields)
     text = json.dumps(view, ensure_ascii=False, separators=(",", ":"))
     try:
-        text.encode()
+        if not text.isascii():  # which it knows; encoding makes a copy
+            text.encode()
     except UnicodeEncodeError:
         return json.dumps(view, separators=(",", ":"))
     return text
@@ -80,31 +81,30 @@ def public_view(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The public view of named events, deltas, states and plain values."""
     view = {}
     for name, value in fields.items():
-        plain = _plain(value)
+        plain = _to_plain(value)
         if isinstance(value, Event):
             _drop_internal(plain)
-        view[name] = _public(plain)
+        view[name] = _without_credentials(plain)
     return view
 
 
 def is_withheld(fields: Mapping[str, Any]) -> bool:
     """Whether the public view lacks anything of them."""
-    return public_view(fields) != {name: _plain(it) for name, it in fields.items()}
+    return public_view(fields) != {name: _to_plain(it) for name, it in fields.items()}
 
 
-def _plain(value: Any, levels: int = _MAX_LEVELS) -> Any:
-    """A value in JSON's types."""
+def _to_plain(value: Any, levels: int = _MAX_LEVELS) -> Any:
     if type(value) is str or type(value) is bool or value is None:
         return value
     if isinstance(value, BaseModel):
-        value = _fields(value)
+        value = _model_fields(value)
     is_dict = isinstance(value, dict)
     if not is_dict and not isinstance(value, list | tuple | set | frozenset):
         return _plain_scalar(value)
     if not levels:
         return None
     # By map, so that each level takes a single frame of the call stack.
-    below = map(_plain, value.values() if is_dict else value, repeat(levels - 1))
+    below = map(_to_plain, value.values() if is_dict else value, repeat(levels - 1))
     return dict(zip(map(str, value), below, strict=True)) if is_dict else list(below)
 
 
@@ -122,12 +122,12 @@ def _plain_scalar(value: Any) -> Any:
         case float():
             return float(value) if math.isfinite(value) else None
     try:
-        return _plain(to_jsonable_python(value, serialize_unknown=True))
+        return _to_plain(to_jsonable_python(value, serialize_unknown=True))
     except Exception:  # noqa: BLE001  a value's own code may raise anything
         return type(value).__name__
 
 
-def _fields(model: BaseModel) -> dict[str, Any]:
+def _model_fields(model: BaseModel) -> dict[str, Any]:
     """A model's fields by their names in ADK's REST API, without what is None."""
     try:
         return model.model_dump(by_alias=True, exclude_none=True, warnings=False)
@@ -151,27 +151,31 @@ def _drop_internal(event: dict[str, Any]) -> None:
             del event[_METADATA]
 
 
-def _public(value: Any) -> Any:
+def _without_credentials(value: Any) -> Any:
     """A value in JSON's types, without the secrets of the credentials in it."""
     if type(value) is list:
-        return list(map(_public, value))
+        return list(map(_without_credentials, value))
     if type(value) is not dict:
         return value
     if not _AUTH_TYPE.isdisjoint(value) and _is_credential(value):
         return _without_secrets(value)
-    view = dict(zip(value, map(_public, value.values()), strict=True))
+    view = dict(zip(value, map(_without_credentials, value.values()), strict=True))
     if _HOLDERS.isdisjoint(value):
         return view
     if value.get("name") == _CREDENTIAL_REQUEST:
         args = value.get("args")
         if isinstance(args, dict):
-            view["args"] = args | _bare(args, _AUTH_CONFIG)
-        return view | _bare(value, _ANSWER)
-    return view | (_bare(value, _REQUESTED) or _bare(value, _CREDENTIALS))
+            view["args"] = args | _pick_without_secrets(args, _AUTH_CONFIG)
+        return view | _pick_without_secrets(value, _ANSWER)
+    return view | (
+        _pick_without_secrets(value, _REQUESTED)
+        or _pick_without_secrets(value, _CREDENTIALS)
+    )
 
 
-def _bare(holder: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    """Those of the named values that there are, without any secrets."""
+def _pick_without_secrets(
+    holder: dict[str, Any], names: frozenset[str]
+) -> dict[str, Any]:
     return {name: _without_secrets(holder[name]) for name in names & holder.keys()}
 
 

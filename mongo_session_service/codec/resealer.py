@@ -38,16 +38,24 @@ class Resealer:
     judge: Judge
 
     def states(self, document: Document, owner: Owner) -> Document:
-        """Of a session, or of what sessions share: its state, the initial one too."""
+        """Renew the state of a session or of an app or user, the initial one too."""
         changes: Document = {}
         for name in _STATES:
             fields = document.get(name)
             if isinstance(fields, dict) and (renewed := self.state(fields, owner)):
                 changes[name] = {**fields, **renewed}
-        return changes | self._waiting(document)
+        return changes | self.waiting(document)
 
-    def _waiting(self, document: Document) -> Document:
-        """Of a session or an event: the calls that wait, each sealed as an event."""
+    def shared_state(self, document: Document) -> Document:
+        """Renew the state of an app, or of one of its users."""
+        id_ = document["_id"]
+        owner = (
+            Owner.of_shared(**id_) if isinstance(id_, dict) else Owner.of_shared(id_)
+        )
+        return self.states(document, owner)
+
+    def waiting(self, document: Document) -> Document:
+        """Renew the waiting calls of a session or an event, each sealed as an event."""
         id_, calls = document["_id"], document.get(WAITING) or []
         if all(
             "event" in each and not self._event({**each, "_id": id_}) for each in calls
@@ -58,18 +66,18 @@ class Resealer:
         return {WAITING: encode_waiting(waiting, key, self.hooks)[WAITING]}
 
     def state(self, fields: Document, owner: Owner) -> Document:
-        """Those fields of a state that are old, as they are to be."""
+        """Renew those fields of a state that are old."""
         renewed = self._values(bson_values.decode_fields(fields), owner)
         return bson_values.encode_fields(renewed)
 
     def event(self, document: Document) -> Document:
-        """Of an event: its content, what it has set in state, and what waits since."""
-        return self._event(document) | self._waiting(document)
+        """Renew an event: its content, its delta, and the calls that wait since."""
+        return self._event(document) | self.waiting(document)
 
     def _event(self, document: Document) -> Document:
         owner = Owner(document["_id"]["app_name"], document["_id"]["user_id"])
         subject = Subject(*owner[:2], None)
-        fields, content, delta = _parts(document)
+        fields, content, delta = _split_event(document)
         is_old = not hooks.is_current(self.judge, content, subject)
         renewed = self._values(delta, owner)
         if not (is_old or renewed):
@@ -114,8 +122,7 @@ class Resealer:
             raise ConfigurationError(message)
 
 
-def _parts(document: Document) -> tuple[Document, Document, dict[str, Any]]:
-    """An event's fields, and among them its content and what it has set in state."""
+def _split_event(document: Document) -> tuple[Document, Document, dict[str, Any]]:
     fields = document["event"]
     if "wrapped" in document:
         fields = bson_values.decode_value(fields)
@@ -128,18 +135,6 @@ def _parts(document: Document) -> tuple[Document, Document, dict[str, Any]]:
 
 
 def _check_same(loaded: dict[str, Any], again: dict[str, Any]) -> None:
-    if not _is_same(loaded, again):
+    if not bson_values.is_same_value(loaded, again):
         message = "after_load does not return what before_store was given"
         raise ConfigurationError(message)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same type for type, in any order of keys."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            _is_same(each, other[key]) for key, each in one.items()
-        )
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    is_equal = one == other or (one != one and other != other)  # noqa: PLR0124  NaN
-    return type(one) is type(other) and bool(is_equal)

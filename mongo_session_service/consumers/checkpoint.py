@@ -68,11 +68,11 @@ class Checkpoint:
         """
         at = self.connection
         stored = await store_checkpoint(at, self._name, self._app_name)
-        if stored["app_name"] != self._app_name:
+        if (begun := stored["app_name"]) != self._app_name:
+            read = "all apps" if begun is None else f"app {quoted(begun)}"
             raise ConfigurationError(
-                f"Consumer {quoted(self._name)} was started with"
-                f" app_name={stored['app_name']!r}, not {self._app_name!r}, and its"
-                " checkpoint covers only that. Choose another name."
+                f"Consumer {quoted(self._name)} was started for {read}, and its"
+                " checkpoint covers only that. Run it for that, or choose another name."
             )
         # The lease may be new, or may have been dropped.
         floor = {"$max": {"epoch": stored["epoch"]}}
@@ -103,10 +103,10 @@ class Checkpoint:
         """Release the lease, so that the next reader has it at once."""
         self._is_released = True
         with suppress(PyMongoError, TimeoutError):  # it expires by itself
-            await self.lease.release()
+            await self.lease.release_lease()
             await self._client_sessions.end_all()
 
-    async def remove(self) -> None:
+    async def delete_name(self) -> None:
         """Remove it with its dead letters and its lease."""
         at, name = self.connection, self._name
         await at.dead_letters.delete_many({"_id.consumer": name})

@@ -219,22 +219,34 @@ def resealed_letter(stored: Document, resealer: Resealer) -> Document | None:
     The ``_id`` of a letter about state follows from the state as it is stored. The text
     of the error goes, as if the letter were stored now.
     """
-    id_, item = stored["_id"], stored.get("item")
-    if not item:  # too large to be kept, or a deletion
+    id_, before = stored["_id"], stored.get("item")
+    if not before:  # too large to be kept, or a deletion
         return None
-    owner = Owner(id_["app_name"], id_["user_id"])
-    ((name, before),) = item.items()
-    if name == "delta":
-        changes = resealer.state(before, owner)
-    elif id_["kind"] in {"appended", "redacted"}:
-        changes = resealer.event(before)
-    else:
-        changes = resealer.states(before, owner)
-    if not changes:
+    after = {name: _resealed(id_, name, it, resealer) for name, it in before.items()}
+    if after == before:
         return None
-    after = {key: it for key, it in {**before, **changes}.items() if it is not None}
-    letter = {**stored, "item": {name: after}, "error": _error_type(stored["error"])}
+    letter = {**stored, "item": after, "error": _error_type(stored["error"])}
     return letter | {"_id": _id(id_["consumer"], _decode(letter, resealer.hooks))}
+
+
+def _resealed(id_: Document, name: str, content: Any, resealer: Resealer) -> Any:
+    """A field of a letter's content, sealed anew where it is not current."""
+    owner = Owner(id_["app_name"], id_["user_id"])
+    match name:
+        case "delta":
+            changes = resealer.state(content, owner)
+        case "shared":
+            return [each | resealer.shared_state(each) for each in content]
+        case "waiting":
+            named = {"_id": {name: id_[name] for name in SessionKey._fields}}
+            changes = resealer.waiting(named | content)
+        case "document" if id_["kind"] in {"appended", "redacted"}:
+            changes = resealer.event(content)
+        case "document":
+            changes = resealer.states(content, owner)
+        case _:  # details, which are in clear
+            return content
+    return {key: it for key, it in {**content, **changes}.items() if it is not None}
 
 
 def _error_type(error: str) -> str:

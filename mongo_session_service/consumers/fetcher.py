@@ -63,13 +63,13 @@ class Fetcher:
         self._connection = connection
         self._updates = updates
         self._page_size = connection.limits.replay_page_events
-        self._names = decoder.Names.of(connection)
+        self._names = decoder.Names.of_connection(connection)
         self._app_name = app_name
         self.position = at
         """After everything delivered, and what was skipped since."""
         self._page: deque[Document] = deque()
         self._failure: Exception | None = None
-        """What the next read raises, after the deliveries before it."""
+        """The error that the next read raises, after the deliveries before it."""
         self._stream: Stream | None = None
         self._passed = at.passed
         """The mark up to which changes were delivered before, and are skipped."""
@@ -142,7 +142,7 @@ class Fetcher:
         at, mark = decoder.cluster_time(change), decoder.mark_of(change)
         self._read_until = Timestamp(at.time, at.inc - 1)  # others may have its time
         self._latest_token = change["_id"]
-        item = decoder.interpret(change, self._names, self._connection.hooks)
+        item = decoder.decode_change(change, self._names, self._connection.hooks)
         if self._was_delivered(mark, at):
             if item is not None:
                 self._router.note(item, decoder.transaction_of(change))
@@ -190,7 +190,7 @@ class Fetcher:
             item = await self._load_trimmed(document)
         else:
             # None if another tool wrote the document.
-            item = decoder.appended(id_, document, self._connection.hooks)
+            item = decoder.decode_appended(id_, document, self._connection.hooks)
         self._page.popleft()
         while begins and self._page and _is_trimmed_event(self._page[0]["_id"], id_):
             self._page.popleft()
@@ -202,20 +202,21 @@ class Fetcher:
         at, id_ = self._connection, document["_id"]
         wanted = shared_state_queries(id_["app_name"], id_["user_id"])
         shared = await at.retry(load_documents, at, *wanted)
-        return decoder.trimmed(document, shared, at.hooks)
+        return decoder.decode_trimmed(document, shared, at.hooks)
 
     async def _load_page(self) -> bool:
         """Read more of the log, at the time of the replay's current segment."""
-        now = await self._connection.retry(snapshots.now, self._connection)
+        now = await self._connection.retry(snapshots.latest_time, self._connection)
         longest = self._connection.limits.replay_snapshot_seconds
         if now.time - self.position.reading_at.time > longest:
             # At a later time the session may have been recreated with the same ID.
-            if await self._read_after(queries.events_beside):
+            if await self._extend_page(queries.events_beside):
                 return True
             self.position = self.position.after_session().reading_later(now)
-        return await self._read_after(partial(queries.of_app, self._app_name))
+        return await self._extend_page(partial(queries.of_app, self._app_name))
 
-    async def _read_after(self, wanted: Callable[[Document | None], Document]) -> bool:
+    async def _extend_page(self, wanted: Callable[[Document | None], Document]) -> bool:
+        """Read more of the log into the page; tell whether there was more."""
         page = await self._connection.retry(self._read_page, wanted)
         self._page.extend(page)
         return bool(page)
@@ -237,7 +238,7 @@ class Fetcher:
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
                 # Too long ago, or before the collection was recreated: read later.
-                self.position = position.reading_later(await snapshots.now(at))
+                self.position = position.reading_later(await snapshots.latest_time(at))
             raise
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ _OF_SESSION: Final = len(SessionKey._fields)
 
 
 def lane_of(item: LogRecord) -> Lane:
-    """What a change concerns."""
+    """Return the lane of a change: the app, user or session that it concerns."""
     if not isinstance(item, StateSet):
         return tuple(item.key)
     owner = (item.app_name, item.user_id)
@@ -31,7 +31,7 @@ class Lanes:
         self._room = asyncio.Semaphore(width)
         self._last: dict[Lane, asyncio.Task[bool]] = {}
 
-    def start(
+    def start_in_lane(
         self, lane: Lane, work: Callable[[], Coroutine[None, None, bool]]
     ) -> asyncio.Task[bool]:
         """Start work, whose result is whether it was done; False if one before was not.

@@ -33,7 +33,7 @@ Start = Literal["beginning", "now"]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """What a consumer reads, and where it starts."""
+    """The changes that a consumer reads, and where it starts."""
 
     name: str
     app_name: str | None
@@ -45,9 +45,9 @@ class ConsumerSettings:
 
 async def begin_now(connection: Connection, settings: ConsumerSettings) -> None:
     """Start a new name at the current time, whichever process reads it later."""
-    snapshots.check(connection)
+    snapshots.check_watchable(connection)
     log = await log_id(connection)
-    now = await connection.retry(snapshots.now, connection)
+    now = await connection.retry(snapshots.latest_time, connection)
     at = Position.at_end(now)
     name, app_name = settings.name, settings.app_name
     await connection.retry(store_checkpoint, connection, name, app_name, log, at)
@@ -80,7 +80,7 @@ class LeasedReader:
         """When it has delivered what was committed until then, it ends."""
         self._fetcher: Fetcher | None = None
         self._ready: deque[Delivery] = deque()
-        """What was read and is not delivered."""
+        """Deliveries that were read ahead."""
         self._saved: Position
         self._saving_handled = asyncio.Lock()
         self._lost: HistoryLostError | None = None
@@ -99,12 +99,19 @@ class LeasedReader:
                 the server has no change streams.
             HistoryLostError: the checkpoint belongs to another events collection.
         """
-        snapshots.check(connection)
+        snapshots.check_watchable(connection)
         checkpoint = Checkpoint(connection, settings.name, settings.app_name)
+        stands_by = False
         try:
             # Another process sends no signal.
-            while not await connection.retry(checkpoint.claim):  # noqa: ASYNC110
+            while not await connection.retry(checkpoint.claim):
+                if not stands_by:
+                    told = "Consumer %r stands by: another reader has its name."
+                    logger.info(told, settings.name)
+                    stands_by = True
                 await asyncio.sleep(connection.limits.consumer_poll_seconds)
+            if stands_by:
+                logger.info("Consumer %r takes over.", settings.name)
             renewer.add_lease(checkpoint.lease)
             reader = cls(checkpoint, settings, renewer)
             await reader._resume(await log_id(connection))
@@ -130,10 +137,10 @@ class LeasedReader:
             self._read_from(checkpoint.position)
 
     async def _start_at(self, start: Start) -> None:
-        now = await self.connection.retry(snapshots.now, self.connection)
+        now = await self.connection.retry(snapshots.latest_time, self.connection)
         begin = Position.at_end if start == "now" else Position.at_beginning
         position = begin(now)
-        await self._store_position(position)
+        await self.save(position)
         self._read_from(position)
 
     def _read_from(self, position: Position) -> None:
@@ -166,7 +173,7 @@ class LeasedReader:
 
     async def end_at_present(self) -> None:
         """Have it end after what is committed by now."""
-        self.until = await self.connection.retry(snapshots.now, self.connection)
+        self.until = await self.connection.retry(snapshots.latest_time, self.connection)
 
     async def next_delivery(self) -> Delivery:
         """The next change; if this is cancelled, the next call returns it.
@@ -230,10 +237,10 @@ class LeasedReader:
         """Save that a replay has ended, or how far an idle stream has come."""
         idle_seconds = self.connection.limits.consumer_idle_save_seconds
         if self._saved.is_replaying and not position.is_replaying:
-            await self._store_position(position)
+            await self.save(position)
         elif time.monotonic() - self.saved_at > idle_seconds:
-            now = await self.connection.retry(snapshots.now, self.connection)
-            await self._store_position(position.as_of(now))
+            now = await self.connection.retry(snapshots.latest_time, self.connection)
+            await self.save(position.as_of(now))
 
     def note_handled(self, position: Position) -> None:
         """Remember a position that :meth:`save_handled` saves."""
@@ -256,23 +263,19 @@ class LeasedReader:
         """
         if position is None:
             return
+        self.handled = None  # an earlier position must not be saved after this one
         try:
-            await self._store_position(position, work)
+            if work is None:
+                await self._checkpoint.save(position)
+            else:
+                position = await self._checkpoint.save_with(work, position)
         except HistoryLostError as error:
             if self._settings.on_history_lost == "raise":
                 raise
             # The checkpoint was dropped: the next read replays or skips.
             self._lost = error
             self._forget_delivered()
-
-    async def _store_position(
-        self, position: Position, work: SavedWork | None = None
-    ) -> None:
-        self.handled = None  # an earlier position must not be saved after this one
-        if work is None:
-            await self._checkpoint.save(position)
-        else:
-            position = await self._checkpoint.save_with(work, position)
+            return
         self.saved_at = time.monotonic()
         self._saved = position
         if self.delivered is position:
@@ -280,7 +283,7 @@ class LeasedReader:
 
     @property
     def is_over(self) -> bool:
-        """Whether it delivers nothing more."""
+        """Tell whether it delivers nothing more."""
         return self._over.is_set()
 
     async def ends_within(self, seconds: float) -> bool:
@@ -301,8 +304,9 @@ class LeasedReader:
             async with asyncio.timeout(self.connection.limits.lease_seconds):
                 await self.save_handled()
         self._renewer.discard_lease(self._checkpoint.lease)
-        await self._checkpoint.release_lease()
+        # Before the release, which a read that comes back would take for a loss.
         await self._reading.cancel_task()
+        await self._checkpoint.release_lease()
         await self._close_fetcher()
 
     async def _close_fetcher(self) -> None:

@@ -42,7 +42,7 @@ class Position:
     replayed: Document | None = None
     """The ``_id`` of the latest event that was replayed."""
     segments: tuple[Segment, ...] = ()
-    """What was replayed; during a replay, the last segment is the current one."""
+    """Parts of the log that were replayed; during a replay the last is the current."""
     passed: str | None = None
     """The mark of the last change of that time that was delivered; None if none."""
 

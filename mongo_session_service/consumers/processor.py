@@ -75,8 +75,10 @@ class Processor:
         started: list[tuple[Delivery, asyncio.Task[bool]]] = []
         following: Delivery | None = first
         while following is not None:
-            work = partial(self._handle_in_lane, reader, following)
-            started.append((following, lanes.start(lane_of(following.item), work)))
+            work = partial(self._handle_with_retries, reader, following)
+            started.append(
+                (following, lanes.start_in_lane(lane_of(following.item), work))
+            )
             following = reader.next_ready()
         tasks = [task for _, task in started]
         longest = reader.connection.limits.consumer_batch_seconds
@@ -92,12 +94,6 @@ class Processor:
         finally:
             await uninterrupted(end_tasks(tasks))
         await reader.save_handled()
-
-    async def _handle_in_lane(self, reader: LeasedReader, delivery: Delivery) -> bool:
-        """Handle a change as one of several; whether it was, or is a dead letter."""
-        if not reader.is_delivering():
-            return False
-        return await self._handle_with_retries(reader, delivery)
 
     async def _handle_group(self, reader: LeasedReader, first: Delivery) -> int:
         """Handle changes in one transaction; how many are to be handled alone instead.
@@ -118,8 +114,10 @@ class Processor:
     ) -> bool:
         """Handle a change, or keep it as a dead letter.
 
-        False if the reader ended between two attempts: the next one gets it.
+        False if the reader ended before, or between two attempts: the next one gets it.
         """
+        if not reader.is_delivering():
+            return False
         work = handlers.handling_work(self.handler, delivery.item, reader.connection)
         for attempt in range(self.max_attempts):
             try:
@@ -140,7 +138,7 @@ class Processor:
                 return False
         logger.warning(
             "Consumer %r keeps a change as a dead letter: its handler failed %s, last"
-            " with %s.",
+            " with %s; the dead letter has its text.",
             self.consumer,
             counted(self.max_attempts, "time"),
             type(error).__name__,

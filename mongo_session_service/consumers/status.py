@@ -49,7 +49,7 @@ class ConsumerStatus:
 
 async def load_statuses(connection: Connection) -> list[ConsumerStatus]:
     """Every consumer, by name."""
-    now = await snapshots.now(connection)
+    now = await snapshots.latest_time(connection)
     checkpoints = await connection.aggregate(connection.checkpoints, _CHECKPOINTS)
     held = {"holder": {"$ne": None}, "$expr": renewal(connection, "$gte")}
     leases = await connection.aggregate(connection.leases, [{"$match": held}])

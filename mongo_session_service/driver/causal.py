@@ -19,7 +19,7 @@ from mongo_session_service.driver.calls import RETRY_LIMIT
 CATCHING_UP: Final = 5.0
 """Seconds a secondary has for a read, before the primary is asked instead."""
 STRICTLY_CATCHING_UP: Final = RETRY_LIMIT
-"""The same where the primary must not be asked."""
+"""Seconds where the primary must not be asked."""
 
 Clock: TypeAlias = Mapping[str, Any]
 """A deployment's clock, as signed by a server."""
@@ -64,11 +64,11 @@ class Latest:
 
 
 class Secondaries:
-    """How a client wants to read from other members than the primary."""
+    """A client's wish to read from other members than the primary."""
 
     @classmethod
     def of(cls, client: Any, latest: Latest) -> Self | None:
-        """What the client prefers to read; None if that is the primary."""
+        """The client's preference; None if that is the primary."""
         if client.read_preference == ReadPreference.PRIMARY:
             return None
         return cls(client.read_preference, latest)

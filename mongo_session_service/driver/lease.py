@@ -93,7 +93,7 @@ class Lease:
         self.renewed_at = 0.0
         """When it was renewed last, on this machine's monotonic clock."""
         self.is_lost = False
-        """Whether it is known that another claimant holds it."""
+        """Whether another claimant is known to hold it."""
         self.client_sessions: list[Document] = []
         """Their ids."""
         self._loop = running_loop()
@@ -159,7 +159,7 @@ class Lease:
             message = f"no answer within {seconds:g} seconds"
             raise NetworkTimeout(message) from None
 
-    async def release(
+    async def release_lease(
         self, ended: Document | None = None, *, forget: Iterable[str] = ()
     ) -> Document | None:
         """Release the lease; what remains of it, or None if it is another's.
@@ -360,7 +360,6 @@ class LeaseRenewer:
 
 
 def _open_database(connection: Connection, closing: ExitStack) -> Any:
-    """The database, for a thread."""
     database, close = connection.driver.blocking_database(connection.database)
     closing.callback(close)
     return database

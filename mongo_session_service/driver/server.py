@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo.errors import OperationFailure
+from pymongo.common import SERVER_SELECTION_TIMEOUT
+from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
 
 from mongo_session_service.driver.translation import (
     TRANSIENT_CODES,
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from mongo_session_service.driver.connection import Connection
 
 _POLL: Final = 0.1  # seconds
+_LOCAL_PATIENCE: Final = 1.5  # seconds
+_LOCAL_HOSTS: Final = {"127.0.0.1", "::1", "localhost"}
 _MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
 
 
@@ -27,8 +31,12 @@ async def greeted(client: Any) -> dict[str, Any]:
     Raises:
         ConfigurationError: no server has a certificate that is accepted. The driver
             would retry that for half a minute, as if the server were down.
-        PyMongoError: no server has answered.
+        PyMongoError: no server has answered. Where nobody listens on this machine, it
+            is raised soon, unless the client has a time of its own for that: the driver
+            would wait as long as for a distant election.
     """
+    started = time.monotonic()
+    has_own_time = client.options.server_selection_timeout != SERVER_SELECTION_TIMEOUT
     asking = asyncio.ensure_future(client.admin.command("hello"))
     # If the caller is cancelled, the client may be closed before it ends.
     asking.add_done_callback(lambda it: it.cancelled() or it.exception())
@@ -38,6 +46,12 @@ async def greeted(client: Any) -> dict[str, Any]:
             refusals = [certificate_refusal(str(each.error)) for each in servers]
             if refusals and all(refusals):
                 raise ConfigurationError(refusals[0])
+            is_late = not has_own_time and time.monotonic() - started > _LOCAL_PATIENCE
+            if is_late and all(
+                each.address[0] in _LOCAL_HOSTS and each.error for each in servers
+            ):
+                message = "; ".join(str(each.error) for each in servers)
+                raise ServerSelectionTimeoutError(message)
         hello: dict[str, Any] = asking.result()
         return hello
     finally:

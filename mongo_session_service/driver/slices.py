@@ -92,7 +92,7 @@ class Pace:
         self._end = time.monotonic() + _SLICE
 
     async def keep(self) -> None:
-        """Let them run if a slice is over."""
+        """Let other tasks run if this slice of time is over."""
         if time.monotonic() >= self._end:
             await asyncio.sleep(0)
             self._end = time.monotonic() + _SLICE

@@ -1,4 +1,4 @@
-"""Snapshot reads: several collections as of one time, and the deployment's clock."""
+"""Snapshots of several collections, change streams, and the clock that orders both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SNAPSHOT: Final = ReadConcern("snapshot")
 NO_TIME: Final = Timestamp(0, 0)
 
 
-class Documents(NamedTuple):
+class Snapshot(NamedTuple):
     """Documents as of one point in time."""
 
     encoded: list[Encoded]
@@ -47,7 +47,7 @@ class Documents(NamedTuple):
         return replies.decode_documents(self.encoded)
 
 
-def check(connection: Connection) -> None:
+def check_watchable(connection: Connection) -> None:
     """Refuse a connection whose changes cannot be watched.
 
     Raises:
@@ -61,8 +61,8 @@ def check(connection: Connection) -> None:
         )
 
 
-async def now(connection: Connection) -> Timestamp:
-    """The latest time that the primary knows.
+async def latest_time(connection: Connection) -> Timestamp:
+    """Ask the primary for the latest time that it knows, which orders all changes.
 
     Raises:
         ConfigurationError: it is a standalone server, or mongomock, and has no clock.
@@ -102,7 +102,7 @@ async def read(
     not_before: Timestamp | None = None,
     whole: bool = True,
     encoded: bool = False,
-) -> Documents:
+) -> Snapshot:
     """Results of an aggregation, from one point in time of every collection.
 
     Args:
@@ -168,7 +168,7 @@ async def _read_primary(
     at: Timestamp | None,
     whole: bool,
     encoded: bool,
-) -> Documents:
+) -> Snapshot:
     # By commands: cursors can neither ask for a point in time nor report it.
     size = connection.limits.reply_documents
     concern = _SNAPSHOT.document | ({} if at is None else {"atClusterTime": at})
@@ -185,7 +185,7 @@ async def _read_primary(
             small = without_collector(partial(replies.decode_small_reply, reply))
         if small is not None and not small["id"]:
             few = small["firstBatch"]
-            found = Documents([reply.raw], small["atClusterTime"], few=few)
+            found = Snapshot([reply.raw], small["atClusterTime"], few=few)
         else:
             documents, cursor = replies.split_reply(reply, "firstBatch")
             encodings: list[Encoded] = [*documents]
@@ -199,7 +199,7 @@ async def _read_primary(
             if left := cursor["id"]:
                 rest = {"killCursors": collection.name, "cursors": [left]}
                 await connection.reply(rest, session)
-            found = Documents(encodings, read_at, is_whole=not left)
+            found = Snapshot(encodings, read_at, is_whole=not left)
         if connection.secondaries is not None:
             # What the caller has seen here must not be missing from a later read.
             connection.secondaries.heard_of(found.at, session)
@@ -211,7 +211,7 @@ async def _read_secondary(
     secondaries: Secondaries,
     collection: Any,
     pipeline: list[dict[str, Any]],
-) -> Documents:
+) -> Snapshot:
     """Read a member that the client prefers.
 
     Raises:
@@ -237,7 +237,7 @@ async def _read_secondary(
             await uninterrupted(kill_client_session(session, secondaries.preference))
             raise
         secondaries.heard_of(session.operation_time, session)
-        return Documents([each.raw for each in results], session.operation_time)
+        return Snapshot([each.raw for each in results], session.operation_time)
 
 
 async def oplog_window(connection: Connection) -> float | None:
@@ -246,12 +246,12 @@ async def oplog_window(connection: Connection) -> float | None:
     first = await oplog.find({}, {"ts": 1}).sort("$natural", 1).limit(1).to_list(1)
     if not first:
         return None
-    latest = await now(connection)
+    latest = await latest_time(connection)
     return float(latest.time - first[0]["ts"].time)
 
 
 async def oplog_window_if_known(connection: Connection) -> float | None:
-    """The same; None as well if MongoDB fails, refuses or takes too long."""
+    """Ask for :func:`oplog_window`; None too if MongoDB fails, refuses or is slow."""
     with suppress(errors.PyMongoError, TimeoutError):
         async with asyncio.timeout(_OPLOG_LIMIT):
             return await oplog_window(connection)

@@ -157,12 +157,12 @@ class _Attempt(Generic[Result]):
         self.is_done = False
         self._count += 1
         if self._count > 1:
-            telemetry.count_retry(self._database)
+            telemetry.count(telemetry.RETRIES, self._database)
         try:
             result = await self._work(txn)
         except PyMongoError as error:
             if isinstance(error, OperationFailure) and error.code == WRITE_CONFLICT:
-                telemetry.count_conflict(self._database)
+                telemetry.count(telemetry.CONFLICTS, self._database)
                 if self._count == self._most:
                     raise LockedError(getattr(error, "collection", "")) from None
             # The driver repeats what has the label, which servers do not always give.

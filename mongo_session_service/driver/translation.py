@@ -180,7 +180,7 @@ def is_turned_away(error: PyMongoError) -> bool:
 
 
 class LoginLostError(PyMongoError):
-    """Nothing was done: the user was dropped. New connections log in again."""
+    """A dropped user, so that nothing was done; new connections log in again."""
 
 
 @contextmanager
@@ -310,7 +310,7 @@ def _refused(error: OperationFailure) -> StorageError:
         return NotAuthorizedError(
             f"MongoDB refused {_refused_command(details)}: the user lacks a privilege."
             " `mongo-session-service grants` prints a role with all that are needed."
-            " See 'Users and privileges' in the documentation."
+            " See docs/operations/mongodb.md#users-and-privileges."
         )
     is_labelled = any(error.has_error_label(label) for label in _TRANSIENT_LABELS)
     if is_labelled or error.code in TRANSIENT_CODES | _LIMIT_CODES:

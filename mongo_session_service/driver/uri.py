@@ -62,7 +62,7 @@ def open_client(uri: str) -> AsyncMongoClient[Any]:
         try:
             return AsyncMongoClient(uri, driver=_DRIVER_INFO)
         except _REFUSALS as error:
-            reason = _reason(uri, error)
+            reason = _rejection(uri, error)
     raise ConfigurationError(
         f"The MongoDB URI cannot be used: {reason}. Expected"
         " mongodb://[user:password@]host[:port]/[database][?options], with reserved"
@@ -80,23 +80,23 @@ def _has_stray_at(uri: str) -> bool:
     return login_and_hosts.count("@") > 1 or "@" in "".join(others)
 
 
-def _reason(uri: str, refusal: Exception) -> str:
+def _rejection(uri: str, refusal: Exception) -> str:
     """Say why the driver rejects a URI, without anything that may be secret."""
-    login, bare = _parted(uri)
+    login, bare = _split_credentials(uri)
     if login is None:
-        return _described(bare, refusal)
+        return _describe_problem(bare, refusal)
     if _UNENCODED.search(login):
         return _ENCODE
     try:
         AsyncMongoClient(bare)
     except _REFUSALS as error:
-        return _described(bare, error)
+        return _describe_problem(bare, error)
     if not all(login.partition(":")):
         return "it has a user without a password, or a password without a user"
     return "its options do not fit its user and password"
 
 
-def _parted(uri: str) -> tuple[str | None, str]:
+def _split_credentials(uri: str) -> tuple[str | None, str]:
     """Part a URI into user and password, as far as found, and the rest."""
     scheme, _, rest = uri.partition("://")
     end = rest.find("?")
@@ -107,7 +107,7 @@ def _parted(uri: str) -> tuple[str | None, str]:
     return (login, f"{scheme}://{hosts}{rest[end:]}") if at else (None, uri)
 
 
-def _described(uri: str, refusal: Exception) -> str:
+def _describe_problem(uri: str, refusal: Exception) -> str:
     """Describe a problem as the driver does, or by its name if that may be secret."""
     is_secret = _SECRET.search(unquote(uri))
     match refusal:
@@ -193,5 +193,5 @@ class ConnectionSettings:
         if Driver.detect(probe) is not Driver.MOCK:
             compat.warn_of_unused_concerns(probe)
         check_names(probe, database, prefix)
-        hooks.check()
+        hooks.check_hooks()
         return cls(database, prefix, transactions, hooks, limits)

@@ -55,7 +55,7 @@ def main(throw_away: str, command: list[str]) -> None:
     while os.read(_STDIN, 1):
         pass
     if throw_away:
-        _remove(throw_away)
+        _remove_directory(throw_away)
 
 
 def _tell(text: str) -> None:
@@ -95,7 +95,7 @@ def _ending(returncode: int) -> str:
     return f"ended with exit code {returncode}"
 
 
-def _remove(directory: str) -> None:
+def _remove_directory(directory: str) -> None:
     """Remove a directory with the thousands of files that mongod may have left."""
     # Imported at the top they would double the time the guard takes to start.
     import shutil  # noqa: PLC0415

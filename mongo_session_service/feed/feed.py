@@ -25,7 +25,6 @@ from mongo_session_service.backend import (
 )
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.driver.cancellation import running_loop
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.feed.inbox import Inbox, Waker
 from mongo_session_service.feed.reader import Reader
 from mongo_session_service.feed.stats import Counters, FeedStats
@@ -48,11 +47,11 @@ class Feed:
         closer: Callable[[], Awaitable[None]] | None,
         limits: Limits,
     ) -> None:
-        """The opener gives the running event loop's connection; the closer closes it.
+        """The opener gives the running event loop's backend; the closer closes it.
 
         There is no closer if the client cannot be used in a thread of the feed's own.
         """
-        self._opener = opener
+        self.opener = opener
         self._closer = closer
         self._limits = limits
         self._reset()
@@ -66,17 +65,12 @@ class Feed:
         self.counters = Counters()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("_opener", "_closer", "_limits")
+        names = ("opener", "_closer", "_limits")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-    async def connection(self) -> Connection:
-        """The connection of the running event loop."""
-        async with self._opener() as opened:
-            return opened.connection
 
     async def open_inbox(
         self, scope: Scope, max_bytes: int, *, wants_partials: bool
@@ -104,9 +98,9 @@ class Feed:
             entered = None
             while entered is None:
                 reader = self._current_reader()
-                entered = reader.admit(inbox)
+                entered = reader.admit_inbox(inbox)
             if self._closer is not None:
-                await _end_with_loop(reader)
+                await _end_reader_with_loops(reader)
             return inbox, await asyncio.wrap_future(entered)
         except BaseException:
             inbox.close()
@@ -119,7 +113,7 @@ class Feed:
             reader, self._reader = self._reader, None
             runners = self._runners
         if reader is not None:
-            reader.stop()
+            reader.stop_soon()
         # They run in other threads, or in event loops that may be closing.
         while any(map(_is_running, runners)):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -149,17 +143,21 @@ class Feed:
     def _current_reader(self) -> Reader:
         with self._lock:
             if self._reader is None or self._reader.has_ended:
-                reader = Reader(self._opener, self.counters)
-                runner = _started(reader, self._closer)
+                reader = Reader(self.opener, self.counters)
+                runner = _start_runner(reader, self._closer)
                 self._runners = [*filter(_is_running, self._runners), runner]
                 self._reader = reader
             return self._reader
 
 
-def _started(reader: Reader, closer: Callable[[], Awaitable[None]] | None) -> _Runner:
+def _start_runner(
+    reader: Reader, closer: Callable[[], Awaitable[None]] | None
+) -> _Runner:
     if closer is None:
-        return asyncio.create_task(reader.run(), context=Context())
-    thread = threading.Thread(target=_run, args=[reader, closer], name=THREAD_NAME)
+        return asyncio.create_task(reader.run_feed(), context=Context())
+    thread = threading.Thread(
+        target=_run_thread, args=[reader, closer], name=THREAD_NAME
+    )
     thread.daemon = True
     reader.thread = thread
     thread.start()
@@ -170,11 +168,11 @@ _served: dict[asyncio.AbstractEventLoop, WeakSet[Reader]] = {}
 """The readers to be told when an event loop ends."""
 
 
-async def _end_with_loop(reader: Reader) -> None:
-    """End a reader with the last of the event loops that it serves."""
+async def _end_reader_with_loops(reader: Reader) -> None:
+    """Have a reader end with the last of the event loops that it serves."""
     loop = asyncio.get_running_loop()
 
-    async def end() -> None:
+    async def leave_readers() -> None:
         readers = list(_served.pop(loop))
         for each in readers:
             each.leave(loop)
@@ -187,7 +185,7 @@ async def _end_with_loop(reader: Reader) -> None:
     if loop not in _served:
         forget_closed_loops(_served)
         _served[loop] = WeakSet()
-        await anext(keep_until_loop_ends(end, loop))
+        await anext(keep_until_loop_ends(leave_readers, loop))
     _served[loop].add(reader)
 
 
@@ -198,16 +196,16 @@ def _is_running(runner: _Runner) -> bool:
     return not runner.done() and runner.get_loop().is_running()
 
 
-def _run(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
+def _run_thread(reader: Reader, closer: Callable[[], Awaitable[None]]) -> None:
+    async def run_and_close() -> None:
         try:
             # Its own task, since a late cancellation must not interrupt the closing.
-            await asyncio.create_task(reader.run())
+            await asyncio.create_task(reader.run_feed())
         finally:
             await closer()
 
     try:
-        asyncio.run(run())
+        asyncio.run(run_and_close())
     finally:
         if not reader.has_ended:  # it could not start
-            reader.end(None)
+            reader.end_run(None)

@@ -22,7 +22,7 @@ _END: Final = 2**63
 
 
 class HeardTurn:
-    """What was received of the turns of one session."""
+    """Record of what was received of the turns of one session."""
 
     def __init__(self, epoch: int = 0, position: int = 0) -> None:
         self._received = (epoch, position)
@@ -36,8 +36,8 @@ class HeardTurn:
         """Note that the turn with this epoch has ended: it says nothing of interest."""
         self._received = max(self._received, (epoch, _END))
 
-    def admit(self, change: Change) -> bool:
-        """Note a ``partial`` or ``turn``; whether it is new, and still of interest."""
+    def is_news(self, change: Change) -> bool:
+        """Note a ``partial`` or ``turn``; tell whether it is new and of interest."""
         if change.turn is None or change.turn_position is None:
             return False
         place = (change.turn.epoch, change.turn_position)
@@ -48,7 +48,7 @@ class HeardTurn:
 
 
 class HeardTurns:
-    """What was received of the turns of many sessions, from their begin on.
+    """Record of what was received of the turns of many sessions, from their begin on.
 
     Of a turn that had begun before, only its status is of interest: the beginning of
     what it says is missing.
@@ -58,8 +58,8 @@ class HeardTurns:
         self._running: dict[SessionKey, tuple[int, HeardTurn]] = {}
         """The epoch of each turn that runs, and what was received of it."""
 
-    def admit(self, change: Change) -> bool:
-        """Note a change; whether it is new, and still of interest."""
+    def is_news(self, change: Change) -> bool:
+        """Note a change, and tell whether it is new and still of interest."""
         key = change.session_key
         if key is None:
             return True
@@ -69,7 +69,7 @@ class HeardTurns:
         if change.turn is None:
             return True
         if change.kind == "partial":
-            return heard is not None and heard.admit(change)
+            return heard is not None and heard.is_news(change)
         status = change.turn.status
         if change.turn.epoch > epoch and status == "running":
             self._running[key] = (change.turn.epoch, HeardTurn())

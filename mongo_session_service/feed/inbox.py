@@ -81,7 +81,7 @@ class Inbox:
     ) -> None:
         self.scope = scope
         self.wants_partials = wants_partials
-        """Whether it receives what running turns say, too."""
+        """Whether partials are put into it, too."""
         self._waker = waker
         self._capacity = capacity
         self._max_bytes = max_bytes
@@ -90,20 +90,19 @@ class Inbox:
         self._notifications: deque[Notification] = deque()
         self._arrived = asyncio.Event()
         self._has_ended = False
-        self._is_closed = False
         self._end: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._notifications)
 
     @property
-    def is_abandoned(self) -> bool:
-        """Whether its reader is gone: it has closed it, or its event loop is closed."""
-        return self._is_closed or self._waker.is_closed
+    def is_over(self) -> bool:
+        """Whether nothing more is read from it, as its event loop may be closed."""
+        return self._has_ended or self._waker.is_closed
 
     @property
     def has_feed_ended(self) -> bool:
-        """Whether it has ended only because the feed was closed."""
+        """Whether the end came because the feed was closed, and not by an error."""
         return self._has_ended and self._end is None
 
     def put(self, notification: Notification) -> bool:
@@ -138,7 +137,6 @@ class Inbox:
 
     def close(self) -> None:
         """End it at once, by its reader: the feed puts nothing more into it."""
-        self._is_closed = True
         self.clear()
         self.end(None)
 

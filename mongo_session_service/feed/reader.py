@@ -1,6 +1,6 @@
 """Feed reader: reads the change stream and delivers changes to subscriptions.
 
-It runs in one event loop. An inbox of another thread is queued by ``admit()`` and
+It runs in one event loop. An inbox of another thread is queued by ``admit_inbox()`` and
 attached between two changes.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import threading
 import time
 from concurrent.futures import Future
@@ -22,21 +21,16 @@ from mongo_session_service import errors
 from mongo_session_service.backend import Backend, Opener
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Dropped, Names
-from mongo_session_service.changes.routing import Router
 from mongo_session_service.changes.stream import Stream
-from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
-from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.supervisor import Supervisor
-from mongo_session_service.feed.inbox import RESYNC, Inbox, Notification
+from mongo_session_service.feed.inbox import Inbox, Notification
+from mongo_session_service.feed.inboxes import Inboxes
+from mongo_session_service.feed.partial_reader import PartialReader
 from mongo_session_service.feed.stats import Counters
+from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
-
-logger = logging.getLogger(__name__)
-
-LINGER: Final = 10.0
-"""Seconds the stream stays open after its last subscription, if event loops remain."""
 
 _SUPERVISOR: Final = Supervisor("The change feed")
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
@@ -49,13 +43,13 @@ _REST: Final = 0.001  # seconds
 class Reader:
     """One run of the feed: from its first subscription to its last, or a failure.
 
-    Everything but ``run()`` can be called from any thread.
+    Everything but ``run_feed()`` can be called from any thread.
     """
 
     def __init__(self, opener: Opener, counters: Counters) -> None:
         self._opener = opener
         self._counters = counters
-        self._router: Router[Inbox] = Router()
+        self._inboxes = Inboxes(counters)
         self._lock = threading.Lock()
         self._waiting: list[tuple[Inbox, Future[Timestamp]]] = []
         self._served: set[asyncio.AbstractEventLoop] = set()
@@ -65,16 +59,12 @@ class Reader:
         self.thread: threading.Thread | None = None
         """The thread that it runs in, if that is its own."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connection: Connection
+        self._partials = PartialReader(counters)
         self._task: asyncio.Task[Any] | None = None
         self._position: Timestamp | None = None
-        self._partial_router: Router[Inbox] = Router()
-        """The subscriptions that want what running turns say, too."""
-        self._partial_position: Timestamp | None = None
-        self._partial_task: asyncio.Task[None] | None = None
         self._emptied_at = time.monotonic()
 
-    def admit(self, inbox: Inbox) -> Future[Timestamp] | None:
+    def admit_inbox(self, inbox: Inbox) -> Future[Timestamp] | None:
         """Deliver to an inbox from now on; None if this run is over.
 
         The result is the time from which on it receives every change.
@@ -98,9 +88,9 @@ class Reader:
         with self._lock:
             self._served.discard(loop)
         if not self._served:
-            self.stop()
+            self.stop_soon()
 
-    def stop(self) -> None:
+    def stop_soon(self) -> None:
         """End soon."""
         with self._lock:
             self.has_ended = True
@@ -110,9 +100,9 @@ class Reader:
 
     def inboxes(self) -> list[Inbox]:
         """The inboxes that somebody reads."""
-        return [each for each in self._router if not each.is_abandoned]
+        return [each for each in self._inboxes.router if not each.is_over]
 
-    async def run(self) -> None:
+    async def run_feed(self) -> None:
         """Read until there are no subscriptions any more, or until it fails."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
@@ -128,27 +118,25 @@ class Reader:
             text = f"The change feed failed with {type(failure).__name__}."
             error = errors.MongoSessionServiceError(text)
         finally:
-            self.end(error)
+            self.end_run(error)
 
     async def _run(self) -> None:
         if self.has_ended:
             return
         async with self._opener() as opened:
-            connection = self._connection = opened.connection
-            snapshots.check(connection)
+            snapshots.check_watchable(opened.connection)
+            self._partials.connection = opened.connection
             try:
-                await self._follow_all(opened)
+                await self._follow_streams(opened)
             finally:
-                if self._partial_task is not None:
-                    self._partial_task.cancel()
-                    await asyncio.wait({self._partial_task})
+                await self._partials.close_stream()
 
-    async def _follow_all(self, opened: Backend) -> None:
+    async def _follow_streams(self, opened: Backend) -> None:
         """Follow one stream after the other, until there are no subscriptions."""
         connection = opened.connection
-        names = Names.of(connection)
-        while not self._is_over():
-            start = await connection.retry(snapshots.now, connection)
+        names = Names.of_connection(connection)
+        while not self._is_over(connection.limits):
+            start = await connection.retry(snapshots.latest_time, connection)
             pipeline = decoder.pipeline(names)
             stream = Stream(connection, names, pipeline, start)
             self._position = start
@@ -160,73 +148,26 @@ class Reader:
             finally:
                 await stream.close()
 
-    def _start_partials(self) -> None:
-        if self._partial_task is None or self._partial_task.done():
-            follow = self._follow_partials(self._connection)
-            self._partial_task = asyncio.create_task(follow)
-
-    async def _follow_partials(self, connection: Connection) -> None:
-        """Deliver what running turns say, as long as a subscription wants it."""
-        names = Names.of(connection)
-        pipeline = decoder.partials_pipeline(connection.partials.name)
-        while True:
-            start = await connection.retry(snapshots.now, connection)
-            stream = Stream(connection, names, pipeline, start)
-            self._partial_position = start
-            self._attach_waiting()
-            try:
-                await self._read_partials(stream, connection.hooks)
-            except errors.HistoryLostError as error:
-                self._resynchronise(self._partial_router, error)
-                await asyncio.sleep(PAUSE_AFTER_LOSS)
-            else:
-                return
-            finally:
-                self._partial_position = None
-                await stream.close()
-
-    async def _read_partials(self, stream: Stream, hooks: Hooks) -> None:
-        wanted_at = time.monotonic()
-        while time.monotonic() - wanted_at < LINGER:
-            for each in self._partial_router:
-                if each.is_abandoned:
-                    self._partial_router.detach(each)
-            if self._partial_router:
-                wanted_at = time.monotonic()
-            change = await stream.next_change()
-            if change is not None:
-                self._dispatch_partial(change, hooks)
-
-    def _dispatch_partial(self, change: Document, hooks: Hooks) -> None:
-        document = change.get("fullDocument") or {}
-        item = decoder.turn_progress(document, hooks)
-        if item and (recipients := self._partial_router.recipients(item)):
-            size, at = len(bson.encode(document)), decoder.cluster_time(change)
-            notification = Notification(at, decoder.readable_change(item), size)
-            for inbox in recipients if notification.change else ():
-                self._deliver(inbox, notification)
-
     async def _follow(self, backend: Backend, stream: Stream, names: Names) -> None:
         """Dispatch the stream's changes until it cannot be resumed."""
         connection = backend.connection
         reopened, measured_at, swept_at = 0, 0.0, 0.0
-        while not self._is_over():
-            if self._partial_task is not None and self._partial_task.done():
-                self._partial_task.result()
+        while not self._is_over(connection.limits):
+            self._partials.raise_failure()
             try:
                 change = await stream.next_change()
             except errors.HistoryLostError as error:
                 # Subscriptions attached from here on wait until the next stream has
                 # started; nothing is delivered before.
                 self._position = None
-                self._resynchronise(self._router, error)
+                self._inboxes.resynchronise(error)
                 await asyncio.sleep(PAUSE_AFTER_LOSS)
                 return
             self._counters.heard(change)
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
             if change is not None:
-                item = decoder.interpret(change, names, connection.hooks)
+                item = decoder.decode_change(change, names, connection.hooks)
                 self._dispatch(item, change)
                 if isinstance(item, decoder.Created):
                     backend.sweep.expect(item.document.get("expire_time"))
@@ -239,17 +180,11 @@ class Reader:
                     await asyncio.sleep(_REST)
             if time.monotonic() - swept_at > _SWEPT_EVERY:
                 swept_at = time.monotonic()
-                self._detach_abandoned()
+                self._inboxes.detach_ended()
             if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
                 measured_at = time.monotonic()
                 window = await snapshots.oplog_window_if_known(connection)
                 self._counters.oplog_window = window
-
-    def _detach_abandoned(self) -> None:
-        """Detach what was closed, or left open in an event loop that is closed."""
-        for each in self._router:
-            if each.is_abandoned:
-                self._router.detach(each)
 
     def _dispatch(self, item: decoder.ChangeEvent | None, change: Document) -> None:
         """Put what a change event means into the inboxes that it concerns."""
@@ -261,78 +196,47 @@ class Reader:
         at = decoder.cluster_time(change)
         notification = Notification(at, None)
         size = 0
-        for inbox, payload in self._router.route(item, decoder.transaction_of(change)):
+        for inbox, payload in self._inboxes.router.route(
+            item, decoder.transaction_of(change)
+        ):
             if notification.change is not payload:
                 size = size or len(bson.encode(change))
                 notification = Notification(at, payload, size)
-            self._deliver(inbox, notification)
-
-    def _deliver(self, inbox: Inbox, notification: Notification) -> None:
-        try:
-            has_room = inbox.is_abandoned or inbox.put(notification)
-        except RuntimeError:  # its loop is closed
-            has_room = True
-        if not has_room:
-            self._counters.drops += 1
-            inbox.clear()
-            self._end_inbox(inbox, errors.SlowSubscriberError(None))
-        elif inbox.is_abandoned:
-            self._router.detach(inbox)
-
-    def _end_inbox(self, inbox: Inbox, error: Exception | None) -> None:
-        self._router.detach(inbox)
-        inbox.end(error)
-
-    def _resynchronise(
-        self, router: Router[Inbox], error: errors.HistoryLostError
-    ) -> None:
-        """Have session subscriptions read from storage, and end all others."""
-        logger.warning("The change feed restarts. %s", error)
-        self._counters.resyncs += 1
-        for each in router:
-            if each.scope.is_session:
-                each.clear()
-                self._deliver(each, RESYNC)
-            else:
-                self._end_inbox(each, error)
+            self._inboxes.deliver(inbox, notification)
 
     def _attach_waiting(self) -> None:
-        if self._position is None:
+        position = self._position
+        if position is None:
             return  # the stream is not open yet; this is called again when it is
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for inbox, future in waiting:
-            if inbox.wants_partials and self._partial_position is None:
-                with self._lock:
-                    self._waiting.append((inbox, future))  # until that stream is open
-                self._start_partials()
-            elif future.set_running_or_notify_cancel():
-                self._router.attach(inbox)
-                position = self._position
-                if inbox.wants_partials:
-                    self._partial_router.attach(inbox)
-                    position = max(position, self._partial_position or position)
-                future.set_result(position)
+        for inbox, entered in waiting:
+            self._inboxes.router.attach(inbox)
+            if inbox.wants_partials:
+                self._partials.admit_inbox(inbox, entered, position)
+            elif entered.set_running_or_notify_cancel():
+                entered.set_result(position)
 
-    def _is_over(self) -> bool:
+    def _is_over(self, limits: Limits) -> bool:
         with self._lock:
-            if self._router or self._waiting:
+            if self._inboxes.router or self._waiting:
                 self._emptied_at = time.monotonic()
-            elif time.monotonic() - self._emptied_at > LINGER:
+            elif time.monotonic() - self._emptied_at > limits.feed_linger_seconds:
                 self.has_ended = True
             elif all(each.is_closed() for each in self._served):
                 self.has_ended = True  # no subscriber is left to come back
             return self.has_ended
 
-    def end(self, error: Exception | None) -> None:
+    def end_run(self, error: Exception | None) -> None:
         """End all subscriptions."""
         with self._lock:
             self.has_ended = True
             waiting, self._waiting = self._waiting, []
         closed = errors.MongoSessionServiceError("The service was closed meanwhile.")
-        for _, future in waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(copy.copy(error or closed))
-        for each in self._router:
-            self._end_inbox(each, error)
+        opening = [it for _, it in waiting]
+        opening += [it for _, it, _ in self._partials.waiting]
+        for entered in opening:
+            if entered.set_running_or_notify_cancel():
+                entered.set_exception(copy.copy(error or closed))
+        self._inboxes.end_all(error)
         self._counters.is_running = False

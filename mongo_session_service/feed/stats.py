@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -87,21 +87,10 @@ _PREFIX: Final = f"{NAME}.feed"
 _CONSUMER: Final = "messaging.consumer.group.name"
 
 
-class Observed(Protocol):
-    """A service whose feed statistics are reported."""
-
-    @property
-    def database_name(self) -> str:
-        """The label of its metrics."""
-
-    def feed_stats(self) -> FeedStats:
-        """Its feed statistics."""
-
-
 _observed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def observe(service: Observed) -> None:
+def observe(service: Any) -> None:
     """Report a service's feed statistics as metrics for as long as it lives."""
     _observed.add(service)
 

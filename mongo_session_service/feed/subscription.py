@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 from bson.timestamp import Timestamp
@@ -18,8 +17,8 @@ from mongo_session_service.changes.decoder import (
     Appended,
     Trimmed,
     Updated,
+    decode_turn_progress,
     readable_change,
-    turn_progress,
 )
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
@@ -39,7 +38,7 @@ from mongo_session_service.feed.heard_turns import HeardTurn, HeardTurns
 from mongo_session_service.feed.inbox import Inbox, Notification
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
-from mongo_session_service.model.records import Marker, SessionKey
+from mongo_session_service.model.records import Document, Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import event_log, queries
 from mongo_session_service.sessions.snapshot_read import (
@@ -57,7 +56,7 @@ class TurnView(NamedTuple):
     past_epoch: int = 0
     """The epoch of the latest that is over."""
     said: Sequence[Change] = ()
-    """What the running one has said and noted, and not stored."""
+    """Changes that tell what the running one has said and noted, and not stored."""
     stored_ids: Sequence[str] = ()
     """The ids of the events that it has stored."""
 
@@ -122,7 +121,7 @@ async def load_view(
         missed += [each for each in map(readable_change, appended) if each]
         is_complete = page.is_last
         if is_complete:
-            missed += _shared_state(key, heads, hooks, update_time)
+            missed += _shared_state_changes(key, heads, hooks, update_time)
             details = Details.of(session)
             if "title" in session or details.labels:  # an empty title was removed
                 updated = Updated(key, details, update_time, session, hooks)
@@ -137,7 +136,6 @@ async def load_view(
 async def _load_turn(
     connection: Connection, key: SessionKey, session: dict[str, Any], at: Timestamp
 ) -> TurnView:
-    """The turn of a session, and what was said in it."""
     turn = session.get("turn") or {}
     if "holder" not in turn:
         return TurnView(turn.get("epoch", 0))
@@ -149,7 +147,7 @@ async def _load_turn(
     read = await in_slices(found.decoded())
     stored_ids = [each["event"]["id"] for each in read if "n" not in each["_id"]]
     stored = {*stored_ids}
-    items = [turn_progress(each, connection.hooks) for each in read]
+    items = [decode_turn_progress(each, connection.hooks) for each in read]
     changes = [readable_change(each) for each in items if each]
     said = [
         each
@@ -165,14 +163,13 @@ async def _snapshot_at_cut(
     heads: list[dict[str, Any]],
     at: Timestamp,
 ) -> Change:
-    """The state of a session that was trimmed, as of where its log begins."""
     where = {"_id": key.event_id(0)}
     page = await event_log.read_page(connection, where, at=at)
     (beginning,) = page.events
     return Trimmed(key, beginning, heads, connection.hooks).change()
 
 
-def _shared_state(
+def _shared_state_changes(
     key: SessionKey, stored: list[dict[str, Any]], hooks: Hooks, time: float
 ) -> list[Change]:
     """State of the app and the user, as the changes that may have been missed."""
@@ -234,7 +231,7 @@ class Subscription:
         self._feed = feed
         self._max_bytes = max_bytes
         self._wants_partials = partials
-        self._turns = HeardTurns()
+        self._turns = HeardTurns() if partials else None
         self._inbox: Inbox | None = None
         self._since = _THE_BEGINNING
         self._has_begun = self._is_closed = False
@@ -278,16 +275,15 @@ class Subscription:
 
     async def __anext__(self) -> Change:
         while change := (await self._next_notification()).change:
-            if self._turns.admit(change):
+            if self._turns is None or self._turns.is_news(change):
                 return change
         raise StopAsyncIteration
 
     async def _begin(self) -> None:
-        """Deliver everything that is committed from now on."""
         await self._open_inbox()
-        connection = await self._feed.connection()
-        async with connection.call():
-            self._since = await connection.retry(snapshots.now, connection)
+        async with self._feed.opener() as backend:
+            at = backend.connection
+            self._since = await at.retry(snapshots.latest_time, at)
 
     async def _open_inbox(self) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""
@@ -347,6 +343,26 @@ class SessionSubscription(Subscription):
         """The session's revision as delivered so far; None before the first change."""
         return self._revision
 
+    async def earlier(self, before_revision: int) -> AsyncGenerator[list[Change]]:
+        """The session's events before a revision in pages, the latest first.
+
+        Raises:
+            SessionNotFoundError: it is not stored any more.
+        """
+        wanted = event_log.LogRange(before=before_revision, newest_first=True)
+        pages: AsyncGenerator[list[Document]] | None = None
+        while True:
+            async with self._feed.opener() as backend:
+                at, created = backend.connection, self._create_time
+                pages = pages or event_log.read_log(
+                    at, self._key, wanted, created=created
+                )
+                page = await anext(pages, None)
+            if page is None:
+                return
+            appended = (Appended(self._key, each, at.hooks) for each in page)
+            yield [each for each in map(readable_change, appended) if each]
+
     @property
     def is_following(self) -> bool:
         """Whether the next change comes from the feed, not from storage."""
@@ -366,18 +382,18 @@ class SessionSubscription(Subscription):
             if not self._is_following and self.inbox.has_feed_ended:
                 break  # by the service, which must not be reopened
             if self._is_following:
-                await self._receive()
+                await self._queue_next()
             else:
                 await self._catch_up()
         raise StopAsyncIteration
 
-    async def _receive(self) -> None:
+    async def _queue_next(self) -> None:
         """Queue the next change of the inbox, unless it is known or too far ahead."""
         change = (await self._next_notification()).change
         if change is None:
             self._is_following = False
         elif change.kind in {"partial", "turn"}:
-            self._waiting += [change] if self._turn.admit(change) else []
+            self._waiting += [change] if self._turn.is_news(change) else []
         elif change.kind != "appended":
             self._waiting.append(change)
         else:
@@ -408,11 +424,15 @@ class SessionSubscription(Subscription):
         """Queue what was missed, and follow if that is complete."""
         # A new inbox: the old one may have overflowed with what is read here.
         position = await self._open_inbox()
-        connection = await self._feed.connection()
-        load = partial(load_view, with_partials=self._wants_partials)
-        async with connection.call():
-            view = await connection.retry(
-                load, connection, self._key, self._revision, position
+        async with self._feed.opener() as backend:
+            at = backend.connection
+            view = await at.retry(
+                load_view,
+                at,
+                self._key,
+                self._revision,
+                position,
+                with_partials=self._wants_partials,
             )
         if self._is_closed:
             return
@@ -442,6 +462,6 @@ class SessionSubscription(Subscription):
         if view.is_complete:
             self._turn.note_over(view.turn.past_epoch)
             self._turn.note_stored(view.turn.stored_ids)
-            self._waiting.extend(filter(self._turn.admit, view.turn.said))
+            self._waiting.extend(filter(self._turn.is_news, view.turn.said))
             self._since = view.at
             self._is_following = True

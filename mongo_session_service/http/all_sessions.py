@@ -27,8 +27,8 @@ from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.validation import check_id, lookup_id
 from mongo_session_service.schema.indexes import BY_ACTIVITY
 from mongo_session_service.schema.setup import has_index
-from mongo_session_service.service import MongoSessionService, backend_of
-from mongo_session_service.sessions import directory
+from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.sessions import search
 
 _MAX_COUNT: Final = 100
 """Sessions of an app that are counted, at most."""
@@ -70,8 +70,8 @@ class AllSessions(SessionResources):
         shown = []
         query = shapes.SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
         async with self.answering():
-            async with backend_of(self.service).call() as opened:
-                names = await directory.apps(opened.connection)
+            async with backends_of(self.service).call() as opened:
+                names = await search.list_apps(opened.connection)
             for name in filter(partial(lookup_id, "app_name"), names):
                 scope = Scope(name, self._within.user_id)
                 if self._within.app_name not in {None, name}:
@@ -99,7 +99,7 @@ class AllSessions(SessionResources):
             searches = (query.session_id, query.label, query.waiting)
             is_search = query.title is not None or any(searches)
             if query.order_by is None and scope.user_id is None and not is_search:
-                async with backend_of(self.service).call() as opened:
+                async with backends_of(self.service).call() as opened:
                     at = opened.connection
                     if await at.retry(has_index, at, BY_ACTIVITY):
                         order = "update_time"
@@ -153,7 +153,7 @@ class AllSessions(SessionResources):
         """Tell what all this is limited to, and the database if that may be known."""
         place = None
         if self._shows_place:
-            async with backend_of(self.service).call() as opened:
+            async with backends_of(self.service).call() as opened:
                 nodes = opened.connection.client.nodes
             server = ", ".join(sorted(f"{host}:{port}" for host, port in nodes))
             place = {"name": self.service.database_name, "server": server}
@@ -185,7 +185,7 @@ class AllSessions(SessionResources):
                 scope, is_shown, opening, query.partials
             )
             opening.pop_all()
-        return self.stream_of(outlines, permit=permit, actions=None)
+        return self.stream_of(outlines, permit=permit)
 
     async def _permitted(
         self, request: Request, rows: list[dict[str, Any]]

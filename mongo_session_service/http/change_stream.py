@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Final, NamedTuple, TypeAlias, cast
 
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.platform import time
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
@@ -31,7 +31,7 @@ from mongo_session_service.http.reading_budget import PIECE, ReadingBudget, Rese
 from mongo_session_service.http.shapes import StreamStart
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.service import MongoSessionService, backends_of
 
 try:
     from sse_starlette.sse import EventSourceResponse
@@ -56,9 +56,6 @@ _FAREWELL: Final = 1.0
 _NEVER: Final = 10**9
 """Seconds between comments of sse-starlette, which would cut into what is sent."""
 
-_EVENT_ID: Final = re.compile(r"[0-9]{1,18}(-[0-9]{1,18}-[0-9]{1,18})?", re.ASCII)
-"""A revision, and if there is one the place of a partial: its turn and its position."""
-
 _END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -69,29 +66,24 @@ class Frame(NamedTuple):
     data: str
     id: str | None = None
 
-    def pieces(self) -> Iterator[bytes]:
-        """Encode it a piece at a time; its text is shared by all its readers."""
-        named = "" if self.id is None else f"id: {self.id}\n"
-        begin = f"event: {self.kind}\n{named}data: "
-        if len(self.data) < PIECE:
-            yield f"{begin}{self.data}\n\n".encode()
-            return
-        yield begin.encode()
-        for at in range(0, len(self.data), PIECE):
-            yield self.data[at : at + PIECE].encode()
-        yield b"\n\n"
-
 
 def pieces_of(frames: list[Frame]) -> Iterator[bytes]:
-    """Encode frames: small ones together, large ones a piece at a time."""
-    joined = b""
-    for frame in frames:
-        for piece in frame.pieces():
-            if joined and len(joined) + len(piece) > PIECE:
-                yield joined
-                joined = b""
-            joined += piece
-    yield joined
+    """Encode frames: small ones together, large ones a piece at a time.
+
+    Their texts are shared by all their readers.
+    """
+    begun = ""
+    for kind, data, id_ in frames:
+        if begun and len(begun) + len(data) > PIECE:
+            yield begun.encode()
+            begun = ""
+        named = "" if id_ is None else f"id: {id_}\n"
+        begun += f"event: {kind}\n{named}data: "
+        for at in range(0, len(data) - PIECE + 1, PIECE):
+            yield (begun + data[at : at + PIECE]).encode()
+            begun = ""
+        begun += data[len(data) // PIECE * PIECE :] + "\n\n"
+    yield begun.encode()
 
 
 class Outbox:
@@ -132,10 +124,13 @@ class Content:
     """Everything that happens to one session."""
 
     def __init__(
-        self, subscription: SessionSubscription, start: Start, budget: ReadingBudget
+        self,
+        subscription: SessionSubscription,
+        after_partial: tuple[int, int] | None,
+        budget: ReadingBudget,
     ) -> None:
         self._subscription = subscription
-        self._after_partial = start.after_partial
+        self._after_partial = after_partial
         self._budget = budget
         self._held: Reservation | None = None
         self._page: deque[Frame] = deque()
@@ -182,16 +177,60 @@ class Content:
             self._held.release()
 
     def _frame_of(self, change: Change) -> Frame:
-        return Frame(change.kind, change.json_text, self._id_of(change))
-
-    def _id_of(self, change: Change) -> str | None:
-        """The id by which a client resumes after a change, if it can."""
+        """Make its frame, with the id by which a client resumes after it, if it can."""
         if change.turn is not None and change.turn_position is not None:
             self._after_partial = (change.turn.epoch, change.turn_position)
         elif change.revision is None:
-            return None
+            return Frame(change.kind, change.json_text)
         place = (self._subscription.last_revision, *(self._after_partial or ()))
-        return "-".join(map(str, place))
+        return Frame(change.kind, change.json_text, "-".join(map(str, place)))
+
+
+class Earlier:
+    """The events of a session before a revision, the latest first."""
+
+    def __init__(
+        self, pages: AsyncGenerator[list[Change]], budget: ReadingBudget
+    ) -> None:
+        self._pages = pages
+        self._budget = budget
+        self._held: Reservation | None = None
+        self._page: deque[Frame] = deque()
+        self._is_over = False
+
+    async def next_frame(self) -> Frame | None:
+        """Read on, as far as clients have taken what was read; None at the end."""
+        while not self._page and not self._is_over:
+            self._held = await self._budget.reserve_page()
+            await self._read_page()
+            self._held.shrink(each.data for each in self._page)
+        if not self._page:
+            return None
+        frame = self._page.popleft()
+        if not self._page and self._held is not None:
+            self._held.release()
+        return frame
+
+    async def _read_page(self) -> None:
+        pace = Pace()
+        try:
+            changes = await anext(self._pages, None)
+        except SessionNotFoundError:  # which the other source tells
+            self._is_over = True
+            return
+        for each in changes or ():
+            self._page.append(Frame("earlier", each.json_text))
+            await pace.keep()
+        if changes is None:
+            self._is_over = True
+            self._page.append(Frame("beginning", "{}"))
+
+    def close(self) -> None:
+        """End it at once."""
+        self._is_over = True
+        self._page.clear()
+        if self._held is not None:
+            self._held.release()
 
 
 class Outlines:
@@ -205,97 +244,97 @@ class Outlines:
         self._subscription = subscription
         self.close = subscription.close
         self._is_shown = is_shown
+        self._first: Frame | None = None
+
+    def tell_deleted(self, key: SessionKey) -> None:
+        """Tell first of a session that was deleted while its reader was away."""
+        gone = Change(kind="deleted", **key.id, time=time.get_time())
+        self._first = Frame(gone.kind, gone.json_text)
 
     async def next_frame(self) -> Frame | None:
         """Wait for what is to be sent next; None at the end."""
+        first, self._first = self._first, None
+        if first is not None:
+            return first
         async for change in self._subscription:
             if change.kind != "partial" and await self._is_shown(change):
                 return Frame(change.kind, change.outline_text)
         return None
 
 
-Source: TypeAlias = "Content | DeletedContent | Outlines"
+Source: TypeAlias = Content | Earlier | Outlines
 
 
-class Start(NamedTuple):
-    """Beginning of a session's stream."""
+class StreamPlace(NamedTuple):
+    """How far a client has come in a session's stream, as the id of an event says."""
 
-    after_revision: int | None = None
-    is_reconnect: bool = False
-    with_history: bool = False
-    with_partials: bool = False
-    after_partial: tuple[int, int] | None = None
+    revision: int
+    partial: tuple[int, int] | None = None
 
     @classmethod
-    def of_request(cls, query: StreamStart, last_event_id: str | None) -> Start:
-        """Read where a stream is to begin; an id of a former stream goes first.
-
-        Raises:
-            InvalidInputError: there are two beginnings, or the id is no id of a stream.
-        """
-        with_history = query.history is not None
-        if with_history and query.after_revision is not None:
-            raise InvalidInputError("Give history or after_revision, not both.")
-        start = cls(
-            query.after_revision,
-            with_history=with_history,
-            with_partials=query.partials,
-        )
+    def of_id(cls, last_event_id: str | None) -> StreamPlace | None:
+        """Read an id; None for none."""
         if last_event_id is None:
-            return start
-        if not _EVENT_ID.fullmatch(last_event_id):
-            raise InvalidInputError("Last-Event-ID is not an id of this stream.")
-        revision, *place = map(int, last_event_id.split("-"))
-        after_partial = (place[0], place[1]) if place and query.partials else None
-        return start._replace(
-            after_revision=revision, is_reconnect=True, after_partial=after_partial
-        )
+            return None
+        revision, *partial = map(int, last_event_id.split("-"))
+        return cls(revision, (partial[0], partial[1]) if partial else None)
 
 
 async def open_content(
-    service: MongoSessionService, key: SessionKey, start: Start, budget: ReadingBudget
-) -> Content:
+    service: MongoSessionService,
+    key: SessionKey,
+    start: StreamStart,
+    place: StreamPlace | None,
+    budget: ReadingBudget,
+) -> list[Source]:
     """Open the stream of a session, and read what it begins with.
 
-    A client that comes back from where the session has not come to begins anew.
+    A client that comes back goes on after its place; if the session has not come to it,
+    it begins anew.
 
     Raises:
-        InvalidInputError: the session has not reached the revision, or was trimmed.
+        InvalidInputError: there are two beginnings; or the session has not reached the
+            revision, or was trimmed.
         SessionNotFoundError: it is not stored.
     """
-    after_revision, is_reconnect, with_history, partials, after_partial = start
-    size = backend_of(service).limits.http_unread_bytes
-    from_start = with_history and after_revision is None
+    if start.history is not None and start.after_revision is not None:
+        raise InvalidInputError("Give history or after_revision, not both.")
+    size = backends_of(service).limits.http_unread_bytes
+    after = start.after_revision if place is None else place.revision
+    before = start.before_revision
     log_begins = 0
     while True:
-        after = log_begins if from_start else after_revision
+        from_start = start.history == "all" and after is None
+        partial = place.partial if place is not None and start.partials else None
         try:
             async with AsyncExitStack() as opening:
                 held = await budget.reserve_page()
                 opening.callback(held.release)
                 subscription = service.watch(
                     *key,
-                    after_revision=after,
+                    after_revision=log_begins if from_start else after,
                     max_bytes=size,
-                    partials=partials,
-                    after_partial=after_partial,
+                    partials=start.partials,
+                    after_partial=partial,
                 )
                 await opening.enter_async_context(subscription)
                 # After the subscription: if the session is recreated in between, the
                 # subscription delivers ``deleted``.
                 first = await _read_snapshot(service, key) if from_start else None
-                content = Content(
-                    cast("SessionSubscription", subscription), start, budget
-                )
+                subscription = cast("SessionSubscription", subscription)
+                content = Content(subscription, partial, budget)
                 await content.begin(held, first)
                 opening.pop_all()
-                return content
+                if after is None:
+                    before = (subscription.last_revision or 0) + 1
+                if start.history != "newest_first" or before is None:
+                    return [content]
+                return [content, Earlier(subscription.earlier(before), budget)]
         except InvalidInputError as error:
-            if isinstance(error, TrimmedError) and from_start:
+            if from_start and isinstance(error, TrimmedError):
                 log_begins = error.log_begins
-            elif is_reconnect:
-                after_revision, is_reconnect = None, False
-                from_start = with_history
+            elif place is not None:
+                place = after = None
             else:
                 raise
 
@@ -305,30 +344,13 @@ async def _read_snapshot(service: MongoSessionService, key: SessionKey) -> Chang
         return await anext(changes)
 
 
-class DeletedContent:
-    """What is told of a session that was deleted while its reader was away."""
-
-    def __init__(self, key: SessionKey) -> None:
-        self._key: SessionKey | None = key
-
-    async def next_frame(self) -> Frame | None:
-        """Return the one change, then the end."""
-        if self._key is None:
-            return None
-        gone = Change(kind="deleted", **self._key.id, time=time.get_time())
-        self._key = None
-        return Frame(gone.kind, gone.json_text)
-
-    def close(self) -> None:
-        """Tell nothing more."""
-        self._key = None
-
-
 class ChangeStream(EventSourceResponse):
     """Sends what its sources have until the first of them ends, or nobody may read it.
 
     A reader that takes nothing for ``http_unread_seconds`` is cut off.
     """
+
+    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -351,7 +373,7 @@ class ChangeStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
-        asking = asyncio.create_task(self._ask_again())
+        asking = asyncio.create_task(self._recheck_permission())
         is_open = False
 
         async def send_in_time(message: Message) -> None:
@@ -394,7 +416,7 @@ class ChangeStream(EventSourceResponse):
         for each in self._sources:
             each.close()
 
-    async def _ask_again(self) -> None:
+    async def _recheck_permission(self) -> None:
         """End the stream once its client may not read any more."""
         try:
             while True:

@@ -18,7 +18,7 @@ from mongo_session_service.changes.routing import Scope
 from mongo_session_service.http.all_sessions import AllSessions
 from mongo_session_service.http.permission import Authorize, Permission
 from mongo_session_service.http.problems import add_error_handlers
-from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.service import MongoSessionService, backends_of
 
 _LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
 
@@ -75,7 +75,7 @@ def live_app(
         ConfigurationError: ``authorize`` cannot be called.
     """
     within = Scope(app_name, user_id)
-    seconds = backend_of(service).limits.http_authorize_seconds
+    seconds = backends_of(service).limits.http_authorize_seconds
     permission = Permission(authorize, seconds, within)
     # Who has a token is the developer, who may know which database this is.
     resources = AllSessions(service, permission, within, shows_place=token is not None)

@@ -1,4 +1,4 @@
-"""ProblemDetails details: the one form that a refusal over HTTP has (RFC 9457)."""
+"""Problem details: the one form that a refusal over HTTP has (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -101,16 +101,18 @@ def refusal_of(error: Exception) -> Response:
                 for name, each in zip(named, mistakes, strict=True)
             ]
             return refusal(422, "; ".join(told), errors=mistakes)
-        case DocumentTooLargeError():
-            return refusal(413, error.message)
-        case InvalidInputError():
-            return refusal(422, error.message)
+        case DocumentTooLargeError() | InvalidInputError():
+            is_too_large = isinstance(error, DocumentTooLargeError)
+            return refusal(413 if is_too_large else 422, error.message)
         case SessionNotFoundError():
             return refusal(404, "There is no such session.")
         case StaleSessionError():
             why = "The session was written to meanwhile. Load it, and try again."
             return refusal(409, why)
-        case AlreadyExistsError() | LeaseLostError() | TurnTakenError():
+        case TurnTakenError():
+            why = "Another turn of the session runs. Wait for its end, or stop it."
+            return refusal(409, why)
+        case AlreadyExistsError() | LeaseLostError():
             return refusal(409, str(error))
         case UnknownOutcomeError():
             return refusal(503, "It is not known whether this was done.")

@@ -81,13 +81,16 @@ class HeldText(Response):
 
     media_type = "application/json"
 
-    def __init__(self, text: str, held: Reservation, seconds: float) -> None:
+    def __init__(
+        self, text: str, seconds: float, held: Reservation | None = None
+    ) -> None:
         """Wait for so long whenever the client takes nothing."""
         super().__init__(None, headers=problems.NO_STORE)
         self._text = text
         self._held = held
         self._seconds = seconds
-        held.shrink([text])
+        if held is not None:
+            held.shrink([text])
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,8 +105,9 @@ class HeldText(Response):
                 async with asyncio.timeout(self._seconds):
                     await send({**body, "body": piece, "more_body": True})
         except TimeoutError:
-            logger.info("A client's page of events ends. It did not read.")
+            logger.info("A client's answer ends. It did not read.")
         finally:
             self._text = ""
-            self._held.release()
+            if self._held is not None:
+                self._held.release()
         await send({**body, "body": b""})

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
-    Coroutine,
     Iterable,
     Mapping,
+    Sequence,
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
-from urllib.parse import unquote, urlsplit
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from fastapi import APIRouter, Depends, Header, Query
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, Depends, Query
 from google.adk.agents.run_config import (  # type: ignore[attr-defined]
     RunConfig,
     StreamingMode,
@@ -28,14 +24,9 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Match
-from starlette.types import Message
-from starlette.types import Scope as ASGIScope
-from typing_extensions import override
+from starlette.responses import JSONResponse, Response
 
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.routing import Scope
@@ -49,20 +40,20 @@ from mongo_session_service.errors import (
 from mongo_session_service.http import problems, shapes
 from mongo_session_service.http.change_stream import (
     ChangeStream,
-    DeletedContent,
     Outlines,
     Source,
-    Start,
+    StreamPlace,
     open_content,
 )
 from mongo_session_service.http.permission import Action, Authorize, Permission
 from mongo_session_service.http.reading_budget import HeldText, ReadingBudget
-from mongo_session_service.http.shapes import AppName, SessionId, UserId
+from mongo_session_service.http.request_checks import SessionRoute
+from mongo_session_service.http.shapes import AppName, SessionChange, SessionId, UserId
 from mongo_session_service.model.records import SessionKey, session_key
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_id
-from mongo_session_service.service import MongoSessionService, backend_of
-from mongo_session_service.sessions import directory
+from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.sessions import search
 
 EVAL_PREFIXES: Final = ("adk-eval-session-", "___eval___session___")
 """What the ids of sessions begin with that ADK's evaluations make."""
@@ -78,16 +69,6 @@ def _scope(app_name: AppName, user_id: UserId) -> Scope:
 
 Key: TypeAlias = Annotated[SessionKey, Depends(_key)]
 OfUser: TypeAlias = Annotated[Scope, Depends(_scope)]
-
-_USER: Final = "/apps/{app_name}/users/{user_id}"
-_SESSION: Final = f"{_USER}/sessions/{{session_id}}"
-
-_SLASH: Final = re.compile(rb"%2[Ff]")
-_STAND_IN: Final = "\udc2f"
-"""Of a slash in an id: no path that is decoded holds it."""
-
-_MAX_BODY: Final = 65_536
-"""Bytes of a request's body."""
 
 _INTERRUPT_SECONDS: Final = 10.0
 """Seconds that a turn which is interrupted has to end."""
@@ -112,137 +93,7 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     }.items()
 }
 
-
-_EVENT_STREAM: Final = {"media_type": "text/event-stream"}
-
-_CREATED: Final[dict[str, Any]] = {"status_code": 201}
-_ACCEPTED: Final[dict[str, Any]] = {"status_code": 202}
-_STREAM: Final[tuple[Any, dict[str, Any]]] = (
-    shapes.SessionChange,
-    {"response_class": type("EventStream", (Response,), _EVENT_STREAM)},
-)
-
-
-class SessionRoute(APIRoute):
-    """A route that refuses by problem details, and parameters that nobody reads."""
-
-    query_parameters: ClassVar[frozenset[str]] = frozenset()
-    """Names of others that the application reads itself."""
-
-    @override
-    def matches(self, scope: ASGIScope) -> tuple[Match, ASGIScope]:
-        """Match a path whose ids may hold slashes, as ``%2F``."""
-        pieces = _SLASH.split(scope.get("raw_path", b""))
-        if len(pieces) == 1 or scope["type"] != "http":
-            return super().matches(scope)
-        path = _STAND_IN.join(unquote(each.decode("latin-1")) for each in pieces)
-        match, found = super().matches({**scope, "path": path})
-        names = found.get("path_params", {})
-        found["path_params"] = {
-            k: it.replace(_STAND_IN, "/") for k, it in names.items()
-        }
-        return match, found
-
-    @override
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Make the function that answers a request."""
-        answer = super().get_route_handler()
-        known = self.query_parameters.union(*map(_names, self.dependant.query_params))
-
-        async def answer_or_refuse(request: Request) -> Response:
-            try:
-                _check_query(request, known)
-                if request.method in {"GET", "HEAD"}:
-                    return await answer(request)
-                _check_origin(request)
-                _check_content_type(request)
-                return await answer(_with_limited_body(request))
-            except problems.REFUSED as error:
-                return problems.refusal_of(error)
-
-        return answer_or_refuse
-
-
-def _names(parameter: Any) -> set[str]:
-    """Name the query parameters that a function's parameter takes: those of a model."""
-    model = parameter.field_info.annotation
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return {info.alias or name for name, info in model.model_fields.items()}
-    return {parameter.alias}
-
-
-def _check_query(request: Request, known: Collection[str]) -> None:
-    """Refuse parameters that nobody reads: they may be misspelt.
-
-    Raises:
-        RequestValidationError: one is unknown, or there twice.
-    """
-    names = [name for name, _ in request.query_params.multi_items()]
-    mistakes = [
-        {"loc": ("query", name), "msg": why, "type": kind}
-        for name in dict.fromkeys(names)
-        for is_so, why, kind in (
-            (name not in known, "Unknown parameter", "unknown_parameter"),
-            (
-                name != "label" and names.count(name) > 1,
-                "Give this parameter once",
-                "doubled_parameter",
-            ),
-        )
-        if is_so
-    ]
-    if mistakes:
-        raise RequestValidationError(mistakes)
-
-
-def _check_origin(request: Request) -> None:
-    """Refuse what another site may have a browser send with its user's cookies.
-
-    A page of this server says so in ``Origin``. A form can set no header, and a script
-    of another site none but those that the server allows it.
-
-    Raises:
-        HTTPException: neither is so.
-    """
-    try:
-        origin = urlsplit(request.headers.get("origin", "")).netloc
-    except ValueError:
-        origin = ""
-    is_own = bool(origin) and origin == request.headers.get("host")
-    if not is_own and "x-requested-with" not in request.headers:
-        message = (
-            "Writing needs an Origin of this server, as its own pages send it, or the"
-            " header X-Requested-With, with any value."
-        )
-        raise HTTPException(403, message)
-
-
-def _check_content_type(request: Request) -> None:
-    """Refuse a body that does not say that it is JSON.
-
-    Raises:
-        HTTPException: it says something else, or nothing.
-    """
-    has_body = request.headers.get("content-length", "0") != "0"
-    if has_body or "transfer-encoding" in request.headers:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip()
-        if kind.lower() != "application/json":
-            raise HTTPException(415, "Send JSON, as application/json.")
-
-
-def _with_limited_body(request: Request) -> Request:
-    """Return a request whose body cannot be read beyond its limit."""
-    length = 0
-
-    async def receive() -> Message:
-        nonlocal length
-        message = await request.receive()
-        length += len(message.get("body", b""))
-        if length > _MAX_BODY:
-            raise HTTPException(413, f"Send {_MAX_BODY:,} bytes at most.")
-        return message
-
-    return Request(request.scope, receive)
+_ONE: Final = "/sessions/{session_id}"
 
 
 def sessions_router(
@@ -297,7 +148,7 @@ def sessions_router(
     Raises:
         ConfigurationError: ``authorize`` cannot be called.
     """
-    limits = backend_of(service).limits
+    limits = backends_of(service).limits
     permission = Permission(authorize, limits.http_authorize_seconds)
     return SessionResources(service, permission, runner).router(query_parameters)
 
@@ -314,7 +165,7 @@ class SessionResources:
         self.service = service
         self.permission = permission
         self.runner = runner
-        self.limits = backend_of(service).limits
+        self.limits = backends_of(service).limits
         self.budget = ReadingBudget(
             self.limits.http_held_bytes, self.limits.http_reading_bytes
         )
@@ -323,61 +174,62 @@ class SessionResources:
         """Make the routes; see :func:`sessions_router`."""
         names = {"query_parameters": frozenset(query_parameters)}
         router = APIRouter(
-            route_class=type("SessionRoute", (SessionRoute,), names),
+            route_class=type("NamedSessionRoute", (SessionRoute,), names),
             responses=_REFUSALS,
             tags=["sessions"],
         )
-        for method, path, endpoint, model, more in (
-            ("GET", f"{_USER}/sessions", self.list_sessions, shapes.SessionList, {}),
-            ("GET", _SESSION, self.get_session, Session, {}),
-            ("PATCH", _SESSION, self.update_session, shapes.SessionRow, {}),
-            ("DELETE", _SESSION, self.delete_session, None, {}),
-            ("GET", f"{_SESSION}/events", self.list_events, shapes.EventList, {}),
-            (
-                "POST",
-                f"{_SESSION}/fork",
-                self.fork_session,
-                shapes.SessionRow,
-                _CREATED,
-            ),
-            ("DELETE", f"{_SESSION}/turn", self.stop_turn, None, _ACCEPTED),
-            ("GET", f"{_SESSION}/changes", self.stream_session, *_STREAM),
-            ("GET", f"{_USER}/changes", self.stream_user, *_STREAM),
-        ):
+
+        routes: list[tuple[Action | None, str, str, Any, Any, int]] = [
+            ("list", "GET", "/sessions", self.list_sessions, shapes.SessionList, 200),
+            ("read", "GET", _ONE, self.get_session, Session, 200),
+            ("update", "PATCH", _ONE, self.update_session, shapes.SessionRow, 200),
+            ("delete", "DELETE", _ONE, self.delete_session, None, 200),
+            ("read", "GET", f"{_ONE}/events", self.list_events, shapes.EventList, 200),
+            ("fork", "POST", f"{_ONE}/fork", self.fork_session, shapes.SessionRow, 201),
+            ("run", "POST", f"{_ONE}/turns", self.start_turn, shapes.TurnBegun, 202),
+            ("stop", "DELETE", f"{_ONE}/turn", self.stop_turn, None, 202),
+            ("read", "GET", f"{_ONE}/changes", self.stream_session, SessionChange, 200),
+            # It asks by itself, also about the session whose content is wanted.
+            (None, "GET", "/changes", self.stream_user, SessionChange, 200),
+        ]
+        for action, method, path, endpoint, model, status in routes:
+            if action == "run" and self.runner is None:
+                continue
             router.add_api_route(
-                path, endpoint, methods=[method], response_model=model, **more
-            )
-        if self.runner is not None:
-            router.add_api_route(
-                f"{_SESSION}/turns",
-                self.start_turn,
-                methods=["POST"],
-                response_model=shapes.TurnBegun,
-                **_ACCEPTED,
+                f"/apps/{{app_name}}/users/{{user_id}}{path}",
+                endpoint,
+                methods=[method],
+                response_model=model,
+                response_class=ChangeStream if model is SessionChange else JSONResponse,
+                status_code=status,
+                dependencies=[self._asks(action)] if action else [],
             )
         return router
 
+    def _asks(self, action: Action) -> Any:
+        """Make the dependency of a route that asks for the permission to it."""
+
+        async def ask_of_user(request: Request, scope: OfUser) -> None:
+            await self.permission.require(request, scope, action)
+
+        async def ask_of_session(request: Request, key: Key) -> None:
+            await self.permission.require(request, key, action)
+
+        return Depends(ask_of_user if action == "list" else ask_of_session)
+
     async def list_sessions(
-        self,
-        request: Request,
-        scope: OfUser,
-        query: Annotated[shapes.SessionQuery, Query()],
+        self, scope: OfUser, query: Annotated[shapes.SessionQuery, Query()]
     ) -> Response:
         """Lists a user's sessions, a page at a time; the latest first."""
-        await self.permission.require(request, scope, "list")
         async with self.answering():
             order = query.order_by or "create_time"
             rows, token = await self.find_rows(scope, query, order)
         return json_response({"sessions": rows, "next_page_token": token})
 
     async def get_session(
-        self,
-        request: Request,
-        key: Key,
-        query: Annotated[shapes.SessionRead, Query()],
+        self, key: Key, query: Annotated[shapes.SessionRead, Query()]
     ) -> Response:
         """Shows a session as ADK's own server does."""
-        await self.permission.require(request, key, "read")
         recent, at_revision = query.num_recent_events, query.at_revision
         if at_revision is not None and query.after_timestamp is not None:
             raise InvalidInputError("Give at_revision or afterTimestamp, not both.")
@@ -395,27 +247,20 @@ class SessionResources:
                     del session.events[: max(len(session.events) - recent, 0)]
         if session is None:
             raise session_not_found_error(key.session_id)
-        return text_response(await session_text(session))
+        text = await session_text(session)
+        return HeldText(text, self.limits.http_unread_seconds)
 
     async def list_events(
-        self,
-        request: Request,
-        key: Key,
-        query: Annotated[shapes.EventQuery, Query()],
+        self, key: Key, query: Annotated[shapes.EventQuery, Query()]
     ) -> Response:
         """Lists a session's events, a page at a time."""
-        await self.permission.require(request, key, "read")
         shown: list[str] = []
         size, has_more, pace = 0, False, Pace()
         async with self.answering(), AsyncExitStack() as reading:
             held = await self.budget.reserve_page()
             reading.callback(held.release)
             found = self.service.iter_events(
-                **key.id,
-                after_revision=query.after_revision,
-                before_revision=query.before_revision,
-                newest_first=query.newest_first,
-                limit=query.limit + 1,
+                **key.id, **query.model_dump() | {"limit": query.limit + 1}
             )
             async with aclosing(found):
                 async for revision, event in found:
@@ -427,59 +272,40 @@ class SessionResources:
                     shown.append(public_view.json_text(fields))
                     size += len(shown[-1])
                     await pace.keep()
-            more = str(has_more).lower()
-            text = f'{{"events":[{",".join(shown)}],"has_more":{more}}}'
+            text = text_with_events({"has_more": has_more}, shown)
             reading.pop_all()
-        return HeldText(text, held, self.limits.http_unread_seconds)
+        return HeldText(text, self.limits.http_unread_seconds, held)
 
-    async def update_session(
-        self,
-        request: Request,
-        key: Key,
-        update: shapes.SessionUpdate,
-    ) -> Response:
+    async def update_session(self, key: Key, update: shapes.SessionUpdate) -> Response:
         """Changes a session's title and labels; what is left out stays as it is."""
-        await self.permission.require(request, key, "update")
         fields = update.model_dump(exclude_unset=True)
         found = await self.service.update_session(**key.id, **fields)
         return json_response(row_of(found))
 
     async def fork_session(
-        self,
-        request: Request,
-        key: Key,
-        fork: shapes.ForkRequest | None = None,
+        self, key: Key, fork: shapes.ForkRequest | None = None
     ) -> Response:
         """Creates a session of the same user with the events up to a revision."""
-        await self.permission.require(request, key, "fork")
         revision = None if fork is None else fork.at_revision
         forked = await self.service.fork_session(**key.id, at_revision=revision)
-        scope = Scope(key.app_name, key.user_id)
-        rows = await self.find_by_id(scope, forked.id)
+        rows = await self.find_by_id(key.app_name, key.user_id, forked.id)
         if not rows:
             raise session_not_found_error(forked.id)
         return json_response(rows[0], 201)
 
-    async def delete_session(
-        self,
-        request: Request,
-        key: Key,
-    ) -> Response:
+    async def delete_session(self, key: Key) -> Response:
         """Deletes a session, if it is stored."""
-        await self.permission.require(request, key, "delete")
         await self.service.delete_session(**key.id)
-        return text_response("null")
+        return json_response(None)
 
-    async def start_turn(
-        self,
-        request: Request,
-        key: Key,
-        asked: shapes.TurnRequest,
-    ) -> Response:
+    async def start_turn(self, key: Key, asked: shapes.TurnRequest) -> Response:
         """Runs the agent in a turn of a session, which goes on without this request."""
-        await self.permission.require(request, key, "run")
         if self.runner is None or key.app_name != self.runner.app_name:
             raise session_not_found_error(key.session_id)
+        asks = asked.new_message is not None and asked.new_message.parts
+        if not (asks or asked.invocation_id):  # ADK would call the model all the same
+            why = "Give a newMessage with parts, or an invocationId."
+            raise HTTPException(422, why)
         mode = StreamingMode.SSE if asked.streaming else StreamingMode.NONE
         names = ("new_message", "state_delta", "invocation_id")
         given: dict[str, Any] = {name: getattr(asked, name) for name in names}
@@ -495,24 +321,20 @@ class SessionResources:
         return json_response({"epoch": running.epoch}, 202)
 
     async def stop_turn(
-        self,
-        request: Request,
-        key: Key,
-        stop: shapes.TurnStop | None = None,
+        self, key: Key, stop: shapes.TurnStop | None = None
     ) -> Response:
         """Stops the turn of a session, in whichever process it runs."""
-        await self.permission.require(request, key, "stop")
         reason = None if stop is None else stop.reason
         if not await self.service.stop_turn(**key.id, reason=reason):
             raise HTTPException(404, "No turn of this session is running.")
-        return text_response("null", 202)
+        return json_response(None, 202)
 
     async def stream_session(
         self,
         request: Request,
         key: Key,
         query: Annotated[shapes.StreamStart, Query()],
-        last_event_id: Annotated[str | None, Header()] = None,
+        last_event_id: shapes.LastEventId = None,
     ) -> Response:
         """Streams a session's changes, as server-sent events.
 
@@ -520,34 +342,30 @@ class SessionResources:
         ``Last-Event-ID``. The stream ends by ``deleted``, or by ``trouble``, whose data
         is a ``reason``.
         """
-
-        async def permit() -> None:
-            await self.permission.require(request, key, "read")
-
-        start = Start.of_request(query, last_event_id)
-        await permit()
+        place = StreamPlace.of_id(last_event_id)
         async with self.answering():
             actions = await self.permission.allowed_actions(request, key)
-            content = await open_content(self.service, key, start, self.budget)
-        return self.stream_of(content, permit=permit, actions=actions)
+            content = await open_content(self.service, key, query, place, self.budget)
+        permit = partial(self.permission.require, request, key, "read")
+        return self.stream_of(*content, permit=permit, actions=actions)
 
     async def stream_user(
         self,
         request: Request,
         scope: OfUser,
         query: Annotated[shapes.UserStreamStart, Query()],
-        last_event_id: Annotated[str | None, Header()] = None,
+        last_event_id: shapes.LastEventId = None,
     ) -> Response:
         """Streams what happens to a user's sessions from now on, as server-sent events.
 
         Without events, state and what turns say. ``session_id`` adds the whole content
         of one session, and ``id``s that resume it.
         """
-        start = Start.of_request(query, last_event_id)
+        place = StreamPlace.of_id(last_event_id)
         key = None
         if query.session_id is not None:
             key = session_key(*scope[:2], query.session_id)  # type: ignore[arg-type]  # the path has both
-        elif start != Start(with_partials=query.partials):
+        elif place or query.has_beginning:
             message = "after_revision and history need a session_id."
             raise InvalidInputError(message)
 
@@ -562,21 +380,22 @@ class SessionResources:
             )
 
         await permit()
-        actions = None
+        actions: list[Action] = []
         async with self.answering(), AsyncExitStack() as opening:
-            sources: list[Source] = [
-                await self.open_outlines(scope, is_shown, opening, query.partials)
-            ]
+            outlines = await self.open_outlines(
+                scope, is_shown, opening, query.partials
+            )
+            sources: list[Source] = [outlines]
             if key is not None:
                 actions = await self.permission.allowed_actions(request, key)
                 try:
-                    sources.append(
-                        await open_content(self.service, key, start, self.budget)
+                    sources += await open_content(
+                        self.service, key, query, place, self.budget
                     )
                 except SessionNotFoundError:
-                    if not start.is_reconnect:
+                    if place is None:
                         raise
-                    sources.append(DeletedContent(key))
+                    outlines.tell_deleted(key)
             opening.pop_all()
         return self.stream_of(*sources, permit=permit, actions=actions)
 
@@ -596,29 +415,32 @@ class SessionResources:
         self,
         *sources: Source,
         permit: Callable[[], Awaitable[None]],
-        actions: list[Action] | None,
+        actions: Sequence[Action] = (),
     ) -> ChangeStream:
         """Make a stream; its headers name the actions that its reader may do."""
-        headers = {} if actions is None else {"Permitted-Actions": ", ".join(actions)}
+        headers = {"Permitted-Actions": ", ".join(actions)} if actions else {}
         return ChangeStream(
-            *sources,
-            permit=permit,
-            limits=self.limits,
-            headers=headers,
+            *sources, permit=permit, limits=self.limits, headers=headers
         )
 
     async def find_rows(
-        self, scope: Scope, query: shapes.SessionQuery, order_by: Any
+        self,
+        scope: Scope,
+        query: shapes.SessionQuery,
+        order_by: Literal["create_time", "update_time"],
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Find a page of an app's or a user's sessions, and the token of the next."""
+        app_name, user_id, _ = scope
+        app_name = check_id("app_name", app_name)
         if query.session_id is not None:
-            return await self.find_by_id(scope, query.session_id.strip()), None
+            session_id = check_id("session_id", query.session_id.strip())
+            return await self.find_by_id(app_name, user_id, session_id), None
         rows: list[dict[str, Any]] = []
         token = query.page_token
         for _ in range(_MOST_LOOKS):
             page = await self.service.find_sessions(
-                app_name=scope.app_name or "",  # which is refused
-                user_id=scope.user_id,
+                app_name=app_name,
+                user_id=user_id,
                 title=query.title,
                 labels=query.labels or None,
                 waiting=True if query.waiting else None,
@@ -637,13 +459,13 @@ class SessionResources:
                 break
         return rows, token
 
-    async def find_by_id(self, scope: Scope, session_id: str) -> list[dict[str, Any]]:
-        """Find the sessions of a scope that have an id."""
-        app_name = check_id("app_name", scope.app_name)
-        check_id("session_id", session_id)
-        async with backend_of(self.service).call() as opened:
+    async def find_by_id(
+        self, app_name: str, user_id: str | None, session_id: str
+    ) -> list[dict[str, Any]]:
+        """Find the sessions of an app, or of a user of it, that have an id."""
+        async with backends_of(self.service).call() as opened:
             at = opened.connection
-            found = await directory.with_id(at, app_name, scope.user_id, session_id)
+            found = await search.find_by_id(at, app_name, user_id, session_id)
         return [row_of(each) for each in found]
 
     @asynccontextmanager
@@ -674,13 +496,9 @@ def row_of(summary: SessionSummary) -> dict[str, Any]:
     return {**names, "session_id": summary.id, **rest}
 
 
-def json_response(fields: Mapping[str, object], status: int = 200) -> Response:
-    """Answer with the public view of some fields."""
-    return text_response(public_view.json_text(fields), status)
-
-
-def text_response(text: str, status: int = 200) -> Response:
-    """Answer with JSON."""
+def json_response(fields: Mapping[str, object] | None, status: int = 200) -> Response:
+    """Answer with the public view of some fields, or with null."""
+    text = "null" if fields is None else public_view.json_text(fields)
     return Response(text, status, problems.NO_STORE, "application/json")
 
 
@@ -691,9 +509,12 @@ async def session_text(session: Session) -> str:
         text = public_view.json_text({"event": each})
         events.append(text.removeprefix('{"event":').removesuffix("}"))
         await pace.keep()
-    bare = public_view.public_view(
-        {"session": session.model_copy(update={"events": []})}
-    )
-    rest = public_view.json_text(bare["session"] | {"events": None})
-    head, _, tail = rest.rpartition('"events":null')
-    return f'{head}"events":[{",".join(events)}]{tail}'
+    names = {it.alias or name: name for name, it in Session.model_fields.items()}
+    del names["events"]
+    fields = {alias: getattr(session, name) for alias, name in names.items()}
+    return text_with_events(fields, events)
+
+
+def text_with_events(fields: Mapping[str, object], events: Iterable[str]) -> str:
+    """Write the public view of some fields, and events that are encoded already."""
+    return f'{public_view.json_text(fields)[:-1]},"events":[{",".join(events)}]}}'

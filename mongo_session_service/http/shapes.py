@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from fastapi import Path
+from fastapi import Header, Path
 from google.adk.events.event import Event
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +25,11 @@ SessionId: TypeAlias = Annotated[
 
 Revision: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 """Number of events appended to a session."""
+
+LastEventId: TypeAlias = Annotated[
+    str | None, Header(pattern=r"^[0-9]{1,18}(-[0-9]{1,18}-[0-9]{1,18})?$")
+]
+"""A revision, and if there is one the place of a partial: its turn and its position."""
 
 
 class SessionRow(BaseModel):
@@ -197,9 +202,21 @@ class StreamStart(StreamQuery):
     after_revision: Revision | None = Field(
         default=None, description="By the events after this revision, however old."
     )
-    history: Literal["all"] | None = Field(
-        default=None, description="By a snapshot without an id, and then every event."
+    history: Literal["all", "newest_first"] | None = Field(
+        default=None,
+        description="all: by a snapshot without an id, and then every event."
+        " newest_first: by a snapshot, and beside what happens from then on the events"
+        " before it as 'earlier', the latest first; 'beginning' ends these.",
     )
+    before_revision: Revision | None = Field(
+        default=None,
+        description="With newest_first and Last-Event-ID: 'earlier' goes on before it.",
+    )
+
+    @property
+    def has_beginning(self) -> bool:
+        """Tell whether a beginning is given."""
+        return {self.after_revision, self.before_revision, self.history} != {None}
 
 
 class UserStreamStart(OutlineQuery, StreamStart):

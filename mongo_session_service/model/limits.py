@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one service may hold at once, and how long it waits."""
+    """Sizes and counts that one service may hold at once, and how long it waits."""
 
     queued_writes: int = 4096
     """Writes that are encoded and wait; as many again may wait for a lock."""
@@ -49,6 +49,8 @@ class Limits:
     reader elsewhere receives a token half as late, on average, and 10 ms."""
     partial_bytes: int = 8_000_000
     """Bytes of what they say that are written at once."""
+    partial_unwritten_bytes: int = 64_000_000
+    """Bytes of what they say that may wait for MongoDB to be back."""
     stop_poll_seconds: float = 0.5
     """Seconds between looks whether running turns are to be stopped."""
     abort_seconds: float = 0.5
@@ -83,6 +85,13 @@ class Limits:
     """Bytes after which ``reseal`` ends a page, with the document that reaches them."""
     inbox_changes: int = 1024
     """Changes that may wait to be read by one subscriber."""
+    stream_await_seconds: float = 1.0
+    """Seconds that the server holds a request for more changes, abandoned ones too."""
+    stream_silence_seconds: float = 15.0
+    """Seconds without a reply after which a change stream is reopened."""
+    feed_linger_seconds: float = 10.0
+    """Seconds a change stream stays open after its last subscription, if event loops
+    remain."""
     sweep_interval: float = 60.0
     """Seconds between two looks for expired sessions, at most; infinite for none."""
     sweep_rest: float = 1.0
@@ -91,6 +100,8 @@ class Limits:
     """Seconds after which a sweep leaves a locked session for later."""
     removed_events: int = 1000
     """Events removed in one transaction: about 30 ms, and 200 kB of MongoDB's oplog."""
+    redacted_events: int = 100
+    """Events redacted in one transaction."""
     prune_page: int = 1000
     """Idle or old sessions found by one query of ``prune``."""
     http_authorize_seconds: float = 10.0

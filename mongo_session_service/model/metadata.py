@@ -32,7 +32,7 @@ MAX_TTL: Final = 100 * 365.25 * 86400
 
 
 class NotGiven(Enum):
-    """What tells an argument that is left out from one that is None."""
+    """Marks an argument that is left out, where None has a meaning."""
 
     NOT_GIVEN = "not given"
 
@@ -72,13 +72,13 @@ class Details:
         return self if self.ttl is None else replace(self, expire_time=now + self.ttl)
 
     def shown(self) -> dict[str, Any]:
-        """What they are to people: only those it has, labels by name."""
+        """Show them to people: only those it has, labels by name."""
         shown = {name: getattr(self, name) for name in DETAILS}
         shown["labels"] = dict(sorted(self.labels.items())) or None
         return {name: value for name, value in shown.items() if value is not None}
 
     def fields(self) -> dict[str, Any]:
-        """What they are in a session's document: only those it has."""
+        """Return them as fields of a session's document: only those it has."""
         fields = self.shown()
         if self.labels:
             fields["labels"] = label_list(self.labels)
@@ -171,7 +171,7 @@ def titled(state: dict[str, Any], title: str | None) -> dict[str, Any]:
 def changed_fields(
     title: object, labels: object, ttl: object, expire_time: object, now: float
 ) -> dict[str, Any]:
-    """What an update sets in a session's document; None for what it removes."""
+    """Return the fields that an update sets in a session; None for those it removes."""
     fields: dict[str, Any] = {}
     if title is not NOT_GIVEN:
         fields["title"] = NO_TITLE if title is None else check_title(title)
@@ -191,6 +191,11 @@ def changed_fields(
 def check_title(title: object) -> str:
     """A title that can be stored."""
     return _check_short("title", title, MAX_TITLE)
+
+
+def check_title_part(part: object) -> str:
+    """Return a text that a title may have in it."""
+    return _check_short("title_contains", part, MAX_TITLE)
 
 
 def check_stored_title(title: object) -> str:

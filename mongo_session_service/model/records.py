@@ -144,7 +144,7 @@ class Append(NamedTuple):
     title: str | NotGiven | None = NOT_GIVEN
     """The session's new title, if it changes; None for none."""
     waiting: WaitingStep = WaitingStep()
-    """What it asks of people, or answers for them."""
+    """Its questions to people, or answers for them."""
 
     @property
     def size(self) -> int:

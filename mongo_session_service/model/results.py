@@ -28,7 +28,7 @@ class WaitingCall(BaseModel):
     since: float
     """When it was called, in seconds since 1970."""
     revision: int
-    """Of the event that called it."""
+    """The revision of the event that called it."""
 
 
 @public
@@ -50,7 +50,7 @@ class SessionSummary(BaseModel):
     """How many of these were trimmed."""
     create_time: float
     last_update_time: float
-    """Of the last event, or of the creation."""
+    """The time of the last event, or of the creation."""
     ttl: float | None = None
     """Seconds that it lives after its last append."""
     expire_time: float | None = None
@@ -111,12 +111,12 @@ class UserEvent(NamedTuple):
 
 
 class Redactable(NamedTuple):
-    """What a redaction would replace."""
+    """Events and state that a redaction would replace."""
 
     events: int
     """Those that were not redacted before."""
     state_keys: tuple[str, ...]
-    """Keys of state whose values come from the events, as ADK shows them."""
+    """Keys of state whose values come from the events and are not the replacement."""
 
 
 @public
@@ -141,4 +141,4 @@ class Erased:
     app_states: int
     dead_letters: int
     checkpoints: int
-    """Of consumers: removed with their app, or no longer naming the erased user."""
+    """Those of consumers: removed with their app, or naming the erased user no more."""

@@ -18,8 +18,8 @@ from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.wording import indefinite
 
 MAX_ID_BYTES: Final = 4096
-"""Of an id in UTF-8. Every event's ``_id`` has three, and MongoDB reports a change only
-if they fit into 16 MB twice, beside the event."""
+"""Bytes of an id in UTF-8. Every event's ``_id`` has three, and MongoDB reports a
+change only if they fit into 16 MB twice, beside the event."""
 
 
 def check_id(what: str, value: object) -> str:
@@ -52,6 +52,14 @@ def check_string(what: str, value: object) -> str:
         message = f"{what} must be a string, not {type(value).__name__}."
         raise InvalidInputError(message)
     return str.__str__(value)  # a subclass may have methods of its own
+
+
+def check_scope(app_name: object, user_id: object) -> tuple[str | None, str | None]:
+    """Return an app and one of its users, each None for all."""
+    app = None if app_name is None else check_id("app_name", app_name)
+    if user_id is not None and app is None:
+        raise InvalidInputError("A user_id needs its app_name.")
+    return app, None if user_id is None else check_id("user_id", user_id)
 
 
 def lookup_id(what: str, value: object) -> str | None:

@@ -20,7 +20,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """What so many of something are called."""
+    """Return the noun for so many of something."""
     return noun if number == 1 else f"{noun}s"
 
 

@@ -13,6 +13,7 @@ from pymongo.errors import NetworkTimeout, PyMongoError
 from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, is_apart
+from mongo_session_service.codec.waiting_fields import WAITING_FIELDS
 from mongo_session_service.driver.client_sessions import ClientSessions
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
@@ -26,7 +27,7 @@ from mongo_session_service.errors import (
     stale_session_error,
     turn_lost_error,
 )
-from mongo_session_service.model.metadata import NOT_GIVEN
+from mongo_session_service.model.metadata import DETAILS, NOT_GIVEN
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -36,7 +37,6 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.details import ANNOUNCED, announce_details
 from mongo_session_service.sessions.queries import (
     TURN_EPOCH,
     TURN_FIRST_REVISION,
@@ -48,6 +48,9 @@ from mongo_session_service.sessions.store import (
     find_session_document,
 )
 from mongo_session_service.sessions.waiting_log import waiting_after_batch
+
+ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
+"""The fields of a session that subscribers receive when one of them is changed."""
 
 
 class BatchRefusedError(Exception):
@@ -100,9 +103,9 @@ class BatchStore:
             first, *others = (each.write for each in planned)
             alone = (is_lone or not at.has_transactions) and not others
             if alone and is_one_document(first):
-                await self._create(first, limit)
+                await self._insert_alone(first, limit)
             else:
-                write = partial(self._write, planned)
+                write = partial(self._write_statements, planned)
                 async with self._client_sessions.borrow() as session:
                     await run_transaction(
                         at, write, limit=limit, attempts=attempts, session=session
@@ -111,9 +114,10 @@ class BatchStore:
             if is_duplicate_key(error):
                 raise BatchRefusedError from None
             raise
-        telemetry.count_commit(self._connection.database.name, len(planned))
+        database = self._connection.database.name
+        telemetry.record_size(telemetry.BATCH_SIZES, database, len(planned))
 
-    async def _create(self, new: NewSession, limit: float) -> None:
+    async def _insert_alone(self, new: NewSession, limit: float) -> None:
         """Store a session that sets nothing but its own state."""
         at = self._connection
         document = documents.session_document(new)
@@ -128,7 +132,7 @@ class BatchStore:
             except TimeoutError:
                 raise NetworkTimeout from None
 
-    async def _write(self, planned: list[PlannedWrite], txn: Txn) -> None:
+    async def _write_statements(self, planned: list[PlannedWrite], txn: Txn) -> None:
         created = [write for write, *_ in planned if isinstance(write, NewSession)]
         appends = [write for write, *_ in planned if isinstance(write, Append)]
         # Shared state ends as the last append has it, which is what subscribers who
@@ -255,7 +259,8 @@ class BatchStore:
             seen = marker._replace(ttl=expected.ttl, expires=expected.expires)
             if may_retry and expected == seen:
                 raise OtherTtlError(marker)
-            telemetry.count_stale(self._connection.database.name)
+            database = self._connection.database.name
+            telemetry.count(telemetry.STALE_APPENDS, database)
             raise stale_session_error(
                 write.key.session_id, expected.describe_change(marker)
             )
@@ -264,6 +269,17 @@ class BatchStore:
             raise AlreadyExistsError(f"{which} already exists.")
         revision: int = stored["_id"]["revision"]
         return revision
+
+
+async def announce_details(connection: Connection, session: Document, txn: Txn) -> None:
+    """Inform the change feed of a session's details, in the transaction that sets them.
+
+    It looks at no updates of sessions: each append is one.
+    """
+    id_ = queries.announcement_id(session["_id"], queries.UPDATED)
+    details: Document = {name: session[name] for name in ANNOUNCED if name in session}
+    await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
+    await connection.sessions.delete_one({"_id": id_}, session=txn)
 
 
 class Update(NamedTuple):

@@ -1,4 +1,4 @@
-"""Deletion: removing sessions and their events in steps of bounded size.
+"""Deletion: removing sessions in steps of bounded size, and reserving their ids.
 
 One transaction cannot delete 200,000 events. So a transaction replaces a long session
 with a *tombstone*, further ones remove its events, and the last one removes the
@@ -10,13 +10,20 @@ session with its id.
 Each step updates the tombstone in the transaction that removes the events: a step that
 comes late finds no tombstone, and cannot remove events of a new session with the same
 id.
+
+A *reservation* holds the id of a session that a fork or an import is storing. It is
+such a document too, but names its holder, who renews its ``expire_time``. The session's
+own document replaces it at the end, so that no reader sees a part of the session.
+Removing it makes it a tombstone first: its holder cannot store the session any more.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
 from mongo_session_service.driver.calls import repeat
@@ -27,7 +34,15 @@ from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import reporting_partial_removal
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.reservations import FORK, IMPORT, TOMBSTONE_TIME
+
+FORK: Final = "held_by"
+"""The field of a reservation that names the fork that holds it."""
+
+IMPORT: Final = "claimed_by"
+"""The field of a reservation that names the import that holds it."""
+
+TOMBSTONE_TIME: Final = 0.0
+"""The ``expire_time`` of a tombstone; a reservation that is held has a later one."""
 
 SESSIONS_AT_ONCE: Final = 50
 """Short sessions removed in one transaction."""
@@ -43,8 +58,42 @@ MAKE_TOMBSTONE: Final = {"$set": {"expire_time": TOMBSTONE_TIME}, "$inc": {"step
 It changes the document each time, so that concurrent transactions conflict.
 """
 
-ATTEMPTS: Final = 10
+PLACE_ATTEMPTS: Final = 10
 """How often an id that was found free may turn out to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservations:
+    """The reservations of one fork or import."""
+
+    holder_field: Literal["held_by", "claimed_by"]
+    lifetime: float
+    """Seconds until a reservation expires, unless it is renewed."""
+    holder: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def new(self, connection: Connection, id_: Document) -> Document:
+        """A reservation of the session with this ``_id``."""
+        expire_time = connection.clock.now() + self.lifetime
+        return {"_id": id_, **self._fields(expire_time)}
+
+    def renewal(self, connection: Connection) -> Document | list[Document]:
+        """The update that renews a reservation, or takes over another holder's."""
+        if connection.driver is Driver.MOCK:
+            expire_time: Any = connection.clock.now() + self.lifetime
+            return {"$set": self._fields(expire_time)}
+        # By the server's clock, which decides when a reservation is removed.
+        return [{"$set": self._fields({"$add": [queries.SERVER_TIME, self.lifetime]})}]
+
+    def held(self, key: SessionKey, holder: str | None = None) -> Document:
+        """The filter for a session's reservation, as long as its holder has it.
+
+        The holder is another import's, if it is to be taken over.
+        """
+        own = {"_id": key.id, self.holder_field: holder or self.holder}
+        return {**own, "expire_time": {"$gt": TOMBSTONE_TIME}}
+
+    def _fields(self, expire_time: Any) -> Document:
+        return {"expire_time": expire_time, "steps": 0, self.holder_field: self.holder}
 
 
 class Removal(NamedTuple):
@@ -65,7 +114,7 @@ def expired(connection: Connection) -> Document:
         return queries.expired(connection.clock.now())
     is_over = {"$lte": ["$expire_time", queries.SERVER_TIME]}
     # In an expression a missing time is before every other, so it is excluded first.
-    return {**queries.has_expiry(), "$expr": is_over}
+    return {**queries.expiring(), "$expr": is_over}
 
 
 def deletable(connection: Connection) -> Document:
@@ -81,12 +130,12 @@ def is_session(document: Document) -> bool:
     return "revision" in document
 
 
-def _tombstone(key: SessionKey) -> Document:
-    """The filter for a session's tombstone."""
-    return {"_id": key.id, **queries.expired(TOMBSTONE_TIME)}
+def tombstone_filter(id_: Document) -> Document:
+    """The filter for the tombstone of the session with this ``_id``."""
+    return {"_id": id_, **queries.expired(TOMBSTONE_TIME)}
 
 
-def _no_session(id_: Document) -> Document:
+def _placeholder_filter(id_: Document) -> Document:
     """The filter for the tombstone or the reservation with this ``_id``."""
     return {"_id": id_, "revision": {"$exists": False}}
 
@@ -106,7 +155,7 @@ async def remove_session(connection: Connection, key: SessionKey) -> None:
 
 async def remove_tombstone(connection: Connection, key: SessionKey) -> None:
     """Remove a session's tombstone, if there is one, and the events left with it."""
-    async for _ in removals(connection, _tombstone(key)):
+    async for _ in removals(connection, tombstone_filter(key.id)):
         pass
 
 
@@ -147,7 +196,7 @@ async def remove_some(
     same sessions at the same time.
     """
 
-    async def remove(txn: Txn) -> Removal:
+    async def remove_step(txn: Txn) -> Removal:
         where = queries.routed(connection, wanted)
         cursor = connection.sessions.find(where, _REMAINS, session=txn)
         found = await cursor.limit(SESSIONS_AT_ONCE).to_list(None)
@@ -167,7 +216,7 @@ async def remove_some(
         is_last = len(short) == len(found) < SESSIONS_AT_ONCE
         return await _remove_short(connection, short, txn, is_last=is_last)
 
-    return await uninterrupted(run_transaction(connection, remove, limit=limit))
+    return await uninterrupted(run_transaction(connection, remove_step, limit=limit))
 
 
 async def _remove_short(
@@ -186,7 +235,6 @@ async def _remove_short(
 async def _remove_partials(
     connection: Connection, sessions: list[Document], txn: Txn
 ) -> None:
-    """Remove what was said in turns of some sessions."""
     keys = [SessionKey(**each["_id"]) for each in sessions if "turn" in each]
     if keys:
         ranges = [queries.partials_of_session(key) for key in keys]
@@ -221,7 +269,7 @@ async def _remove_oldest_events(
 ) -> Removal:
     """Remove events of a tombstone; with the last ones, the tombstone itself."""
     found = await connection.sessions.find_one_and_update(
-        _no_session(id_), MAKE_TOMBSTONE, session=txn
+        _placeholder_filter(id_), MAKE_TOMBSTONE, session=txn
     )
     if found is None:
         # Only without transactions: another process has removed the rest.
@@ -234,12 +282,13 @@ async def _remove_oldest_events(
         log = {**log, "_id": {"$gte": oldest[0], "$lt": oldest[-1]}}
     if oldest:
         await connection.events.delete_many(log, session=txn)
+    # A large initial state is kept beside the events.
+    events = sum(each["revision"] > 0 for each in oldest[:most])
     if len(oldest) > most:
-        return Removal(0, most, is_last=False)
-    events = sum(each["revision"] > 0 for each in oldest)
+        return Removal(0, events, is_last=False)
     if events and (FORK in found or IMPORT in found):
         # Subscribers received these events, so they receive a "deleted" too.
-        await connection.sessions.delete_one(_no_session(id_), session=txn)
+        await connection.sessions.delete_one(_placeholder_filter(id_), session=txn)
     else:
         await remove_silently(connection, id_, txn)
     return Removal(0, events, is_last=False)
@@ -254,7 +303,7 @@ async def remove_silently(connection: Connection, id_: Document, txn: Txn) -> No
     announcement = {"_id": queries.announcement_id(id_, queries.REMOVED)}
     if txn:
         await connection.sessions.insert_one(announcement, session=txn)
-    await connection.sessions.delete_one(_no_session(id_), session=txn)
+    await connection.sessions.delete_one(_placeholder_filter(id_), session=txn)
     if txn:
         await connection.sessions.delete_one(announcement, session=txn)
 
@@ -269,28 +318,27 @@ async def _remove_orphans(
     removed = 0
 
     # In one transaction, or the events may belong to a new session by then.
-    async def remove(txn: Txn) -> tuple[list[Document], int]:
+    async def remove_page(txn: Txn) -> tuple[list[Document], int]:
         where = queries.routed(connection, wanted)
         cursor = connection.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
         found = [each["_id"] for each in await cursor.limit(most).to_list(None)]
-        orphans = await _orphans(connection, found, txn) if found else []
+        orphans = await _select_orphans(connection, found, txn) if found else []
         if orphans:
             which = queries.routed(connection, {"_id": {"$in": orphans}})
             await connection.events.delete_many(which, session=txn)
         return found, len(orphans)
 
     while True:
-        found, gone = await uninterrupted(run_transaction(connection, remove))
+        found, gone = await uninterrupted(run_transaction(connection, remove_page))
         removed += gone
         if len(found) < most:
             return removed
         wanted = {"_id": {**wanted["_id"], "$gt": found[-1]}}
 
 
-async def _orphans(
+async def _select_orphans(
     connection: Connection, events: list[Document], txn: Txn
 ) -> list[Document]:
-    """The ``_id``s of the events that have no session, tombstone or reservation."""
     keys = {SessionKey(*islice(each.values(), 3)) for each in events}
     ids = [key.id for key in keys]
     wanted = queries.routed(connection, {"_id": {"$in": ids}})

@@ -94,18 +94,18 @@ class LogRange:
 
     def without_undone(self, events: list[Document]) -> list[Document]:
         """The events that are not passed over, up to the limit."""
-        kept = [it for it in events if not self._part(it["_id"]["revision"])]
+        kept = [it for it in events if not self._undone_part(it["_id"]["revision"])]
         return kept if self.limit is None else kept[: self.limit]
 
     def beyond(self, revision: int) -> LogRange:
         """The rest behind a revision, and behind the part that comes next, if any."""
         if self.newest_first:
-            part = self._part(revision - 1)
+            part = self._undone_part(revision - 1)
             return replace(self, before=part[0] if part else revision)
-        part = self._part(revision + 1)
+        part = self._undone_part(revision + 1)
         return replace(self, after=part[1] if part else revision)
 
-    def _part(self, revision: int) -> tuple[int, int] | None:
+    def _undone_part(self, revision: int) -> tuple[int, int] | None:
         return next((it for it in self.undone if it[0] <= revision <= it[1]), None)
 
 
@@ -161,7 +161,6 @@ async def _load_session_page(
     at: Timestamp | None,
     fields: tuple[str, ...],
 ) -> LogPage:
-    """The first page of a range, and the session as of the same time."""
     after = wanted.after
     reading = partial(
         read_page,
@@ -230,7 +229,7 @@ async def read_user_log(
 
 
 def _is_logged(event: Document, heads: dict[str, Document]) -> bool:
-    """Whether it is an event of a session that is shown."""
+    """Tell whether a document is an event of a session that is shown."""
     id_ = event["_id"]
     head = heads.get(id_["session_id"])
     # A large initial state is kept beside the events.

@@ -35,7 +35,7 @@ from mongo_session_service.sessions.snapshot_read import (
 
 
 def delta_of(event: Document) -> Document:
-    """What a stored event has set in its session's own state.
+    """The delta of a stored event to its session's own state.
 
     Raises:
         UnreadableError: another tool has written it.
@@ -58,7 +58,7 @@ def fold(initial: Document, deltas: Iterable[Document]) -> Document:
     return state
 
 
-def recorded(session: Document, apart: Document | None) -> Document:
+def recorded_initial_state(session: Document, apart: Document | None) -> Document:
     """The fields of a session's initial state.
 
     Args:
@@ -74,7 +74,7 @@ def recorded(session: Document, apart: Document | None) -> Document:
     return fields
 
 
-def inferred(state: Document, log: Iterable[Iterable[str]]) -> Document:
+def infer_initial_state(state: Document, log: Iterable[Iterable[str]]) -> Document:
     """The known part of an initial state that was not recorded: keys never set since.
 
     Of the log, only the names of the keys that each event has set are needed.
@@ -83,7 +83,7 @@ def inferred(state: Document, log: Iterable[Iterable[str]]) -> Document:
     return {name: value for name, value in state.items() if name not in changed}
 
 
-def restored(
+def restore_initial_state(
     delta: Mapping[str, Any],
     initial: Mapping[str, Any],
     log: Iterable[Event],
@@ -185,14 +185,14 @@ async def revisit(
     if beginning is None:
         return None
     head = beginning.session
-    revision = checked(head, revision)
+    revision = check_revision(head, revision)
     # Without transactions there may be more events by now.
     logged = documents.without_trimmed(found, head)
     stored = [each for each in logged if "event" in each]
     events = [each for each in stored if each["_id"]["revision"] <= revision]
     shared = [each for each in found if not {"event", "create_time"} & each.keys()]
     changes = await in_slices(map(delta_of, reversed(events)))
-    initial = recorded(*beginning)
+    initial = recorded_initial_state(*beginning)
     at = events[0]["event"].get("timestamp") if events else head["create_time"]
     # Without the title, which is today's and in no log.
     past = {
@@ -220,7 +220,7 @@ async def states_at(
         SessionNotFoundError: the session was deleted meanwhile.
     """
     session = beginning.session
-    initial = recorded(*beginning)
+    initial = recorded_initial_state(*beginning)
     state = {**initial}
     wanted = LogRange(
         documents.log_begins(session), revision + 1, page_events=_DELTAS_TOGETHER
@@ -233,7 +233,7 @@ async def states_at(
     return initial, state
 
 
-def checked(session: Document, revision: int | None) -> int:
+def check_revision(session: Document, revision: int | None) -> int:
     """A revision of a stored session; its latest, if none is asked for.
 
     Raises:
@@ -250,7 +250,9 @@ def checked(session: Document, revision: int | None) -> int:
     return head if revision is None else revision
 
 
-async def rewinding(connection: Connection, key: SessionKey, event: Event) -> Event:
+async def complete_rewind(
+    connection: Connection, key: SessionKey, event: Event
+) -> Event:
     """A rewind as it is to be stored: it brings the initial state back as well.
 
     Raises:
@@ -266,6 +268,8 @@ async def rewinding(connection: Connection, key: SessionKey, event: Event) -> Ev
         each.invocation_id != invocation_id for each in log
     ):
         raise stale_session_error(key.session_id)
-    delta = restored(event.actions.state_delta, found.initial, log, invocation_id)
+    delta = restore_initial_state(
+        event.actions.state_delta, found.initial, log, invocation_id
+    )
     actions = event.actions.model_copy(update={"state_delta": delta})
     return event.model_copy(update={"actions": actions})

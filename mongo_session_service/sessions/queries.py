@@ -8,7 +8,7 @@ an empty document, which sorts after every string and number.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mongo_session_service.codec.documents import LOG_BEGINS
@@ -23,7 +23,7 @@ SERVER_TIME: Final = {"$divide": [{"$toLong": "$$NOW"}, 1000]}
 """The expression for the server's time, in seconds since 1970."""
 
 REMOVED: Final = "removed"
-"""What the ``_id`` has beyond a session's that says: what is removed is none."""
+"""Extra field of an ``_id``: the document deleted next was not a session."""
 
 TURN_EPOCH: Final = "turn.epoch"
 """The field of a session that counts how often its turn was taken."""
@@ -35,11 +35,11 @@ TURN_FIRST_REVISION: Final = "turn.first_revision"
 """The revision of the first event that was appended within its turn."""
 
 UPDATED: Final = "updated"
-"""What it has that says: the session has these details from now on."""
+"""Extra field of an ``_id``: the session has these details from now on."""
 
 
 def visible(now: float) -> Document:
-    """What is a session: it has a revision, and has not expired.
+    """The filter for sessions: they have a revision, and have not expired.
 
     A tombstone, of a session that is being removed, has none; nor has a reservation.
     """
@@ -47,7 +47,7 @@ def visible(now: float) -> Document:
 
 
 def alive(at: Any) -> Document:
-    """What has not expired by the server's clock, which decides who may write."""
+    """The filter for what has not expired by the server's clock: it may be written."""
     if at.driver is Driver.MOCK:  # its server is this process
         return {"expire_time": {"$not": {"$lte": at.clock.now()}}}
     ends = {"$ifNull": ["$expire_time", math.inf]}
@@ -55,7 +55,7 @@ def alive(at: Any) -> Document:
 
 
 def writable(at: Any) -> Document:
-    """What is a session by the server's clock."""
+    """The filter for sessions by the server's clock."""
     return {"revision": {"$gte": 0}, **alive(at)}
 
 
@@ -64,13 +64,13 @@ def expired(now: float) -> Document:
     return {"expire_time": {"$lte": now}}
 
 
-def has_expiry() -> Document:
-    """The filter for what expires at some time, and was not stored by other tools."""
+def expiring() -> Document:
+    """The filter for what expires at some time, if this package has stored it."""
     return {"expire_time": {"$lte": math.inf}, "_id.session_id": {"$type": "string"}}
 
 
-def counting(wanted: Document) -> list[Document]:
-    """The pipeline that counts sessions, and the events that belong to them."""
+def count_pipeline(wanted: Document) -> list[Document]:
+    """The pipeline that counts sessions and their events."""
     is_session = {"$cond": [{"$gte": ["$revision", 0]}, 1, 0]}
     length = {"$subtract": ["$revision", {"$ifNull": [f"${LOG_BEGINS}", 0]}]}
     total = {"sessions": {"$sum": is_session}, "events": {"$sum": length}}
@@ -105,12 +105,12 @@ def all_events(key: SessionKey) -> Document:
 
 
 def partials_of_turn(key: SessionKey, epoch: int) -> Document:
-    """What a running turn has said, and not stored."""
+    """The partials of a turn."""
     return _between({**key.id, "epoch": epoch}, "n")
 
 
 def partials_of_session(key: SessionKey) -> Document:
-    """What the running turns of a session have said."""
+    """The partials of a session's turns."""
     return _between(key.id, "epoch")
 
 
@@ -132,7 +132,7 @@ def events_of_user(app_name: str, user_id: str, after: Document | None) -> Docum
 
 
 def of_app(app_name: str | None, after: Document | None) -> Document:
-    """What is stored of an app, or of all, in the order of ``_id`` after one."""
+    """Documents of an app, or of all, in the order of ``_id`` after one."""
     if app_name is None:
         return {"_id": {"$gt": after or {}}}
     bounds = _between({"app_name": app_name}, "user_id")
@@ -157,12 +157,20 @@ def user_state_id(app_name: str, user_id: str) -> Document:
     return {"app_name": app_name, "user_id": user_id}
 
 
+def fields_update(fields: Mapping[str, Any]) -> Document:
+    """Build a change that sets fields, and removes those that are None."""
+    kept = {name: value for name, value in fields.items() if value is not None}
+    removed = {name: "" for name, value in fields.items() if value is None}
+    changes = {"$set": kept, "$unset": removed}
+    return {operator: change for operator, change in changes.items() if change}
+
+
 def _between(prefix: Document, next_field: str) -> Document:
     return {"_id": {"$gt": prefix, "$lt": {**prefix, next_field: {}}}}
 
 
 def any_of(filters: Sequence[Document]) -> Document:
-    """What matches at least one of some filters."""
+    """The filter for documents that match at least one of some filters."""
     return filters[0] if len(filters) == 1 else {"$or": list(filters)}
 
 

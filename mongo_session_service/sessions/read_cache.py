@@ -28,15 +28,15 @@ class CachedLog:
     """A session's events, from the first that is stored, as far as they were read."""
 
     create_time: float
-    """Of the session: another of the same id has other events."""
+    """The session's: another of the same id has other events."""
     first: int
-    """The revision of the first."""
+    """The revision of the first event."""
     last: bytes
-    """The last as it is stored."""
+    """The last event as it is stored."""
     revision: int
-    """Of the last."""
+    """The revision of the last event."""
     blocks: tuple[bytes, ...]
-    """Them all, as :mod:`event_blocks` makes them."""
+    """The events, as :mod:`event_blocks` makes them."""
     redactions: int
     """How often the session's events had been redacted."""
     read_at: float
@@ -67,7 +67,7 @@ class ReadCache:
         with self._lock:
             log, _ = self._logs.get(key, (None, 0.0))
             if log is None or log.read_at < monotonic() - LIFETIME:
-                self._remove(key)
+                self._remove_log(key)
                 return None
             self._logs[key] = log, monotonic()
             self._logs.move_to_end(key)
@@ -81,11 +81,11 @@ class ReadCache:
         with self._lock:
             if drops != self.drops or log.size > self._limit:
                 return
-            self._remove(key)
+            self._remove_log(key)
             self._logs[key] = log, monotonic()
             self.size += log.size
             while self.size > self._limit:
-                self._remove(next(iter(self._logs)))
+                self._remove_log(next(iter(self._logs)))
         self._wake()
 
     def drop(
@@ -98,7 +98,7 @@ class ReadCache:
             for key in [*self._logs]:
                 pairs = zip(key, wanted, strict=True)
                 if all(wish is None or part == wish for part, wish in pairs):
-                    self._remove(key)
+                    self._remove_log(key)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -115,10 +115,10 @@ class ReadCache:
                 key, (_, used) = next(iter(self._logs.items()))
                 if used > monotonic() - IDLE:
                     break
-                self._remove(key)
+                self._remove_log(key)
         self._wake()
 
-    def _remove(self, key: SessionKey) -> None:
+    def _remove_log(self, key: SessionKey) -> None:
         log, _ = self._logs.pop(key, (None, 0.0))
         if log is not None:
             self.size -= log.size

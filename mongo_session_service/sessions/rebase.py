@@ -41,37 +41,34 @@ def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> b
         event: The event that its writer appends.
     """
     missed = [*missed]
-    if _answered([event]) & _answered(missed) - _long_running([*seen, *missed]):
+    if _answered_ids([event]) & _answered_ids(missed) - _long_running_ids(
+        [*seen, *missed]
+    ):
         return True
     turn = event.invocation_id
     others = [each for each in missed if turn and each.invocation_id == turn]
-    return bool(_called([event]) and _called(others))
+    return bool(_call_ids([event]) and _call_ids(others))
 
 
 def unanswered(missed: Iterable[Event], event: Event) -> set[str | None]:
     """The function calls of other writers whose responses must precede an event."""
     missed = [*missed]
-    open_calls = _called(missed) - _answered(missed) - _long_running(missed)
-    return open_calls - _answered([event])
+    open_calls = _call_ids(missed) - _answered_ids(missed) - _long_running_ids(missed)
+    return open_calls - _answered_ids([event])
 
 
-def is_response(event: Event) -> bool:
-    """Whether an event responds to a function call, which others may wait for."""
-    return bool(event.get_function_responses())
-
-
-def _called(events: Iterable[Event]) -> set[str | None]:
+def _call_ids(events: Iterable[Event]) -> set[str | None]:
     """The ids of the function calls in events; names, where they have none."""
     calls = chain.from_iterable(each.get_function_calls() for each in events)
     return {each.id or each.name for each in calls}
 
 
-def _answered(events: Iterable[Event]) -> set[str | None]:
+def _answered_ids(events: Iterable[Event]) -> set[str | None]:
     responses = chain.from_iterable(each.get_function_responses() for each in events)
     return {each.id or each.name for each in responses}
 
 
-def _long_running(events: Iterable[Event]) -> set[str | None]:
+def _long_running_ids(events: Iterable[Event]) -> set[str | None]:
     return {id_ for each in events for id_ in each.long_running_tool_ids or ()}
 
 
@@ -141,9 +138,9 @@ class Rebaser:
         late = _Late(append, session, event, expected, started)
         # One deadline for all calls: with many writers there are always new ones.
         deadline = time.monotonic() + min(
-            self._limits.response_seconds, self._left(late)
+            self._limits.response_seconds, self._seconds_left(late)
         )
-        await self._let_finish(late, deadline)
+        await self._await_response(late, deadline)
         try:
             written = Rebased(
                 await self._writer.write(append, late.marker(), session, started)
@@ -157,13 +154,13 @@ class Rebaser:
             return await self._load_stored(late)
         return written
 
-    def _left(self, late: _Late) -> float:
+    def _seconds_left(self, late: _Late) -> float:
         return late.started + self._writer.patience - time.monotonic()
 
     async def _read_in_time(self, late: _Late, read: Awaitable[Result]) -> Result:
         """Return what a read returns, within the time of the call."""
         try:
-            async with asyncio.timeout(self._left(late)) as timer:
+            async with asyncio.timeout(self._seconds_left(late)) as timer:
                 return await read
         except TimeoutError:
             if not timer.expired():
@@ -171,7 +168,7 @@ class Rebaser:
             message = TOO_LATE.format(self._writer.patience)
             raise StorageUnavailableError(message) from None
 
-    async def _let_finish(self, late: _Late, deadline: float) -> None:
+    async def _await_response(self, late: _Late, deadline: float) -> None:
         """Wait for the response to a function call that another turn has just made.
 
         The caller has seen the call, and so waits only while the call is recent.
@@ -192,7 +189,7 @@ class Rebaser:
         append, session, event, _, started = late
         lock = self._locks.setdefault(append.key, asyncio.Lock())
         async with AsyncExitStack() as held:
-            if not is_response(event):  # the lock's holder may wait for a response
+            if not event.get_function_responses():  # the lock's holder may await one
                 with suppress(TimeoutError):  # after the deadline it needs no lock
                     async with asyncio.timeout(deadline - time.monotonic()):
                         await held.enter_async_context(lock)
@@ -225,11 +222,8 @@ class Rebaser:
         stored = await self._store.load_session(key, after_revision=base.revision)
         if stored is None:
             raise session_not_found_error(key.session_id)
-        if stored.marker.create_time != base.create_time:
-            raise stale_session_error(
-                key.session_id, base.describe_change(stored.marker)
-            )
-        if base.revision < stored.log_begins:  # what it has missed was trimmed
+        is_other = stored.marker.create_time != base.create_time
+        if is_other or base.revision < stored.log_begins:  # what it missed was trimmed
             raise stale_session_error(
                 key.session_id, base.describe_change(stored.marker)
             )

@@ -133,7 +133,6 @@ async def decode_log(
 
 
 async def _find_rewinds(connection: Connection, log: LogAt) -> list[tuple[int, str]]:
-    """The revisions of rewinds, and the invocations before which they rewind."""
     if is_sealed(connection):
         return [
             (revision, event.actions.rewind_before_invocation_id)

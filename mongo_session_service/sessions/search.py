@@ -22,7 +22,12 @@ from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
 from mongo_session_service.errors import InvalidInputError, quoted
-from mongo_session_service.model.metadata import check_labels, check_title, label_list
+from mongo_session_service.model.metadata import (
+    check_labels,
+    check_title,
+    check_title_part,
+    label_list,
+)
 from mongo_session_service.model.records import Document
 from mongo_session_service.model.results import SessionSummary
 from mongo_session_service.model.validation import check_choice, check_flag, check_id
@@ -31,7 +36,7 @@ from mongo_session_service.schema.setup import has_index
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.snapshot_read import (
     read_snapshot,
-    shared_states_queries,
+    shared_state_queries_by_key,
 )
 
 MAX_DEPTH: Final = 10
@@ -55,7 +60,7 @@ _REFUSED: Final = (
 
 
 ORDERS: Final = ("create_time", "update_time")
-"""What sessions can be ordered by."""
+"""Fields that sessions can be ordered by."""
 
 
 class PagePosition(NamedTuple):
@@ -74,7 +79,7 @@ class Search:
     newest_first: bool
     order_by: str = "create_time"
     is_of_user: bool = False
-    """Whether it is for the sessions of one user."""
+    """Whether only the sessions of one user are searched."""
 
     @property
     def bytes(self) -> bytes:
@@ -82,13 +87,13 @@ class Search:
         order = {"order_by": self.order_by, "newest_first": self.newest_first}
         return bson.encode({"filter": self.filter, **order})
 
-    def place_of(self, document: Document) -> PagePosition:
+    def position_of(self, document: Document) -> PagePosition:
         """The place of a stored session."""
         id_ = document["_id"]
         return PagePosition(document[self.order_by], id_["user_id"], id_["session_id"])
 
-    def has_place(self, document: Document) -> bool:
-        """Whether a document has one; for the server it is ``_placed``."""
+    def has_position(self, document: Document) -> bool:
+        """Whether a document has one; for the server it is ``_has_position_filter``."""
         id_: Document = document["_id"]
         time: Any = document.get(self.order_by)
         ids = (id_.get("user_id"), id_.get("session_id"))
@@ -96,7 +101,7 @@ class Search:
         return {*map(type, ids)} == {str} and is_number and math.isfinite(time)
 
     @property
-    def _placed(self) -> Document:
+    def _has_position_filter(self) -> Document:
         return {
             self.order_by: {"$gt": -math.inf, "$lt": math.inf},
             "_id.user_id": {"$type": "string"},
@@ -120,9 +125,9 @@ class Search:
         placed_only: bool = False,
     ) -> list[Document]:
         """The pipeline that reads a page, which begins after a place, if given."""
-        conditions = [self.filter, queries.visible(now), *self._later(after)]
+        conditions = [self.filter, queries.visible(now), *self._later_filters(after)]
         if placed_only:
-            conditions.append(self._placed)
+            conditions.append(self._has_position_filter)
         unread = {documents.INITIAL: 0} | ({} if with_state else {"state": 0})
         return [
             {"$match": {"$and": conditions}},
@@ -131,8 +136,7 @@ class Search:
             {"$project": unread},
         ]
 
-    def _later(self, after: PagePosition | None) -> list[Document]:
-        """The filters for sessions after a place."""
+    def _later_filters(self, after: PagePosition | None) -> list[Document]:
         if after is None:
             return []
         beyond = "$lt" if self.newest_first else "$gt"
@@ -160,6 +164,7 @@ def new_search(
     *,
     newest_first: object,
     hooks: Hooks,
+    title_contains: object = None,
     order_by: object = "create_time",
     waiting: object = None,
 ) -> Search:
@@ -177,6 +182,8 @@ def new_search(
         owner = Owner(owner.app_name, wanted["_id.user_id"])
     if title is not None:
         wanted["title"] = {"$eq": check_title(title)}
+    if title_contains is not None:
+        wanted["$expr"] = _has_title_part(check_title_part(title_contains))
     if waiting is not None:
         if waiting is not True:
             raise InvalidInputError("waiting must be True or None.")
@@ -190,6 +197,18 @@ def new_search(
     is_of_user = user_id is not None
     order = str(order_by)
     return Search({"$and": [wanted, *conditions]}, is_newest_first, order, is_of_user)
+
+
+def _has_title_part(part: str) -> Document:
+    """Make the expression that is true of titles with a part, in capitals or not.
+
+    No regular expression, which a caller could make as costly as they like. MongoDB's
+    ``$toLower`` lowers ASCII only, and fails on what another tool may have stored.
+    """
+    lowered = part.encode().lower().decode()
+    place = {"$indexOfCP": [{"$toLower": "$title"}, {"$literal": lowered}]}
+    is_text: Document = {"$eq": [{"$type": "$title"}, "string"]}
+    return {"$cond": [is_text, {"$gte": [place, 0]}, False]}
 
 
 async def check_order(connection: Connection, search: Search) -> None:
@@ -230,12 +249,14 @@ def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document
     if not isinstance(where, Mapping):
         message = f"where must be a dict, not {type(where).__name__}."
         raise InvalidInputError(message)
-    values = {_own(key): _form(key, value) for key, value in where.items()}
+    values = {
+        _check_state_key(key): _json_value(key, value) for key, value in where.items()
+    }
     stored = hooks.state_to_store(values, owner)
-    return [_condition(key, stored[key]) for key in sorted(stored)]
+    return [_state_condition(key, stored[key]) for key in sorted(stored)]
 
 
-def _own(key: object) -> str:
+def _check_state_key(key: object) -> str:
     """A key of a session's own state."""
     if not isinstance(key, str):
         message = f"The keys of where must be strings, not {type(key).__name__}."
@@ -250,7 +271,7 @@ def _own(key: object) -> str:
 
 
 @contextmanager
-def _naming(key: str) -> Iterator[None]:
+def _naming_key(key: str) -> Iterator[None]:
     """Name the key whose value is refused."""
     try:
         yield
@@ -261,13 +282,13 @@ def _naming(key: str) -> Iterator[None]:
         raise InvalidInputError(message) from None
 
 
-def _form(key: str, value: object) -> Any:
-    with _naming(key):
+def _json_value(key: str, value: object) -> Any:
+    with _naming_key(key):
         return bson_values.json_form(value, f"where key {quoted(key)}")
 
 
-def _condition(key: str, value: Any) -> Document:
-    with _naming(key):
+def _state_condition(key: str, value: Any) -> Document:
+    with _naming_key(key):
         encoded = bson_values.encode_value(value)
     path = f"state.{bson_values.escape_key(key)}"
     is_wrapped = isinstance(encoded, dict) and bson_values.WRAPPER in encoded
@@ -279,12 +300,12 @@ def _condition(key: str, value: Any) -> Document:
             )
             raise InvalidInputError(message)
         kind = "object" if isinstance(encoded, dict) else "array"
-        return {path: {"$type": kind}, "$expr": _is(f"${path}", encoded)}
+        return {path: {"$type": kind}, "$expr": _equality(f"${path}", encoded)}
     # Otherwise None would match a missing key, and a value a list that contains it.
     return {path: {"$eq": encoded, "$exists": True, "$not": {"$type": "array"}}}
 
 
-def _is(there: Any, value: Any) -> Document:
+def _equality(there: Any, value: Any) -> Document:
     """An expression that compares a field with a value, exactly."""
     if not isinstance(value, dict | list):
         return {"$eq": [there, {"$literal": value}]}
@@ -298,13 +319,12 @@ def _is(there: Any, value: Any) -> Document:
     else:
         places = [{"$arrayElemAt": [there, index]} for index in range(len(value))]
         size, is_kind = there, {"$isArray": [there]}
-    fields = map(_is, places, _items(value))
+    fields = map(_equality, places, _items_of(value))
     has_size = {"$eq": [{"$size": size}, len(value)]}
     return {"$cond": [is_kind, {"$and": [has_size, *fields]}, False]}
 
 
-def _items(value: Any) -> Iterable[Any]:
-    """What a dict or list holds; nothing for what is neither."""
+def _items_of(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
@@ -313,10 +333,10 @@ def _items(value: Any) -> Iterable[Any]:
 def _depth(value: Any) -> int:
     if not isinstance(value, dict | list):
         return 0
-    return 1 + max(map(_depth, _items(value)), default=0)
+    return 1 + max(map(_depth, _items_of(value)), default=0)
 
 
-def token(place: PagePosition, search: Search) -> str:
+def page_token_after(place: PagePosition, search: Search) -> str:
     """The token of the page that begins after a place.
 
     The digest is no secret: it detects mistakes. A caller who computes one can choose
@@ -328,7 +348,7 @@ def token(place: PagePosition, search: Search) -> str:
     return base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
 
 
-def place_in(page_token: object, search: Search) -> PagePosition:
+def position_in_token(page_token: object, search: Search) -> PagePosition:
     """The place in a token of the same search.
 
     Raises:
@@ -337,13 +357,13 @@ def place_in(page_token: object, search: Search) -> PagePosition:
     if not isinstance(page_token, str):
         kind = type(page_token).__name__
         raise InvalidInputError(f"page_token must be a string, not {kind}.")
-    place = _place(page_token) if len(page_token) <= _LONGEST else None
-    if place is None or page_token != token(place, search):
+    place = _decode_token(page_token) if len(page_token) <= _LONGEST else None
+    if place is None or page_token != page_token_after(place, search):
         raise InvalidInputError(_REFUSED)
     return place
 
 
-def _place(text: str) -> PagePosition | None:
+def _decode_token(text: str) -> PagePosition | None:
     """The place that a token encodes; None if it has other fields or types."""
     try:
         content = base64.urlsafe_b64decode(text + "==")[_DIGEST:]
@@ -379,30 +399,29 @@ async def load_page(
     """
     now = connection.clock.now()
     read = partial(search.stages, after, limit + 1, now, with_state=with_state)
-    load = partial(_load, connection, with_state=with_state)
+    load = partial(_load_found, connection, with_state=with_state)
     found, shared = await connection.retry(load, read())
-    if misplaced := [each for each in found if not search.has_place(each)]:
+    if misplaced := [each for each in found if not search.has_position(each)]:
         # They come together, and could fill a page that no token would continue.
         for each in misplaced:
-            documents.leave_out(documents.unreadable_session(each["_id"]))
+            documents.warn_of_unreadable(documents.unreadable_session(each["_id"]))
         found, shared = await connection.retry(load, read(placed_only=True))
     shown, states = found[:limit], None
     if with_state:
         both, hooks = [*shown, *shared], connection.hooks
         decoded = documents.decode_sessions(
-            both, now, hooks, if_unreadable=documents.leave_out
+            both, now, hooks, if_unreadable=documents.warn_of_unreadable
         )
         states = {each.key: each.state for each in await in_slices(decoded)}
         shown = [each for each in shown if documents.key_of(each["_id"]) in states]
     summaries = documents.summaries(shown, connection.hooks, states)
     is_last = len(found) <= limit
-    return Page(summaries, None if is_last else search.place_of(found[limit - 1]))
+    return Page(summaries, None if is_last else search.position_of(found[limit - 1]))
 
 
-async def _load(
+async def _load_found(
     at: Connection, stages: list[Document], *, with_state: bool
 ) -> tuple[list[Document], list[Document]]:
-    """Sessions and their shared state, from one snapshot."""
     read_at = None
     if at.has_transactions:
         read = await snapshots.read(at, at.sessions, stages)
@@ -412,5 +431,101 @@ async def _load(
     keys = [key for each in found if (key := documents.key_of(each["_id"]))]
     if not with_state or not keys:
         return found, []
-    shared = await read_snapshot(at, *shared_states_queries(keys), at=read_at)
+    shared = await read_snapshot(at, *shared_state_queries_by_key(keys), at=read_at)
     return found, await in_slices(shared.decoded())
+
+
+_SAME_ID: Final = 50
+"""Sessions of one id that are found."""
+
+_USER: Final = {"app": "$_id.app_name", "user": "$_id.user_id"}
+_BY_USER: Final = ("_id.app_name", "_id.user_id", "create_time", "_id.session_id")
+_CREATED: Final = {"create_time": {"$ne": None}}
+_IS_SESSION: Final = {"$cond": [{"$gt": ["$create_time", None]}, 1, 0]}
+"""1, or 0 for a tombstone or a reservation: an index tells them apart."""
+_TOTALS: Final = {"users": {"$sum": 1}, "sessions": {"$sum": "$sessions"}}
+
+
+class AppCount(NamedTuple):
+    """An app, and how many users and sessions it has."""
+
+    app_name: str
+    users: int
+    """Users with sessions."""
+    sessions: int
+    """Sessions, those being imported included."""
+
+
+async def list_apps(at: Connection) -> list[str]:
+    """The apps that sessions are stored of, in the order of their names.
+
+    The server steps from one app to the next in an index, whatever they hold.
+
+    Raises:
+        StorageUnavailableError: MongoDB was unavailable for a minute.
+    """
+    stages: list[Document] = [{"$group": {"_id": "$_id.app_name"}}]
+    return sorted(each["_id"] for each in await _aggregate_apps(at, stages))
+
+
+async def count_by_app(at: Connection, user_id: str | None) -> list[AppCount]:
+    """The apps with sessions that have not expired, and how many, by name.
+
+    The server reads an index as a whole, and no session. Of one user it reads a part of
+    it, and all user states: apps that have only state of theirs are named as well.
+
+    Raises:
+        StorageUnavailableError: MongoDB was unavailable for a minute.
+    """
+    whose: Document = {}
+    if user_id is not None:  # with the apps' names, an index leads to the sessions
+        whose = {"_id.app_name": {"$in": await list_apps(at)}, "_id.user_id": user_id}
+    over: list[Document] = [
+        {"$match": whose | queries.expired(at.clock.now()) | _CREATED},
+        {"$group": {"_id": _USER, "sessions": {"$sum": -1}}},
+    ]
+    states = [{"$match": {"_id.user_id": user_id}}, {"$project": {"_id": _USER}}]
+    with_state = {"$unionWith": {"coll": at.user_states.name, "pipeline": states}}
+    stages: list[Document] = [
+        {"$match": whose},
+        # An order that an index has, so that it is read instead of the sessions.
+        {"$sort": dict.fromkeys(_BY_USER, 1)},
+        {"$group": {"_id": _USER, "sessions": {"$sum": _IS_SESSION}}},
+        {"$unionWith": {"coll": at.sessions.name, "pipeline": over}},
+        *([with_state] if whose else []),
+        {"$group": {"_id": "$_id", "sessions": {"$sum": "$sessions"}}},
+        {"$match": {"sessions": {"$gte": 0 if whose else 1}}},
+        {"$group": {"_id": "$_id.app", **_TOTALS}},
+        {"$sort": {"_id": 1}},
+    ]
+    found = await _aggregate_apps(at, stages)
+    return [AppCount(each["_id"], each["users"], each["sessions"]) for each in found]
+
+
+async def _aggregate_apps(at: Connection, stages: list[Document]) -> list[Document]:
+    found = await at.retry(at.aggregate, at.sessions, stages)
+    # Another tool may have stored what is no name.
+    return [each for each in found if isinstance(each["_id"], str)]
+
+
+async def find_by_id(
+    at: Connection, app_name: str, user_id: str | None, session_id: str
+) -> list[SessionSummary]:
+    """An app's sessions with an id, 50 at most; of any user if none is given.
+
+    Without a user the server looks at each of the app's keys in an index, and at no
+    other document: about a second for a million sessions.
+
+    Raises:
+        StorageUnavailableError: MongoDB was unavailable for a minute.
+    """
+    wanted = {"_id.app_name": app_name, "_id.session_id": session_id}
+    if user_id is not None:
+        wanted["_id.user_id"] = user_id
+    stages: list[Document] = [
+        {"$match": {**wanted, **queries.visible(at.clock.now())}},
+        {"$limit": _SAME_ID},
+        {"$project": {documents.INITIAL: 0, "state": 0}},
+    ]
+    found = await at.retry(at.aggregate, at.sessions, stages)
+    return documents.summaries(found, at.hooks)

@@ -1,4 +1,4 @@
-"""Snapshot reads: documents of several collections as of one time, in one command."""
+"""Snapshot reads: queries of several collections, joined into one aggregation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
-from mongo_session_service.driver.snapshots import NO_TIME, Documents
+from mongo_session_service.driver.snapshots import NO_TIME, Snapshot
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 
@@ -53,14 +53,14 @@ async def read_snapshot(
     not_before: Timestamp | None = None,
     whole: bool = True,
     encoded: bool = False,
-) -> Documents:
+) -> Snapshot:
     """The documents of some queries, in their order, as of one time.
 
     Without transactions these are one query after another. See :func:`snapshots.read`
     for the other arguments.
     """
     if not connection.has_transactions:
-        return Documents([], NO_TIME, few=await _read_each(connection, several))
+        return Snapshot([], NO_TIME, few=await _read_each(connection, several))
     first, *others = several
     stages = first.stages(connection)
     for each in others:
@@ -120,7 +120,7 @@ def shared_state_queries(app_name: str, user_id: str | None) -> list[Query]:
     ]
 
 
-def shared_states_queries(keys: Iterable[SessionKey]) -> list[Query]:
+def shared_state_queries_by_key(keys: Iterable[SessionKey]) -> list[Query]:
     """The state that some sessions share, of all their apps and users."""
     users = {key[:2] for key in keys}
     apps = sorted({app_name for app_name, _ in users})

@@ -44,7 +44,7 @@ from mongo_session_service.sessions.snapshot_read import (
     read_snapshot,
     session_queries,
     shared_state_queries,
-    shared_states_queries,
+    shared_state_queries_by_key,
 )
 
 _KEYS_AT_ONCE: Final = 1000
@@ -121,8 +121,8 @@ class SessionStore:
         began = monotonic()
         drops, known = cache.drops, cache.get(key)
         if known is not None:
-            session, log = await self._read_log(key, *_queries_after(key, known))
-            if session is not None and not _continues(session, log, known):
+            session, log = await self._read_log(key, *_queries_since(key, known))
+            if session is not None and not _is_continued(session, log, known):
                 cache.drop(*key)
                 drops, known = cache.drops, None
             log = log[1:-1]  # the beginning and the last event are known
@@ -224,7 +224,7 @@ class SessionStore:
             await in_slices(found.decoded()),
             now,
             self._connection.hooks,
-            if_unreadable=documents.leave_out,
+            if_unreadable=documents.warn_of_unreadable,
             is_plain=bool(plain) and all(plain),
         )
 
@@ -243,7 +243,8 @@ class SessionStore:
     async def _read_shared_states(self, keys: set[SessionKey]) -> list[Document]:
         if keys is self._next_keys:
             self._next_read = None  # who asks from now on comes too late
-        return await load_documents(self._connection, *shared_states_queries(keys))
+        shared = shared_state_queries_by_key(keys)
+        return await load_documents(self._connection, *shared)
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; empty if none was ever stored."""
@@ -254,7 +255,7 @@ class SessionStore:
         return documents.decode_state(fields, owner, self._connection.hooks)
 
     async def load_head(self, key: SessionKey) -> SessionHead:
-        """Where a session stands.
+        """Load the marker and the last event ids of a session.
 
         Raises:
             SessionNotFoundError: it is not stored.
@@ -292,7 +293,7 @@ class SessionStore:
         return StoredSession(key, Marker.of(head), head["update_time"], {}, events)
 
 
-def _queries_after(key: SessionKey, known: CachedLog) -> list[Query]:
+def _queries_since(key: SessionKey, known: CachedLog) -> list[Query]:
     """The beginning of a session's log, and its events from the last known one on."""
     every, since = (
         queries.events_after(key, after) for after in (0, known.revision - 1)
@@ -303,7 +304,7 @@ def _queries_after(key: SessionKey, known: CachedLog) -> list[Query]:
     ]
 
 
-def _continues(session: StoredSession, log: list[Encoded], known: CachedLog) -> bool:
+def _is_continued(session: StoredSession, log: list[Encoded], known: CachedLog) -> bool:
     """Whether a log that was read after a known one continues it."""
     return (
         len(log) > 1

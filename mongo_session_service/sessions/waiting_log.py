@@ -37,7 +37,6 @@ from mongo_session_service.model.waiting_calls import (
     waiting_step,
 )
 from mongo_session_service.sessions import event_log, queries, rewinds
-from mongo_session_service.sessions.details import fields_update
 from mongo_session_service.sessions.rewinds import LogAt
 
 WAITING_HEAD: Final = ("revision", "create_time", LOG_BEGINS, *WAITING_FIELDS)
@@ -150,7 +149,7 @@ async def refresh_waiting(connection: Connection, key: SessionKey) -> bool:
         if waiting == decode_waiting(session, connection.hooks):
             break
         as_read = {name: session.get(name) for name in ("_id", *WAITING_HEAD)}
-        change = fields_update(encode_waiting(waiting, key, connection.hooks))
+        change = queries.fields_update(encode_waiting(waiting, key, connection.hooks))
         done = await connection.sessions.update_one(as_read, change)
         if done.matched_count:
             return True
@@ -204,7 +203,6 @@ async def _read_steps(
 async def _read_events(
     connection: Connection, log: LogAt
 ) -> AsyncGenerator[tuple[int, Event]]:
-    """Read the events of a log that may matter, page by page."""
     after, is_last = log.begins, False
     more = {} if rewinds.is_sealed(connection) else {"$or": _STEPS}
     while not is_last:

@@ -40,9 +40,8 @@ from mongo_session_service.sessions.batch import (
     OtherTtlError,
     is_one_document,
 )
-from mongo_session_service.sessions.deletion import ATTEMPTS as REMOVALS
-from mongo_session_service.sessions.deletion import remove_expired
-from mongo_session_service.telemetry import count_retry, note_batch
+from mongo_session_service.sessions.deletion import PLACE_ATTEMPTS, remove_expired
+from mongo_session_service.telemetry import RETRIES, count, note_batch
 
 MAX_WRITES: Final = 128
 """Writes per transaction: more gain little, and lose more to a conflict."""
@@ -65,8 +64,8 @@ MAX_RETRIED: Final = 4
 MAX_TRANSACTIONS: Final = MAX_BATCHES + MAX_RETRIED
 """Transactions at the same time."""
 
-MAX_RETRIES: Final = 15
-"""Transactions per second that try locked documents, about."""
+MAX_RETRIES: Final = 8
+"""Transactions per second that try locked documents, about; others wait for them."""
 
 MAX_ENCODED: Final = 128
 """Calls that are admitted, to be encoded, in one iteration of the event loop."""
@@ -104,7 +103,7 @@ class _Chain:
     def __init__(self) -> None:
         self.count = 0
         self.marker: Marker | None = None
-        """What the last of them has left the session at."""
+        """The marker that the last of them has left the session at."""
 
 
 class _QueuedWrite:
@@ -148,7 +147,7 @@ class _QueuedWrite:
 
 
 class _Room:
-    """How many writes, and bytes of them, may be encoded and wait.
+    """Limit of the writes, and of their bytes, that are encoded and wait.
 
     A write that waits for a lock, perhaps for long, gives its room to another. As many
     may do so as there is room.
@@ -161,7 +160,7 @@ class _Room:
         """Calls in this iteration of the event loop."""
         self._doors: deque[asyncio.Future[None]] = deque()
 
-    async def admit(self) -> None:
+    async def await_room(self) -> None:
         """Wait until there is room for one more write, which is encoded only then."""
         loop = asyncio.get_running_loop()
         if self._doors or self._is_full():
@@ -227,7 +226,7 @@ class Writer:
         self, connection: Connection, store: BatchStore, *, together: bool
     ) -> None:
         self._connection, self._store = connection, store
-        self._room = _Room(connection.limits)
+        self.room = _Room(connection.limits)
         self._most = MAX_WRITES if together else 1
         self._most_batches = MAX_BATCHES if together else 1
         self.patience = connection.patience
@@ -244,10 +243,6 @@ class Writer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
-
-    async def admit(self) -> None:
-        """Wait until there is room for one more write, which is encoded only then."""
-        await self._room.admit()
 
     async def write(
         self,
@@ -291,9 +286,9 @@ class Writer:
         now, deadline = self._connection.clock.now(), began + self.patience
         call = _QueuedWrite(write, expected, chain, deadline, now)
         self._queue.append(call)
-        self._room.occupy(write.size)
+        self.room.occupy(write.size)
         if self._alarm is None or call.deadline < self._alarm_at:
-            self._wake_by(call.deadline)
+            self._set_alarm(call.deadline)
         self._start_soon()
         try:
             await self._outcome_of(call)
@@ -301,7 +296,7 @@ class Writer:
             chain.count -= 1
             if not chain.count:
                 self._chains.pop(id(session), None)
-            self._room.leave(call)
+            self.room.leave(call)
         if isinstance(call.outcome, BaseException):
             raise asyncio.CancelledError if call.is_cancelled else call.outcome
         note_batch(call.together)
@@ -314,8 +309,8 @@ class Writer:
             AlreadyExistsError: there is one that has not expired.
         """
         started = monotonic()
-        await self.admit()
-        for left in reversed(range(REMOVALS)):
+        await self.room.await_room()
+        for left in reversed(range(PLACE_ATTEMPTS)):
             try:
                 with SwallowedCancellation():
                     await self.write(new, new.expected, started=started)
@@ -465,7 +460,7 @@ class Writer:
             left.append(call)
             chains[write.key] = None  # so no later call overtakes it
             if not is_open and locked is None and not call.gave_room:
-                self._room.give_away(call)
+                self.room.give_away(call)
             elif is_next and is_open and not has_reserved:
                 busy, has_reserved = busy.union(documents), True
         queue.extendleft(reversed(left))
@@ -489,7 +484,7 @@ class Writer:
             if not part:
                 continue
             if retried is not None:
-                count_retry(self._connection.database.name)
+                count(RETRIES, self._connection.database.name)
                 for call in part:  # which have waited
                     call.now = self._connection.clock.now()
             planned = _plan(part)
@@ -535,7 +530,7 @@ class Writer:
     ) -> list[_QueuedWrite]:
         """End the calls that failed; return those that are to be tried again."""
         if isinstance(error, LockedError):
-            self._hold_locked(part, self._length(error.collection), retried)
+            self._hold_locked(part, self._id_length(error.collection), retried)
             return part
         if isinstance(error, StorageUnavailableError):
             return self._give_up(part, error)
@@ -612,8 +607,8 @@ class Writer:
                 call.answer_caller(StorageUnavailableError(text.format(self.patience)))
         return kept
 
-    def _wake_by(self, moment: float) -> None:
-        """See to it that calls end, and locks are tried, even if no batch ends."""
+    def _set_alarm(self, moment: float) -> None:
+        """Have late calls end, and locks tried, at a moment or before."""
         if self._alarm is not None:
             if self._alarm_at <= moment:
                 return
@@ -629,20 +624,20 @@ class Writer:
         moments = [each.deadline for each in self._queue]
         moments += [each.due for each in self._locks.values() if each.due > now]
         if moments or self._tasks:
-            self._wake_by(min(moments, default=now + self.patience))
+            self._set_alarm(min(moments, default=now + self.patience))
         self._start_soon()
 
     # --- Locked documents ---
 
-    def _length(self, collection: str) -> int:
-        """How many parts the ids of locked documents have; events are a session's."""
+    def _id_length(self, collection: str) -> int:
+        """Return how many names identify a collection's locked documents."""
         at = self._connection
         return {at.app_states.name: 1, at.user_states.name: 2}.get(collection, 3)
 
     def _hold_locked(
         self, calls: list[_QueuedWrite], length: int, retried: DocumentId | None
     ) -> None:
-        """Let batches leave alone what may be locked: each document is tried by itself.
+        """Keep what may be locked out of batches: each document is tried by itself.
 
         Args:
             calls: The calls; nothing of theirs was written.
@@ -664,7 +659,7 @@ class Writer:
                 pause = max(min(1.5 * before, _LONGEST_PAUSE), pause)
             due = now + pause * random.uniform(0.5, 1)  # noqa: S311  no secret
             self._locks[document] = _Lock(pause, due)
-            self._wake_by(due)
+            self._set_alarm(due)
 
     def _release(self, calls: list[_QueuedWrite], retried: DocumentId | None) -> None:
         """Note that nobody has locked what was stored; the next may be free as well."""

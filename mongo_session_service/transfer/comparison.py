@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum
-from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from mongo_session_service.codec import documents
-from mongo_session_service.codec.bson_values import decode_value
+from mongo_session_service.codec.bson_values import decode_value, is_same_value
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.errors import InvalidInputError, StorageError
 from mongo_session_service.model.metadata import (
@@ -25,7 +23,7 @@ from mongo_session_service.model.records import Append, Document
 from mongo_session_service.model.wording import counted
 from mongo_session_service.sessions.deletion import is_session
 from mongo_session_service.transfer.import_batches import Incoming, IncomingState
-from mongo_session_service.transfer.source_items import ODD
+from mongo_session_service.transfer.source_items import ODD, Problem, named
 
 MISSING: Final = "the target does not have it"
 
@@ -34,7 +32,7 @@ _ROUNDING: Final = 2e-6
 
 
 class Standing(Enum):
-    """How a session in the target compares with the one to import."""
+    """Comparison of a session in the target with the one to import."""
 
     NEW = "new"
     SAME = "unchanged"
@@ -52,19 +50,22 @@ class Difference(NamedTuple):
     reason: str
 
 
-class Comparison(NamedTuple):
+class SessionPlan(NamedTuple):
     """A session of the source, or a part of one, beside what the target holds of it."""
 
+    incoming: Incoming
+    found: Document | None
+    """The target's document under its id: a session or a reservation."""
     standing: Standing
     matched: int
     """Events of this part that are stored correctly, counted from its first."""
-    found: int
+    stored: int = 0
     """Events of a session that is not visible yet, correct or not."""
-    event: str
+    event: str = ""
     """How the first event that is not equal differs; empty if all are equal."""
-    differences: tuple[Difference, ...]
-    """What else differs, in the last part."""
-    conflict: str = ""
+    differences: tuple[Difference, ...] = ()
+    """Fields that differ, in the last part."""
+    reason: str = ""
     """Why the two cannot be parts of one session."""
 
     @property
@@ -73,55 +74,69 @@ class Comparison(NamedTuple):
         known = [each.reason for each in self.differences]
         return [self.event, *known] if self.event else known
 
+    @property
+    def conflict(self) -> Problem:
+        """Why the source's session cannot be stored."""
+        if self.incoming.source_key is None:
+            return Problem(named(self.incoming.key), self.reason)
+        reason = f"{self.reason}; its id is stored without its white space"
+        return Problem(named(self.incoming.source_key), reason)
 
-class StateComparison(NamedTuple):
-    """The shared state of a source beside what the target holds of it."""
+    @property
+    def may_replace(self) -> bool:
+        """Whether it may replace what is different; it has an id of its own, then."""
+        return self.incoming.source_key is None
 
+    @property
+    def is_lacking(self) -> bool:
+        """Whether there is something to write."""
+        return self.standing not in {Standing.SAME, Standing.AHEAD}
+
+
+class StatePlan(NamedTuple):
+    """State of the source beside what the target holds of it."""
+
+    state: IncomingState
     standing: Standing
+    revision: int | None
+    """The target's; None if it has none."""
+    is_noted: bool
+    """Whether an import has noted that it brought the target to that revision."""
     differences: tuple[str, ...] = ()
+    may_replace: bool = True
+
+    @property
+    def conflict(self) -> Problem:
+        """Why the source's state cannot be stored."""
+        return Problem(str(self.state.shared), "it was changed in the target")
+
+    @property
+    def lacks_note(self) -> bool:
+        """Whether an import was killed between the state and its note."""
+        return self.standing is Standing.SAME and not self.is_noted
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether there is something to write."""
+        return self.standing is not Standing.SAME or self.lacks_note
 
 
-def content_digest(value: Mapping[str, Any]) -> bytes:
-    """A hash of decoded fields: equal for the same content, in any order of keys.
-
-    It distinguishes every value that BSON can hold, also those that this package does
-    not store itself, such as dates.
-    """
-    try:
-        text = json.dumps(value, sort_keys=True)
-    except TypeError:  # bytes, or what another tool has stored
-        text = "typed:" + json.dumps(_typed(value), sort_keys=True)
-    return blake2b(text.encode(), digest_size=16).digest()
-
-
-def _typed(value: Any) -> Any:
-    """A value as JSON in which each part names its type."""
-    match value:
-        case dict():
-            parts = ([_typed(key), _typed(item)] for key, item in value.items())
-            return ["dict", *sorted(parts, key=json.dumps)]
-        case list() | tuple():
-            return [_typed(item) for item in value]
-        case None | bool() | int() | float() | str():
-            return f"json:{json.dumps(value)}"
-        case _:
-            return f"{type(value).__name__}:{value!r}"
-
-
-def count_matching(incoming: Incoming, stored: Sequence[Document], hooks: Hooks) -> int:
+def _count_matching(
+    incoming: Incoming, stored: Sequence[Document], hooks: Hooks
+) -> int:
     """How many events of a part are stored correctly, counted from its first."""
     for index, append in enumerate(incoming.appends):
-        if index == len(stored) or not _is_same_event(
+        if index == len(stored) or not _is_already_stored(
             append, incoming.offset + index + 1, stored[index], hooks
         ):
             return index
     return len(incoming.appends)
 
 
-def _is_same_event(
+def _is_already_stored(
     append: Append, revision: int, stored: Document, hooks: Hooks
 ) -> bool:
-    """Whether a stored event equals one to import, in any order of fields."""
+    """Whether an event to import is stored at its revision, in any order of fields."""
     id_ = stored["_id"]
     is_next = id_ == append.key.event_id(revision) and isinstance(id_["revision"], int)
     if not is_next:
@@ -158,48 +173,42 @@ def _event_difference(
 
 def compare_session(
     incoming: Incoming,
-    session: Document | None,
+    found: Document | None,
     stored: Sequence[Document],
     hooks: Hooks,
-) -> Comparison:
+) -> SessionPlan:
     """Compare a session, or a part of one, with what the target holds.
 
-    Args:
-        incoming: The session, or a part of it.
-        session: The target's document under its id: a session or a reservation.
-        stored: The target's events from the part's first on, at most one more.
-        hooks: The application's: content is compared as it is after loading.
+    That is the document under its id, and the events from the part's first on, at most
+    one more than it has. Content is compared as it is after loading.
     """
-    matched = count_matching(incoming, stored, hooks)
-    if session is None or not is_session(session):
+    matched = _count_matching(incoming, stored, hooks)
+    plan = SessionPlan(incoming, found, Standing.NEW, matched)
+    if found is None or not is_session(found):
         missing = (Difference("_id", MISSING),) if incoming.is_last else ()
-        return Comparison(Standing.NEW, matched, len(stored), "", missing)
+        return plan._replace(stored=len(stored), differences=missing)
+    plan = plan._replace(standing=Standing.CONFLICT)
     try:
-        documents.checked_key(session)
-        differences = tuple(_session_differences(incoming, session, hooks))
+        documents.checked_key(found)
+        differences = tuple(_session_differences(incoming, found, hooks))
     except StorageError:
-        odd = (Difference("_id", ODD),)
-        return Comparison(Standing.CONFLICT, matched, 0, "", odd, ODD)
-    event = ""
-    if incoming.offset + matched < min(session["revision"], incoming.revision):
+        return plan._replace(differences=(Difference("_id", ODD),), reason=ODD)
+    plan = plan._replace(differences=differences)
+    if incoming.offset + matched < min(found["revision"], incoming.revision):
         event = _event_difference(incoming, stored, matched)
+        reason = f"its event {incoming.offset + matched + 1} is different"
+        return plan._replace(event=event, reason=reason)
     reasons = {each.field: each.reason for each in reversed(differences)}
-    standing, conflict = _standing(incoming, session, reasons)
-    if event:
-        number = incoming.offset + matched + 1
-        standing, conflict = Standing.CONFLICT, f"its event {number} is different"
-    return Comparison(standing, matched, 0, event, differences, conflict)
+    standing, reason = _standing(incoming, found, reasons)
+    return plan._replace(standing=standing, reason=reason)
 
 
 def _standing(
     incoming: Incoming, session: Document, reasons: Mapping[str, str]
 ) -> tuple[Standing, str]:
-    """How two sessions without different events compare, and why in a conflict.
+    """Judge two sessions without different events, and say why in a conflict.
 
-    Args:
-        incoming: The session, or a part of it.
-        session: The target's.
-        reasons: How each field that is not equal differs.
+    ``reasons`` has how each field that is not equal differs.
     """
     revision = session["revision"]
     if documents.LOG_BEGINS in reasons:
@@ -273,9 +282,7 @@ def _title_and_details(
     if (name := display_name(there)) is not None:
         stored.setdefault("title", name)
     if known is not None:
-        if content_digest(replace(known, title=title).fields()) != content_digest(
-            stored
-        ):
+        if not is_same_value(replace(known, title=title).fields(), stored):
             reason = "title, labels or time to live are different"
             yield Difference("details", reason)
     elif title is not None and title != stored.get("title"):
@@ -292,19 +299,12 @@ def _moment(seconds: float) -> str:
         return f"{seconds!r}"
 
 
-def is_same_value(here: Any, there: Any) -> bool:
-    """Whether two decoded values are equal, and of equal types."""
-    return content_digest({"": here}) == content_digest({"": there})
-
-
 def _is_same_time(here: float, there: Any) -> bool:
     # Databases keep microseconds, and events a little more.
     return isinstance(there, float) and abs(here - there) <= _ROUNDING
 
 
 def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    if content_digest(here) == content_digest(there):
-        return []
     reasons = []
     for key in sorted(here.keys() | there.keys()):
         if key not in there:
@@ -319,29 +319,26 @@ def _state_differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> lis
 def compare_state(
     wanted: IncomingState,
     stored: Document | None,
-    imported: Document | None,
+    note: Document | None,
     hooks: Hooks,
-) -> StateComparison:
+) -> StatePlan:
     """Compare the state of an app or user with what the target holds.
 
-    Args:
-        wanted: The state to import.
-        stored: The target's document.
-        imported: The note of the last import, with the revision that it wrote.
-        hooks: The application's.
+    The note is the last import's, with the revision that it wrote.
     """
     owner = wanted.shared.owner
     here = documents.decode_state(wanted.state, owner, hooks)
+    revision = stored.get("revision") if stored else None
+    is_noted = note is not None and note["revision"] == revision
+    plan = StatePlan(wanted, Standing.CONFLICT, revision, is_noted)
     try:
         fields = {} if stored is None else stored.get("state")
         there = documents.decode_state(fields, owner, hooks)
     except StorageError:
-        return StateComparison(Standing.CONFLICT, (ODD,))
-    differences = tuple(_state_differences(here, there))
+        return plan._replace(differences=(ODD,))
+    plan = plan._replace(differences=tuple(_state_differences(here, there)))
     if stored is None:
-        return StateComparison(Standing.NEW, differences)
-    if not differences:
-        return StateComparison(Standing.SAME)
-    if imported is not None and imported["revision"] == stored.get("revision"):
-        return StateComparison(Standing.BEHIND, differences)
-    return StateComparison(Standing.CONFLICT, differences)
+        return plan._replace(standing=Standing.NEW)
+    if not plan.differences:
+        return plan._replace(standing=Standing.SAME)
+    return plan._replace(standing=Standing.BEHIND) if is_noted else plan

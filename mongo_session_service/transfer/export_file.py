@@ -296,7 +296,7 @@ class JsonLinesSource(BaseSource):
         self._path = str(path)
         self._plain: BinaryIO | None = None
         self._file: BinaryIO | None = None
-        """The same file, decompressed."""
+        """That file, decompressed."""
 
     @property
     def name(self) -> str:
@@ -396,7 +396,7 @@ class _BlankLines:
     """Counts lines without content: a file may hold any number, each of a byte."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Count nothing yet."""
         self.first = self.count = 0
 
     def is_other(self, numbered: tuple[int, bytes]) -> bool:

@@ -27,6 +27,7 @@ from mongo_session_service.transfer.source_items import (
     SharedState,
     Source,
 )
+from mongo_session_service.transfer.sources.store_source import StoreSource
 
 
 @dataclass(slots=True)
@@ -61,17 +62,21 @@ async def export(
             at the end.
 
     Raises:
-        TransferError: something cannot be read, or the file cannot be written.
+        TransferError: something cannot be read, or the file cannot be written. Events
+            that are sealed, and cannot be opened, are noticed before anything is.
     """
     exported = Exported()
-    with _written(str(path)) as file:
+    if on_problem is None and isinstance(source, StoreSource):
+        await source.refuse_sealed(selection)
+    with _opened_output(str(path)) as file:
         file.write(export_file.HEADER.encode() + b"\n")
         async with aclosing(source.read(selection)) as items:
             async for item in items:
                 line = _line(item)
                 if isinstance(line, Problem):
                     if on_problem is None:
-                        message = f"Cannot be exported: {line}. Nothing was written."
+                        what = str(line).removesuffix(".")
+                        message = f"Cannot be exported: {what}. Nothing was written."
                         raise errors.TransferError(message)
                     exported.problems += 1
                     on_problem(line)
@@ -99,8 +104,8 @@ def _line(item: Item) -> bytes | Problem:
 
 
 @contextmanager
-def _written(path: str) -> Iterator[BinaryIO]:
-    """A file that gets its name when it is complete."""
+def _opened_output(path: str) -> Iterator[BinaryIO]:
+    """Open a file that gets its name when it is complete, or standard output."""
     if path == export_file.STREAM:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -125,7 +130,7 @@ def _written(path: str) -> Iterator[BinaryIO]:
 
 
 def _is_file(place: Path) -> bool:
-    """Whether it is a regular file, or will be one."""
+    """Tell whether a path is that of a regular file, or will be."""
     try:
         return stat.S_ISREG(place.stat().st_mode)
     except FileNotFoundError:

@@ -81,7 +81,7 @@ async def hand_over(
                 case SharedState():
                     taker.states.append(item)
                 case SessionHeader():
-                    await taker.begin(item)
+                    await taker.begin_session(item)
                 case Event():
                     await taker.append(item)
     await taker.give_states()
@@ -102,7 +102,7 @@ class _Taker:
     agreed: int = 0
     """How many of them equal the source's so far."""
 
-    async def begin(self, header: SessionHeader) -> None:
+    async def begin_session(self, header: SessionHeader) -> None:
         """Load a session, or create it with its final state."""
         self.header, self.known, self.agreed = header, [], 0
         self.session = await self.service.get_session(**header.key.id)

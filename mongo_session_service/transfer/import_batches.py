@@ -30,7 +30,7 @@ from mongo_session_service.model.records import (
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.history import inferred
+from mongo_session_service.sessions.history import infer_initial_state
 from mongo_session_service.transfer.source_items import (
     Item,
     Problem,
@@ -118,7 +118,7 @@ class Incoming:
         """The session as it was created; a missing initial state is inferred."""
         initial, create_time = self.initial, self.create_time
         if initial is None:
-            initial = inferred(self.state, [self.changed])
+            initial = infer_initial_state(self.state, [self.changed])
         if create_time is None:
             # The time of the first event is the best guess.
             create_time = self.update_time if self.began is None else self.began
@@ -157,7 +157,7 @@ class IncomingState:
 
 @dataclass(slots=True)
 class Batch:
-    """What is written together: sessions and shared state, or one part of a session."""
+    """Sessions and shared state that are written together, or one part of a session."""
 
     states: dict[tuple[str, str | None], IncomingState] = field(default_factory=dict)
     sessions: list[Incoming] = field(default_factory=list)

@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
@@ -30,34 +30,36 @@ from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.batch import Update, initial_updates
+from mongo_session_service.sessions.batch import (
+    ANNOUNCED,
+    Update,
+    announce_details,
+    initial_updates,
+)
 from mongo_session_service.sessions.deletion import (
+    IMPORT,
+    Reservations,
     is_session,
     remove_expired,
     remove_some,
     remove_tombstone,
 )
-from mongo_session_service.sessions.details import (
-    ANNOUNCED,
-    announce_details,
-    fields_update,
-)
-from mongo_session_service.sessions.history import recorded
-from mongo_session_service.sessions.reservations import IMPORT, Reservations
+from mongo_session_service.sessions.history import recorded_initial_state
+from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.rewinds import LogAt
 from mongo_session_service.sessions.waiting_log import (
     waiting_after,
     waiting_fields_at,
 )
 from mongo_session_service.transfer.comparison import (
-    Comparison,
+    SessionPlan,
     Standing,
-    StateComparison,
+    StatePlan,
     compare_session,
     compare_state,
 )
 from mongo_session_service.transfer.import_batches import Incoming, IncomingState
-from mongo_session_service.transfer.source_items import Problem, named
+from mongo_session_service.transfer.source_items import named
 
 logger = logging.getLogger(__name__)
 
@@ -74,75 +76,6 @@ class ChangedError(Exception):
     """The target has changed since the plan was made."""
 
 
-class SessionPlan(NamedTuple):
-    """A session coming in, or a part of one, and what the target has of it."""
-
-    incoming: Incoming
-    comparison: Comparison
-    found: Document | None
-    """The session's document in the target, or a reservation."""
-
-    @property
-    def standing(self) -> Standing:
-        """How they compare."""
-        return self.comparison.standing
-
-    @property
-    def conflict(self) -> Problem:
-        """What is different."""
-        reason = self.comparison.conflict
-        if self.incoming.source_key is None:
-            return Problem(named(self.incoming.key), reason)
-        reason = f"{reason}; its id is stored without its white space"
-        return Problem(named(self.incoming.source_key), reason)
-
-    @property
-    def may_replace(self) -> bool:
-        """Whether it may replace what is different; it has an id of its own, then."""
-        return self.incoming.source_key is None
-
-    @property
-    def is_lacking(self) -> bool:
-        """Whether there is something to write."""
-        return self.standing not in {Standing.SAME, Standing.AHEAD}
-
-
-class StatePlan(NamedTuple):
-    """State coming in, and what the target has of it."""
-
-    state: IncomingState
-    comparison: StateComparison
-    revision: int | None
-    """The target's; None if it has none."""
-    is_noted: bool
-    """Whether an import has noted that it brought the target to that revision."""
-
-    @property
-    def standing(self) -> Standing:
-        """How they compare."""
-        return self.comparison.standing
-
-    @property
-    def conflict(self) -> Problem:
-        """What is different."""
-        return Problem(str(self.state.shared), "it was changed in the target")
-
-    @property
-    def may_replace(self) -> bool:
-        """Whether it may replace what is different."""
-        return True
-
-    @property
-    def lacks_note(self) -> bool:
-        """Whether an import was killed between the state and its note."""
-        return self.standing is Standing.SAME and not self.is_noted
-
-    @property
-    def is_lacking(self) -> bool:
-        """Whether there is something to write."""
-        return self.standing is not Standing.SAME or self.lacks_note
-
-
 class Target:
     """A connection's database, for imports."""
 
@@ -154,7 +87,7 @@ class Target:
         self._held: set[SessionKey] = set()
         """The places that are reserved, and not taken yet."""
 
-    async def check(self) -> None:
+    async def refuse_other_layouts(self) -> None:
         """Refuse collections that another service writes.
 
         Raises:
@@ -169,22 +102,20 @@ class Target:
                 " into another database, or give the collections a prefix."
             )
 
-    async def sessions(self, wanted: Iterable[Incoming]) -> list[SessionPlan]:
-        """What each session, or part of one, that is wanted needs."""
-        sessions = list(wanted)
-        found = await self._found(each.key for each in sessions)
-        events = await self._events(sessions)
+    async def plan_sessions(self, sessions: Sequence[Incoming]) -> list[SessionPlan]:
+        """Compare sessions, or parts of them, with those that are stored."""
+        found = await self._load_sessions(each.key for each in sessions)
+        events = await self._load_events(sessions)
         return [
-            SessionPlan(
-                each,
-                compare_session(each, there, events.get(each.key, []), self.hooks),
-                there,
+            compare_session(
+                each, found.get(each.key), events.get(each.key, []), self.hooks
             )
             for each in sessions
-            for there in [found.get(each.key)]
         ]
 
-    async def _found(self, keys: Iterable[SessionKey]) -> dict[SessionKey, Document]:
+    async def _load_sessions(
+        self, keys: Iterable[SessionKey]
+    ) -> dict[SessionKey, Document]:
         """The sessions, with initial states, and reservations; removes expired ones."""
         ids = [key.id for key in keys]
         now = self._at.clock.now()
@@ -208,11 +139,11 @@ class Target:
             async for apart in self._at.events.find(wanted):
                 session = found[_key(apart)]
                 if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
-                    session[INITIAL] = recorded(session, apart)
+                    session[INITIAL] = recorded_initial_state(session, apart)
         return found
 
-    async def _events(
-        self, parts: Iterable[Incoming]
+    async def _load_events(
+        self, parts: Sequence[Incoming]
     ) -> dict[SessionKey, list[Document]]:
         """The events under these parts' revisions, and one more, in order."""
         found: dict[SessionKey, list[Document]] = {}
@@ -226,23 +157,22 @@ class Target:
                 found.setdefault(_key(each), []).append(each)
         return found
 
-    async def states(self, wanted: Iterable[IncomingState]) -> list[StatePlan]:
-        """What each state that is wanted needs."""
-        states = list(wanted)
+    async def plan_states(self, states: Sequence[IncomingState]) -> list[StatePlan]:
+        """Compare shared states with those that are stored."""
         ids = [id_ for each in states for id_ in (each.id, {"of": each.id})]
         stored: dict[str, Document] = {}
         for collection in (self._at.app_states, self._at.user_states, self._at.imports):
             async for each in collection.find({"_id": {"$in": ids}}):
                 stored[repr(each["_id"])] = each
-        plans = []
-        for each in states:
-            there = stored.get(repr(each.id))
-            note = stored.get(repr({"of": each.id}))
-            comparison = compare_state(each, there, note, self.hooks)
-            revision = there.get("revision") if there else None
-            is_noted = note is not None and note["revision"] == revision
-            plans.append(StatePlan(each, comparison, revision, is_noted))
-        return plans
+        return [
+            compare_state(
+                each,
+                stored.get(repr(each.id)),
+                stored.get(repr({"of": each.id})),
+                self.hooks,
+            )
+            for each in states
+        ]
 
     async def write(self, sessions: list[SessionPlan], states: list[StatePlan]) -> None:
         """Store sessions, or parts of them, and shared state, as planned.
@@ -258,7 +188,7 @@ class Target:
                 if each.found is None or each.standing is Standing.NEW:
                     entering.append(each)
                 elif each.standing is Standing.BEHIND:
-                    await self._catch_up(each.incoming, each.found, each.comparison)
+                    await self._catch_up(each.incoming, each.found, each.matched)
                 else:
                     reservation = await self._reserve_instead(each.found)
                     entering.append(each._replace(found=reservation))
@@ -268,11 +198,12 @@ class Target:
         """Store new sessions; events that an interrupted import has stored stay."""
         await self._reserve(entering)
         events: list[Document] = []
-        for incoming, planned, found in entering:
-            after = incoming.offset + planned.matched
-            if planned.standing is Standing.CONFLICT or planned.matched < planned.found:
+        for each in entering:
+            incoming = each.incoming
+            after = incoming.offset + each.matched
+            if each.standing is Standing.CONFLICT or each.matched < each.stored:
                 await self._remove_events(incoming.key, after)
-            if found is not None and incoming.is_first and incoming.log_begins:
+            if each.found is not None and incoming.is_first and incoming.log_begins:
                 await self._remove_events(incoming.key, 0, incoming.log_begins)
             events += incoming.documents(after)
         if events:
@@ -286,13 +217,14 @@ class Target:
         writes: list[InsertOne[Document] | UpdateOne] = []
         renewed = 0
         self._held.update(each.incoming.key for each in wanted)
-        for incoming, _, found in wanted:
-            holder = self._check_holder(incoming, found)
-            id_ = incoming.key.id
+        for each in wanted:
+            key = each.incoming.key
+            holder = self._check_holder(each.incoming, each.found)
             if holder is None:
-                writes.append(InsertOne(self._reservations.new(self._at, id_)))
+                reservation = self._reservations.new(self._at, key.id)
+                writes.append(InsertOne(reservation))
             else:
-                held = self._reservations.held_by(holder, id_)
+                held = self._reservations.held(key, holder)
                 writes.append(UpdateOne(held, self._reservations.renewal(self._at)))
                 renewed += 1
         if writes:
@@ -319,13 +251,13 @@ class Target:
         """Replace a session with a reservation; its events stay for now."""
         reservation = self._reservations.new(self._at, session["_id"])
 
-        async def work(txn: Txn) -> None:
+        async def replace_session(txn: Txn) -> None:
             gone = await self._at.sessions.delete_one(_as_read(session), session=txn)
             if gone.deleted_count == 0:
                 raise ChangedError
             await self._at.sessions.insert_one(reservation, session=txn)
 
-        await self._transaction(SessionKey(**session["_id"]), work)
+        await self._transaction(SessionKey(**session["_id"]), replace_session)
         return reservation
 
     async def _remove_events(
@@ -336,7 +268,7 @@ class Target:
         where = queries.routed(self._at, log)
         most = self._at.limits.removed_events
 
-        async def step(txn: Txn) -> bool:
+        async def remove_step(txn: Txn) -> bool:
             held = await self._at.sessions.update_one(
                 self._reservations.held(key), {"$inc": {"steps": 1}}, session=txn
             )
@@ -349,17 +281,17 @@ class Target:
                 await self._at.events.delete_many(some, session=txn)
             return len(ids) == most
 
-        while await self._transaction(key, step):
+        while await self._transaction(key, remove_step):
             pass
 
     async def _store_initial_states(self, whole: list[SessionPlan]) -> None:
         """Store large initial states; remove one that the document found has left."""
         writes: list[UpdateOne | DeleteOne] = []
-        for incoming, _, found in whole:
-            apart = initial_updates([incoming.created()])
+        for each in whole:
+            apart = initial_updates([each.incoming.created()])
             writes += [UpdateOne(*update, upsert=True) for update in apart]
-            if found is not None and not apart:
-                writes.append(DeleteOne({"_id": incoming.key.event_id(0)}))
+            if each.found is not None and not apart:
+                writes.append(DeleteOne({"_id": each.incoming.key.event_id(0)}))
         if writes:
             await self._at.events.bulk_write(writes, ordered=False)
 
@@ -385,7 +317,7 @@ class Target:
         log = LogAt(incoming.key, incoming.log_begins, incoming.revision)
         return await waiting_fields_at(self._at, log, incoming.key)
 
-    async def release(self) -> None:
+    async def release_places(self) -> None:
         """Free the places of sessions that cannot be finished; remove their events."""
         for key in self._held:
             step = await remove_some(self._at, self._reservations.held(key))
@@ -393,78 +325,72 @@ class Target:
                 await remove_tombstone(self._at, key)
 
     async def _catch_up(
-        self, incoming: Incoming, stored: Document, comparison: Comparison
+        self, incoming: Incoming, stored: Document, matched: int
     ) -> None:
-        """Append what an existing session lacks, which is longer at once."""
-        matched = incoming.offset + comparison.matched
+        """Append the events after the matched ones to a session, in one transaction."""
+        matched += incoming.offset
         appends = enumerate(incoming.appends, incoming.offset + 1)
         missing = [each for each in appends if each[0] > matched]
         waiting = await waiting_after(self._at, stored, missing)
         events = list(incoming.documents(matched, waiting))
-        gone: Document = {}
-        apart: list[Update] | None = None
+        initial: list[Update] | None = None
         if incoming.is_last:
-            change, gone = self._changed(incoming, stored)
-            # What is known is taken if it differs; what is inferred was better known
-            # when there was less of a log.
-            if incoming.initial in (None, stored.get(INITIAL)):
-                change.pop(INITIAL, None)
-            else:
-                began = replace(incoming.created(), create_time=stored["create_time"])
-                apart = initial_updates([began])
-                if apart:
-                    gone[INITIAL] = ""
+            fields, initial = self._changed_fields(incoming, stored)
         elif events:
             last = incoming.appends[-1].timestamp
-            change = {"revision": incoming.revision, "update_time": last}
+            fields = {"revision": incoming.revision, "update_time": last}
         else:
             return
-        latest = waiting.get(max(waiting, default=0), {})
-        fields = {**change, **dict.fromkeys(gone), **latest}
-        update = fields_update(fields)
+        fields |= waiting.get(max(waiting, default=0), {})
 
-        async def work(txn: Txn) -> None:
+        async def append_missing(txn: Txn) -> None:
             # Details may be others by now: to set them makes no new revision.
             before = await self._at.sessions.find_one_and_update(
-                _as_read(stored), update, dict.fromkeys(ANNOUNCED, 1), session=txn
+                _as_read(stored),
+                fields_update(fields),
+                dict.fromkeys(ANNOUNCED, 1),
+                session=txn,
             )
             if before is None:
                 raise ChangedError
-            if apart is not None:
+            if initial is not None:
                 await self._at.events.delete_one(
                     {"_id": incoming.key.event_id(0)}, session=txn
                 )
-            for each in apart or ():
+            for each in initial or ():
                 await self._at.events.update_one(*each, upsert=True, session=txn)
             if events:
                 await self._at.events.insert_many(events, session=txn)
-            await self._announce_details(before, update, txn)
+            now = {k: it for k, it in {**before, **fields}.items() if it is not None}
+            if txn and any(now.get(name) != before.get(name) for name in DETAILS):
+                await announce_details(self._at, now, txn)
 
-        await self._transaction(incoming.key, work)
+        await self._transaction(incoming.key, append_missing)
 
-    async def _announce_details(
-        self, before: Document, update: Document, txn: Txn
-    ) -> None:
-        """Inform subscribers of a session's details if an update has changed them."""
-        gone = update.get("$unset", ())
-        now = {**before, **update["$set"]}
-        now = {name: value for name, value in now.items() if name not in gone}
-        if txn and any(now.get(name) != before.get(name) for name in DETAILS):
-            await announce_details(self._at, now, txn)
-
-    def _changed(
+    def _changed_fields(
         self, incoming: Incoming, stored: Document
-    ) -> tuple[Document, Document]:
-        """What an existing session gets, and the details that it has no more."""
+    ) -> tuple[Document, list[Update] | None]:
+        """The fields that an existing session gets, None for those it has no more.
+
+        And the updates that store a large initial state; None to leave it as it is.
+        """
         told = {*DETAILS} if incoming.details else set()
         if incoming.details is None and self.hooks.is_missing:
             states = (incoming.state, stored["state"])
             here, there = (each.get(ADK_METADATA) for each in states)
             told |= {"title"} if here != there else set()
-        change = incoming.session_document()
-        for name in {"_id", "create_time", *DETAILS} - told:
-            change.pop(name, None)
-        return change, dict.fromkeys(told - change.keys(), "")
+        document = incoming.session_document()
+        kept = document.keys() - ({"_id", "create_time", *DETAILS} - told)
+        fields = dict.fromkeys(told) | {name: document[name] for name in kept}
+        # What is known is taken if it differs; what is inferred was better known when
+        # there was less of a log.
+        if incoming.initial in (None, stored.get(INITIAL)):
+            fields.pop(INITIAL, None)
+            return fields, None
+        began = replace(incoming.created(), create_time=stored["create_time"])
+        if initial := initial_updates([began]):
+            fields[INITIAL] = None
+        return fields, initial
 
     async def _transaction(
         self, key: SessionKey, work: Callable[[Txn], Awaitable[Result]]

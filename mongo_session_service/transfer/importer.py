@@ -17,15 +17,14 @@ from typing import Final
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.errors import ConflictError, TransferError
-from mongo_session_service.service import MongoSessionService, backend_of
-from mongo_session_service.transfer.comparison import Standing
-from mongo_session_service.transfer.import_batches import Batch, encoded_batches
-from mongo_session_service.transfer.import_target import (
-    ChangedError,
+from mongo_session_service.service import MongoSessionService, backends_of
+from mongo_session_service.transfer.comparison import (
     SessionPlan,
+    Standing,
     StatePlan,
-    Target,
 )
+from mongo_session_service.transfer.import_batches import Batch, encoded_batches
+from mongo_session_service.transfer.import_target import ChangedError, Target
 from mongo_session_service.transfer.source_items import (
     CAREFUL,
     EVERYTHING,
@@ -66,10 +65,10 @@ async def move(
             A dry run reports such problems instead.
     """
     # Before setup: that would create indexes on another service's collections.
-    async with backend_of(service).call(sets_up=False) as opened:
+    async with backends_of(service).call(sets_up=False) as opened:
         target = Target(opened.connection, is_read_only=policies.is_dry_run)
         importer = _Importer(target, policies, on_problem)
-        await target.check()
+        await target.refuse_other_layouts()
         if not policies.is_dry_run:
             await service.setup()
         batches = encoded_batches(source, selection, target.hooks)
@@ -80,7 +79,7 @@ async def move(
                     on_progress(importer.moved)
         except TransferError:
             with suppress(PyMongoError):  # else it expires
-                await target.release()
+                await target.release_places()
             raise
     return importer.moved
 
@@ -103,15 +102,11 @@ class _Importer:
         self.moved.read += batch.events_read
         self.moved.expired += batch.expired
         for problem in batch.problems:
-            if self.policies.on_error == "fail" and not self.policies.is_dry_run:
-                raise TransferError(
-                    f"Cannot be moved: {problem}. What was moved before is kept. To"
-                    f" continue without it: {_choice('on_error', 'skip')}."
-                )
+            self._leave_out(problem, "on_error", TransferError)
             self.moved.problems += 1
-            self.on_problem(problem)
         for conflict in batch.conflicts:
-            self._leave_out(conflict)
+            self._leave_out(conflict, "on_conflict", ConflictError)
+            self.moved.skipped += 1
         for _ in range(_ATTEMPTS):
             with suppress(ChangedError):
                 await self._store(batch)
@@ -120,13 +115,10 @@ class _Importer:
         raise ConflictError(message)
 
     async def _store(self, batch: Batch) -> None:
-        sessions = await self.target.sessions(batch.sessions)
-        states = await self.target.states(
-            # Some services store an empty row for each user.
-            each
-            for each in batch.states.values()
-            if each.state
-        )
+        sessions = await self.target.plan_sessions(batch.sessions)
+        # Some services store an empty row for each user.
+        shared = [each for each in batch.states.values() if each.state]
+        states = await self.target.plan_states(shared)
         if not self.policies.is_dry_run:
             await self.target.write(
                 [each for each in sessions if self._is_written(each)],
@@ -137,15 +129,16 @@ class _Importer:
         for state in states:
             self._count_state(state)
 
-    def _leave_out(self, conflict: Problem) -> None:
-        """Leave out a session whose id another one of the source has."""
-        if self.policies.on_conflict == "fail" and not self.policies.is_dry_run:
-            raise ConflictError(
-                f"Cannot be moved: {conflict}. What was moved before is kept. To"
-                f" continue without it: {_choice('on_conflict', 'skip')}."
+    def _leave_out(
+        self, problem: Problem, policy: str, kind: type[TransferError]
+    ) -> None:
+        """Leave out what cannot be moved, if the policy lets it."""
+        if getattr(self.policies, policy) == "fail" and not self.policies.is_dry_run:
+            raise kind(
+                f"Cannot be moved: {problem}. What was moved before is kept. To"
+                f" continue without it: {_choice(policy, 'skip')}."
             )
-        self.moved.skipped += 1
-        self.on_problem(conflict)
+        self.on_problem(problem)
 
     def _replaces(self, planned: SessionPlan | StatePlan) -> bool:
         return self.policies.on_conflict == "replace" and planned.may_replace
@@ -163,7 +156,7 @@ class _Importer:
         return self._replaces(planned)
 
     def _count(self, session: SessionPlan) -> None:
-        self.written += len(session.incoming.appends) - session.comparison.matched
+        self.written += len(session.incoming.appends) - session.matched
         if session.standing is Standing.CONFLICT and not self.conflict:
             self.conflict = session.conflict
         if not session.incoming.is_last:
@@ -200,7 +193,7 @@ class _Importer:
 
 
 async def _read_ahead(batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:
-    """The same batches; the next one is read while one is in use."""
+    """Yield batches, each of which is read while the one before is in use."""
 
     async def following() -> Batch | None:
         return await anext(batches, None)
@@ -217,6 +210,6 @@ async def _read_ahead(batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:
 
 
 def _choice(policy: str, value: str) -> str:
-    """How to choose a policy."""
+    """Say how to choose a policy, in Python and in a terminal."""
     option = f"--{policy.replace('_', '-')} {value}"
     return f"Policies({policy}={value!r}) in Python, {option} in a terminal"

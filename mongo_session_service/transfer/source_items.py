@@ -194,12 +194,12 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What an import does about conflicts and problems."""
+    """The reactions of an import to conflicts and problems."""
 
     on_conflict: Policy = "fail"
-    """When the target has other content under an id."""
+    """If the target has other content under an id."""
     on_error: Literal["fail", "skip"] = "fail"
-    """When something cannot be read or stored."""
+    """If something cannot be read or stored."""
     is_dry_run: bool = False
     """Whether to compare everything and write nothing."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from mongo_session_service.codec.bson_values import is_same_value
 from mongo_session_service.codec.documents import (
     encode_append,
     encode_state,
@@ -16,9 +17,10 @@ from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Document
 from mongo_session_service.transfer.comparison import (
+    SessionPlan,
+    StatePlan,
     compare_session,
     compare_state,
-    is_same_value,
 )
 from mongo_session_service.transfer.import_batches import (
     Batch,
@@ -26,7 +28,7 @@ from mongo_session_service.transfer.import_batches import (
     IncomingState,
     encoded_batches,
 )
-from mongo_session_service.transfer.import_target import SessionPlan, StatePlan, Target
+from mongo_session_service.transfer.import_target import Target
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     Problem,
@@ -117,16 +119,16 @@ async def _batch_differences(
     batch: Batch, stored: Target | _ServiceTarget, *, is_exact: bool
 ) -> list[Problem]:
     problems = [*batch.problems, *batch.conflicts]
-    for state in await stored.states(batch.states.values()):
-        where, reasons = str(state.state.shared), [*state.comparison.differences]
+    for state in await stored.plan_states([*batch.states.values()]):
+        where, reasons = str(state.state.shared), [*state.differences]
         revision = state.state.shared.revision
         # An import begins to count anew, so only two of our own stores count alike.
         is_counted = is_exact and revision is not None and bool(state.state.state)
         if is_counted and not is_same_value(revision, state.revision):
             reasons.append(f"revision {revision}, there {state.revision}")
         problems += (Problem(where, reason) for reason in reasons)
-    for session in await stored.sessions(batch.sessions):
-        where, reasons = named(session.incoming.key), session.comparison.reasons
+    for session in await stored.plan_sessions(batch.sessions):
+        where, reasons = named(session.incoming.key), session.reasons
         problems += (Problem(where, reason) for reason in reasons)
     return problems
 
@@ -139,17 +141,15 @@ class _ServiceTarget:
     def __init__(self, source: ServiceSource) -> None:
         self._source = source
 
-    async def sessions(self, wanted: Iterable[Incoming]) -> list[SessionPlan]:
-        """Compare sessions, or parts of them."""
-        return [await self._session(each) for each in wanted]
+    async def plan_sessions(self, sessions: Sequence[Incoming]) -> list[SessionPlan]:
+        """Compare sessions, or parts of them, with those of the service."""
+        return [await self._plan_session(each) for each in sessions]
 
-    async def _session(self, incoming: Incoming) -> SessionPlan:
+    async def _plan_session(self, incoming: Incoming) -> SessionPlan:
         key, begins = incoming.key, incoming.log_begins
         session = await self._source.load(key)
         if session is None:
-            return SessionPlan(
-                incoming, compare_session(incoming, None, [], NO_HOOKS), None
-            )
+            return compare_session(incoming, None, [], NO_HOOKS)
         own = scopes.split(session.state).session
         state, _ = encode_state(own, Owner.of_session(key), NO_HOOKS)
         # What the public methods do not tell counts as equal.
@@ -168,16 +168,15 @@ class _ServiceTarget:
                 start=incoming.offset + 1,
             )
         ]
-        compared = compare_session(incoming, document, events, NO_HOOKS)
-        return SessionPlan(incoming, compared, document)
+        return compare_session(incoming, document, events, NO_HOOKS)
 
-    async def states(self, wanted: Iterable[IncomingState]) -> list[StatePlan]:
-        """Compare shared states."""
+    async def plan_states(self, states: Sequence[IncomingState]) -> list[StatePlan]:
+        """Compare shared states with those of the service."""
         plans = []
-        for each in wanted:
+        for each in states:
             shared = each.shared
             found = await self._source.find_shared(shared.app_name, shared.user_id)
             state, _ = encode_state(found, shared.owner, NO_HOOKS)
-            compared = compare_state(each, {"state": state}, None, NO_HOOKS)
-            plans.append(StatePlan(each, compared, shared.revision, is_noted=False))
+            document = {"state": state, "revision": shared.revision}
+            plans.append(compare_state(each, document, None, NO_HOOKS))
         return plans

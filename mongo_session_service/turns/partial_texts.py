@@ -39,18 +39,18 @@ class PartialText:
             return self._first
         text = "".join(self._texts)
         self._texts = [text]
-        part = _part(self._first).model_copy(update={"text": text})
+        part = _text_part(self._first).model_copy(update={"text": text})
         content = types.Content(role=self._first.content.role, parts=[part])  # type: ignore[union-attr]
         self._first = self._first.model_copy(update={"content": content})
         return self._first
 
 
-def _part(event: Event) -> types.Part:
+def _text_part(event: Event) -> types.Part:
     return event.content.parts[0]  # type: ignore[union-attr, index]
 
 
 def _text(event: Event) -> str:
-    return _part(event).text or ""
+    return _text_part(event).text or ""
 
 
 class EventInbox:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import bson
+from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.backend import Backends
+from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.hooks import Hooks
 from mongo_session_service.codec.partials import (
     cut_text,
@@ -31,19 +33,24 @@ from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.driver.translation import DUPLICATE_KEY, translation
 from mongo_session_service.errors import MongoSessionServiceError, quoted
-from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnInfo
 from mongo_session_service.sessions import queries
-from mongo_session_service.telemetry import count_partials
+from mongo_session_service.telemetry import PARTIAL_SIZES, record_size
 from mongo_session_service.turns.partial_texts import EventInbox
 
 logger = logging.getLogger(__name__)
 
 _SUPERVISOR: Final = Supervisor("The writer of what running turns say")
+_TOO_MUCH: Final = "Too much of it waits for MongoDB."
+
+
+def _size(document: RawBSONDocument) -> int:
+    return len(document.raw)
 
 
 class PartialQueue:
-    """What one running turn has said and noted since the last write."""
+    """The partials and notes of one running turn since the last write."""
 
     def __init__(self, turn: TurnInfo) -> None:
         self.turn = turn
@@ -52,7 +59,8 @@ class PartialQueue:
         self._begun_at = time.monotonic()
         # Above those of an earlier session with this id, which had the same epochs.
         self._number = round(turn.since.timestamp() * 1000) * 1000
-        self._has_failed = False
+        self._incomplete: set[str] = set()
+        """The ids of events of which a piece is missing: no more of them is written."""
 
     def add_event(self, event: Event) -> None:
         """Add a partial event."""
@@ -62,37 +70,46 @@ class PartialQueue:
         """Note how the turn stands from now on."""
         self._noted += [*self._said.drain(), turn]
 
-    def encode_all(self, hooks: Hooks) -> Iterator[Document]:
-        """Encode all that waits, in order; it waits no longer."""
+    def encode_all(self, hooks: Hooks, room: int) -> Iterator[RawBSONDocument]:
+        """Encode what waits, in order, in so many bytes; it waits no longer."""
         waiting, self._noted = [*self._noted, *self._said.drain()], []
         for each in waiting:
             if isinstance(each, TurnInfo):
                 self.turn = each
-                yield self._document(None, hooks)
+                yield self._encode(None, hooks)
                 continue
             for event in cut_text(each):
+                if event.id in self._incomplete:
+                    break
                 try:
-                    yield self._document(event, hooks)
+                    document = self._encode(event, hooks)
                 except MongoSessionServiceError as error:
-                    self._log_once(error)
+                    self._leave_out(event, error)
+                    break
+                room -= _size(document)
+                if room < 0:
+                    self._leave_out(event, _TOO_MUCH)
+                    break
+                yield document
 
-    def _document(self, event: Event | None, hooks: Hooks) -> Document:
+    def _encode(self, event: Event | None, hooks: Hooks) -> RawBSONDocument:
         # By the server's clock, which removes it: another may be wrong.
         now = self.turn.since + timedelta(seconds=time.monotonic() - self._begun_at)
         number = self._number + 1
         document = partial_document(self.turn, number, now, event, hooks)
         self._number = number
-        return document
+        return RawBSONDocument(bson.encode(document))
 
-    def _log_once(self, error: MongoSessionServiceError) -> None:
-        if not self._has_failed:
-            self._has_failed = True
+    def _leave_out(self, event: Event, reason: object) -> None:
+        """Write no more of an event: readers receive it whole, once it is stored."""
+        if not self._incomplete:
             logger.warning(
                 "Other processes do not receive all that the turn of session %s says"
                 " before it is stored. %s",
                 quoted(self.turn.session_id),
-                error,
+                reason,
             )
+        self._incomplete.add(event.id)
 
 
 class PartialWriter:
@@ -101,9 +118,9 @@ class PartialWriter:
     def __init__(self, backends: Backends) -> None:
         self._backends = backends
         self._queues: dict[PartialQueue, None] = {}
-        """Those with something to write, in order."""
-        self._unwritten: list[Document] = []
-        """What a write that failed has left."""
+        """Queues with something to write, in order."""
+        self._unwritten: list[RawBSONDocument] = []
+        """Documents that a failed write has left."""
         self._task: asyncio.Task[None] | None = None
 
     def write_soon(self, queue: PartialQueue) -> None:
@@ -125,19 +142,22 @@ class PartialWriter:
             queues, self._queues = self._queues, {}
             if not connection.has_transactions:
                 return  # nobody can watch
+            limits = connection.limits
             for each in queues:
-                self._unwritten += each.encode_all(connection.hooks)
+                left = limits.partial_unwritten_bytes - sum(map(_size, self._unwritten))
+                self._unwritten += each.encode_all(connection.hooks, left)
             with suppress(MongoSessionServiceError):
                 async with connection.call():
                     await self._write(connection)
-            await asyncio.sleep(connection.limits.partial_seconds)
+            await asyncio.sleep(limits.partial_seconds)
 
     async def _write(self, connection: Connection) -> None:
         """Write all that is encoded; after a failure that passes it is kept."""
-        for part in _parts(self._unwritten, connection.limits.partial_bytes):
+        most = connection.limits.partial_bytes
+        for part in cut_by_size([*self._unwritten], most, _size):
             try:
                 await _insert(connection, part)
-                count_partials(connection.database.name, len(part))
+                record_size(PARTIAL_SIZES, connection.database.name, len(part))
             except PyMongoError as error:
                 if is_passing(error):
                     return
@@ -164,13 +184,15 @@ async def announce_abandoned(
     with suppress(PyMongoError):
         last = await connection.partials.find_one(said, sort=[("_id", -1)])
         if last is not None:  # else nobody has followed it for long
-            turn = decode_turn(last)._replace(status="abandoned")
+            turn = decode_turn(key, epoch, last)._replace(status="abandoned")
             number = last["_id"]["n"] + 1
             document = partial_document(turn, number, time, None, connection.hooks)
             await _insert(connection, [document])
 
 
-async def _insert(connection: Connection, documents: list[Document]) -> None:
+async def _insert(
+    connection: Connection, documents: Sequence[Mapping[str, Any]]
+) -> None:
     # As a command: the driver would make it a retryable write, a quarter more oplog.
     command = {
         "insert": connection.partials.name,
@@ -182,18 +204,3 @@ async def _insert(connection: Connection, documents: list[Document]) -> None:
     codes = {each["code"] for each in reply.get("writeErrors", ())}
     if codes - {DUPLICATE_KEY}:  # of an earlier write whose reply was lost
         logger.warning("MongoDB refused what running turns say: codes %s.", codes)
-
-
-def _parts(documents: list[Document], most: int) -> Iterator[list[Document]]:
-    """Lists of documents that fit into a command each."""
-    part: list[Document] = []
-    size = 0
-    for each in list(documents):
-        added = len(bson.encode(each))
-        if part and size + added > most:
-            yield part
-            part, size = [], 0
-        part.append(each)
-        size += added
-    if part:
-        yield part

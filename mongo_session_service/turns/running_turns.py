@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from google.adk.events.event import Event
 
@@ -36,7 +36,9 @@ from mongo_session_service.turns.turn import Turn
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from google.adk.agents.run_config import RunConfig
     from google.adk.runners import Runner
+    from google.genai import types
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,17 @@ _CLOSED: Final = "the service was closed"
 _LAST_WRITE: Final = 2.0
 """Seconds in which the end of the last turns is written, when a service is closed."""
 _SUPERVISOR: Final = Supervisor("The look for turns to be stopped")
+
+
+class RunArguments(TypedDict, total=False):
+    """Arguments that a turn passes on to ``Runner.run_async``."""
+
+    new_message: types.Content | None
+    run_config: RunConfig | None
+    state_delta: dict[str, Any] | None
+    invocation_id: str | None
+    yield_user_message: bool
+    abort_signal: asyncio.Event | None
 
 
 @public
@@ -65,7 +78,7 @@ class RunningTurn:
         self,
         turn: Turn,
         runner: Runner,
-        run_arguments: dict[str, Any],
+        run_arguments: RunArguments,
         *,
         keeps_partial_answer: bool = True,
         is_paced: bool = False,
@@ -76,12 +89,12 @@ class RunningTurn:
         self._run_arguments = run_arguments
         self._writer: PartialWriter
         self._partials: PartialQueue | None = None
-        """What other processes receive of it; None before it has the turn."""
+        """The partials that other processes receive; None before it has the turn."""
         self._keeps_partial_answer = keeps_partial_answer
         self._is_paced = is_paced
         """Whether the runner continues only when its reader wants the next event."""
         self._is_resumption = is_resumption
-        """Whether it goes on with what an abandoned turn was running."""
+        """Whether the invocation of an abandoned turn goes on in it."""
         self._wanted = asyncio.Semaphore(0)
         self._has_begun = asyncio.Event()
         self._is_stopped = asyncio.Event()
@@ -90,7 +103,7 @@ class RunningTurn:
         self._events: list[Event] = []
         """All whole ones."""
         self._texts: dict[Hashable, PartialText] = {}
-        """What was said so far of events that are not whole yet."""
+        """The texts said so far of events that are not whole yet."""
         self._inboxes: dict[EventInbox, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -109,7 +122,7 @@ class RunningTurn:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, and its turn is released."""
+        """Whether the task has ended, and the turn is released."""
         return self._task is not None and self._task.done()
 
     async def begin(self, writer: PartialWriter) -> None:
@@ -225,11 +238,11 @@ class RunningTurn:
                     self._has_begun.set()
                     await self._await_agent(running)
                     await self._seal_log(running)
-                    span.status = self._turn.end_status
+                    span.status = self._turn.info().status
                     span.error_type = self._turn.error_type
         finally:
             if self._partials is not None:
-                self._note_status(self._turn.end_status)
+                self._note_status()
         if self._turn.error_type is not None:
             running.result()
 
@@ -250,14 +263,14 @@ class RunningTurn:
             running.cancel()
             stopped.cancel()
 
-    def _note_status(self, status: TurnPhase) -> None:
-        """Have other processes receive how the turn stands."""
+    def _note_status(self, status: TurnPhase | None = None) -> None:
+        """Have other processes receive how the turn stands, or how it ends."""
         if self._partials is not None:
             self._partials.note_status(self._turn.info(status))
             self._writer.write_soon(self._partials)
 
     async def _run_agent(self) -> None:
-        arguments = dict(self._run_arguments)
+        arguments = self._run_arguments.copy()
         if "abort_signal" in signature(self._runner.run_async).parameters:
             arguments.setdefault("abort_signal", self._aborts)  # since ADK 2.11
         key = self._turn.key
@@ -371,7 +384,6 @@ class RunningTurns:
             self._polls[loop] = background(_SUPERVISOR.run_task(self._poll_stops, loop))
 
     def _writer(self, loop: asyncio.AbstractEventLoop) -> PartialWriter:
-        """The writer of what the turns in an event loop say."""
         if loop not in self._writers:
             forget_closed_loops(self._writers)
             self._writers[loop] = PartialWriter(self.backends)

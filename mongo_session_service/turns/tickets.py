@@ -23,7 +23,7 @@ from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
 
 _NUMBER: Final = "ticket"
-"""What the ``_id`` of a waiter's document has beyond its session's."""
+"""Extra field of the ``_id`` of a waiter's document, beside its session's."""
 _RENEWAL: Final = {"$currentDate": {"renewed_at": True}}
 
 
@@ -57,7 +57,7 @@ async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
     """
     session = await repeat(
         connection.plain(connection.sessions).find_one_and_update,
-        stored_session(connection, key),
+        stored_session_filter(connection, key),
         {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}},
         projection={"turn.ticket": 1, "create_time": 1},
         return_document=True,
@@ -82,7 +82,7 @@ async def renew_tickets(connection: Connection, tickets: Iterable[Ticket]) -> No
         await connection.leases.update_many(ids, _RENEWAL)
 
 
-async def find_turns(
+async def load_turn_states(
     connection: Connection, keys: Iterable[SessionKey]
 ) -> dict[SessionKey, TurnStatus]:
     """The turns of some sessions, without those that are not stored."""
@@ -108,7 +108,9 @@ async def first_tickets(
     first = {"$group": {"_id": owner, "first": {"$min": f"$_id.{_NUMBER}"}}}
     numbers: dict[SessionKey, int] = {}
     for some in cut_by_id_size(keys):
-        waiting = {"$match": {"$or": [_waiters(key) for key in some], **is_alive}}
+        waiting = {
+            "$match": {"$or": [_waiters_filter(key) for key in some], **is_alive}
+        }
         for each in await connection.aggregate(connection.leases, [waiting, first]):
             numbers[SessionKey(**each["_id"])] = each["first"]
     return numbers
@@ -116,7 +118,7 @@ async def first_tickets(
 
 async def end_line(connection: Connection, last: Ticket) -> None:
     """Note that nobody waits any more, unless somebody has come after the last."""
-    gone = {**_waiters(last.key), **_silent(connection)}
+    gone = {**_waiters_filter(last.key), **_silent_filter(connection)}
     await repeat(connection.leases.delete_many, gone)
     await repeat(
         connection.sessions.update_one,
@@ -127,28 +129,19 @@ async def end_line(connection: Connection, last: Ticket) -> None:
 
 async def remove_silent_waiters(connection: Connection) -> None:
     """Remove the documents of waiters whose process has died."""
-    silent = {f"_id.{_NUMBER}": {"$gte": 0}, **_silent(connection)}
+    silent = {f"_id.{_NUMBER}": {"$gte": 0}, **_silent_filter(connection)}
     await repeat(connection.leases.delete_many, silent)
 
 
-async def erase_waiters(
-    connection: Connection, app_name: str, user_id: str | None
-) -> None:
-    """Remove all who wait for a turn of an app's sessions, or of one user's."""
-    waiters = queries.all_sessions(app_name, user_id)
-    await repeat(connection.leases.delete_many, waiters)
-
-
-def stored_session(connection: Connection, key: SessionKey) -> Document:
+def stored_session_filter(connection: Connection, key: SessionKey) -> Document:
     """The filter of a session that is stored."""
     return {"_id": key.id, **queries.writable(connection)}
 
 
-def _waiters(key: SessionKey) -> Document:
-    """The filter of those who wait for a session's turn."""
+def _waiters_filter(key: SessionKey) -> Document:
     return {"_id": {"$gt": key.id, "$lt": {**key.id, _NUMBER: {}}}}
 
 
-def _silent(connection: Connection) -> Document:
+def _silent_filter(connection: Connection) -> Document:
     """The filter of waiters that have not renewed their documents."""
     return {"$expr": renewal(connection, "$lt")}

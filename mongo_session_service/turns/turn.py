@@ -18,6 +18,7 @@ from google.adk.sessions.session import Session
 from mongo_session_service.backend import Backend, Backends, forget_closed_loops
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
+from mongo_session_service.codec.partials import encode_turn
 from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.driver.lease import Lease, LeaseRenewer
@@ -30,13 +31,12 @@ from mongo_session_service.errors import (
 )
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import (
-    Document,
     Hold,
     SessionKey,
     StoredSession,
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
-from mongo_session_service.telemetry import Operation, count_abandoned
+from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import tickets, turn_status
 from mongo_session_service.turns.partial_writer import announce_abandoned
 from mongo_session_service.turns.seals import abandoned_seals, with_reason
@@ -84,7 +84,7 @@ class Turns:
         return None
 
     def waiting_line(self, backend: Backend) -> WaitingLine:
-        """Those who wait in the running event loop."""
+        """The line of those who wait in the running event loop."""
         loop = running_loop()
         line = self._lines.get(loop)
         if line is None:
@@ -99,7 +99,7 @@ class Turns:
                 loop.call_soon_threadsafe(line.look)
 
     def close(self) -> None:
-        """Let nobody wait any longer."""
+        """End the waiting for turns: the service is closed."""
         lines, self._lines = self._lines, {}
         for loop, line in lines.items():
             with suppress(RuntimeError):  # the loop is closed
@@ -113,18 +113,18 @@ class Turn:
         self.turns = turns
         self.key = key
         self.hold: Hold | None = None
-        """What an append within it expects: the fence."""
+        """The fence: an append within it expects this."""
         self.is_held = False
         self._limit = math.inf if wait is None else wait
         self.abandoned_invocation: str | None = None
-        """What the one before it was running when its process died."""
+        """The invocation that the turn before was running when its process died."""
         self._first_revision = 0
         """The revision of its first event; 0 if it has none."""
         self._since = datetime.min  # noqa: DTZ901  as the driver decodes times
         self._ticket: Ticket | None = None
         """Its place in the line, while it has one."""
         self.is_stopped = False
-        """Whether it was stopped; what still runs in it then can append nothing."""
+        """Whether somebody has stopped it; what still runs in it can append nothing."""
         self.stop_reason: str | None = None
         self.error_type: str | None = None
         """The class of the error that has ended it."""
@@ -222,7 +222,7 @@ class Turn:
         self.turns.renewer.add_lease(self._lease)
         stored, _ = await asyncio.gather(self._load(backend), self._return_ticket())
         if self._first_revision:  # whoever had the turn before has not released it
-            count_abandoned(self.turns.database_name)
+            count(ABANDONED_TURNS, self.turns.database_name)
             own = self._own_events(stored)
             self.abandoned_invocation = own[-1].invocation_id if own else None
             if seals := abandoned_seals(own):
@@ -248,13 +248,12 @@ class Turn:
 
     @property
     def _seconds_left(self) -> float:
-        """Seconds that the caller still waits."""
         return max(self._started + self._limit - time.monotonic(), 0.0)
 
     async def _acquire(self, ticket: Ticket | None = None) -> bool:
         """Acquire the turn if it is free, and not awaited by those with a ticket."""
         self._lease.client_sessions = await self._client_sessions.ids()
-        where = tickets.stored_session(self._lease.connection, self.key)
+        where = tickets.stored_session_filter(self._lease.connection, self.key)
         if ticket is None:
             where["turn.is_awaited"] = None
         async with self._line.acquiring:
@@ -272,7 +271,7 @@ class Turn:
         if await self._acquire():
             return
         at, key = self._lease.connection, self.key
-        turn = (await tickets.find_turns(at, [key])).get(key)
+        turn = (await tickets.load_turn_states(at, [key])).get(key)
         if turn and turn.is_free and not await tickets.first_tickets(at, [key]):
             await self._acquire(await self._draw_ticket())  # all who waited have died
 
@@ -308,7 +307,7 @@ class Turn:
             SessionNotFoundError: the session is not stored.
         """
         at = self._lease.connection
-        where = tickets.stored_session(at, self.key)
+        where = tickets.stored_session_filter(at, self.key)
         session = await repeat(at.sessions.find_one, where, {"turn": 1})
         if session is None:
             raise session_not_found_error(self.key.session_id)
@@ -325,7 +324,6 @@ class Turn:
         )
 
     async def _end_turn(self) -> None:
-        """Release the turn, and leave the line."""
         self.is_held = False
         self.turns.renewer.discard_lease(self._lease)
         try:
@@ -336,40 +334,23 @@ class Turn:
         finally:
             self.turns.announce_release()
 
-    @property
-    def end_status(self) -> TurnPhase:
-        """How it ends, or has ended."""
-        return (
-            "stopped" if self.is_stopped else "failed" if self.error_type else "ended"
-        )
-
-    def info(self, status: TurnPhase) -> TurnInfo:
-        """The turn with this status."""
+    def info(self, status: TurnPhase | None = None) -> TurnInfo:
+        """The turn with this status; by default that with which it ends."""
+        ended: TurnPhase = "failed" if self.error_type else "ended"
         return TurnInfo(
             *self.key,
             epoch=self.epoch,
-            status=status,
+            status=status or ("stopped" if self.is_stopped else ended),
             since=self._since.replace(tzinfo=UTC),
             host=socket.gethostname(),
             reason=self.stop_reason,
             error_type=self.error_type,
         )
 
-    @property
-    def _ended(self) -> Document:
-        """The end of this turn, as the session's document keeps it."""
-        ended = {
-            "status": self.end_status,
-            "since": self._since,
-            "host": socket.gethostname(),
-            "reason": self.stop_reason,
-            "error": self.error_type,
-        }
-        return {name: value for name, value in ended.items() if value is not None}
-
     async def _release_turn(self) -> None:
         # Perhaps with another client: the body may have closed the service.
         async with self.turns.backends.call(sets_up=False) as backend:
             self._lease.connection = backend.connection
-            await self._lease.release(self._ended, forget=("stop", "first_revision"))
+            ended = encode_turn(self.info())
+            await self._lease.release_lease(ended, forget=("stop", "first_revision"))
             await self._return_ticket()

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from mongo_session_service.codec.document_size import cut_by_id_size
+from mongo_session_service.codec.partials import decode_turn
 from mongo_session_service.driver.calls import repeat
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import Lease, lease_is_free
@@ -114,19 +115,14 @@ def turns_filter(
 
 def _turn_info(session: Document) -> TurnInfo:
     turn = session["turn"]
-    ended = turn.get("ended")
-    if "holder" not in turn:
-        status, since, host = ended["status"], ended["since"], ended["host"]
-    else:
-        running: TurnPhase = "stopping" if "stop" in turn else "running"
-        status = "abandoned" if session["is_free"] else running
-        since, host = turn["since"], turn["holder"]["host"]
-    return TurnInfo(
-        *SessionKey(**session["_id"]),
-        epoch=turn["epoch"],
-        status=status,
-        since=since.replace(tzinfo=UTC),
-        host=host,
-        reason=(turn.get("stop") or ended or {}).get("reason"),
-        error_type=(ended or {}).get("error"),
-    )
+    fields = turn.get("ended")
+    if "holder" in turn:
+        stop = turn.get("stop")
+        running = "running" if stop is None else "stopping"
+        fields = {
+            "status": "abandoned" if session["is_free"] else running,
+            "since": turn["since"],
+            "host": turn["holder"]["host"],
+            **(stop or {}),
+        }
+    return decode_turn(SessionKey(**session["_id"]), turn["epoch"], fields)

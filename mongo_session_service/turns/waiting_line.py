@@ -26,8 +26,8 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.turns.tickets import (
     Ticket,
-    find_turns,
     first_tickets,
+    load_turn_states,
     renew_tickets,
 )
 
@@ -66,7 +66,7 @@ class Waiter:
 
 
 class WaitingLine:
-    """Those in one event loop who wait."""
+    """The callers in one event loop who wait."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -147,7 +147,7 @@ class WaitingLine:
     async def _call_first(self) -> None:
         """Call whoever is first in line for a turn that is free."""
         waiters = self._all_waiters()
-        turns = await find_turns(self._connection, list(self._lines))
+        turns = await load_turn_states(self._connection, list(self._lines))
         free = [key for key, turn in turns.items() if turn.is_free]
         first = await first_tickets(self._connection, free)
         for each in waiters:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from google.adk.sessions import Session
 from playwright.async_api import Browser, Page, async_playwright, expect
 from starlette.applications import Starlette
+from support import npm
 from support.http_server import may_read, serving
 from support.live_pages import KEY
 
@@ -33,11 +33,7 @@ expect.set_options(timeout=15_000)
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of MongoDB's shell, as its package for Node.js brings it."""
-    npm = shutil.which("npm")
-    assert npm, "MongoDB's shell comes from npm: install Node.js."
-    folder = tmp_path_factory.mktemp("mongosh")
-    subprocess.run([npm, "install", "--silent", "mongosh@2"], cwd=folder, check=True)
-    return folder / "node_modules/.bin"
+    return npm.install(tmp_path_factory.mktemp("mongosh"), "mongosh@2") / ".bin"
 
 
 @pytest.fixture
@@ -84,3 +80,9 @@ async def session(service: MongoSessionService) -> Session:
     """A session that nothing has happened in."""
     state = {"city": "Turin", "user:name": "Ada"}
     return await service.create_session(**KEY, state=state)
+
+
+@pytest.fixture
+def database(new_database: str) -> str:
+    """A database that is not there before."""
+    return new_database

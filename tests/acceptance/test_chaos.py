@@ -11,10 +11,11 @@ from chaos.run import Plan, run
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 FAULTS = (
-    "SIGKILL of a client",
+    "SIGKILL in a transaction",
     "connections cut",
     "unknown commits",
     "SIGKILL of the primary",  # also ends what the killed client had open, in no time
+    "SIGKILL of a client",
     "step-down",
     "transient errors",
     "SIGSTOP of the primary",

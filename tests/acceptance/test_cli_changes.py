@@ -12,7 +12,7 @@ from google.adk.events import Event
 from pymongo import MongoClient
 from support.cli_runner import call, start
 from support.encryption_hooks import KEY, SEALED, STATE, canary_event
-from support.forked_processes import on_a_terminal
+from support.forked_processes import CTRL_C, on_a_terminal
 from support.long_sessions import left_in, store_long_session
 from support.one_session import IDS
 
@@ -115,8 +115,9 @@ async def test_erasing_a_user_says_what_goes(
 
     assert first.returncode == again.returncode == 0
     what = "1 session, 2 events, 1 user state"
-    assert f": {what}.\nErased {what}.\n" in first.stderr
-    assert "Nothing is counted of user user of app app" in again.stderr
+    assert f", for ever: {what}.\nErased {what}.\n" in first.stderr
+    assert again.stderr.startswith("Nothing was stored about user user of app app in ")
+    assert again.stderr.count("\n") == 1
     assert set(json.loads(again.stdout).values()) == {0}
     assert left_in(admin, database) == {"sessions": 1, "events": 0}
 
@@ -130,7 +131,9 @@ async def test_erasing_a_trimmed_session_counts_what_is_stored(
 
     done = call("erase", "session", *WHO, "--yes", *at)
 
-    assert ": 1 session, 2 events.\nErased 1 session, 2 events.\n" in done.stderr
+    assert (
+        ", for ever: 1 session, 2 events.\nErased 1 session, 2 events.\n" in done.stderr
+    )
 
 
 async def test_erasing_an_app_removes_its_consumers(
@@ -164,20 +167,27 @@ async def test_nothing_is_erased_without_a_yes(
     admin: MongoClient,
     database: str,
 ) -> None:
-    """Without a terminal it needs --yes; on one it asks, and a no ends it."""
+    """It says what would go; on a terminal it asks, and a no or Ctrl-C ends it."""
     await fill(service)
     erasing = ("erase", "session", *WHO, *at)
 
+    tried = call(*erasing, "--dry-run", "--json")
     mute = call(*erasing)
+    interrupted, _ = await asyncio.to_thread(on_a_terminal, *erasing, answer=CTRL_C)
     refused, said = await asyncio.to_thread(on_a_terminal, *erasing, answer="n")
     assert left_in(admin, database) == {"sessions": 1, "events": 2}
     code, shown = await asyncio.to_thread(on_a_terminal, *erasing, answer="y")
 
+    assert tried.stderr.startswith("Would erase 1 session, 2 events: session app/user")
+    assert json.loads(tried.stdout)["events"] == 2
+    assert interrupted == 130
     assert mute.returncode == 2
-    assert "add --yes" in mute.stderr
+    assert mute.stderr.startswith("This erases session app/user/s in database ")
+    assert ": 1 session, 2 events.\n" in mute.stderr
+    assert "Nothing was done, as there is no terminal: add --yes." in mute.stderr
     assert refused == 1
-    assert "Erase it for ever? [y/N]: n" in said
-    assert said.rstrip().endswith("Error: Nothing was erased.")
+    assert "Do it? [y/N]: n" in said
+    assert said.rstrip().endswith("Error: Nothing was done.")
     assert code == 0
     assert "Erased 1 session, 2 events." in shown
     assert left_in(admin, database) == {"sessions": 0, "events": 0}
@@ -235,7 +245,7 @@ async def test_what_was_left_of_a_session_is_erased(
 
     done = call("erase", "session", *WHO, "--yes", *at)
 
-    assert "What an interrupted erasure has left" in done.stderr
+    assert "Erased what an interrupted erasure had left of session" in done.stderr
     assert left_in(admin, database) == {"sessions": 0, "events": 0}
 
 
@@ -271,8 +281,8 @@ def test_setup_says_what_it_creates(at: tuple[str, ...], admin: MongoClient) -> 
         (["set", *WHO, "--title", "x", "--no-title"], 2, "either --title or"),
         (["set", *WHO, "--ttl", "1d", "--no-expiry"], 2, "only one of --ttl"),
         (["set", *WHO, "--ttl", "1w"], 2, "such as 7200s, 12h or 7d"),
-        (["erase", "session", *WHO, "--yes"], 0, "Nothing is stored of session"),
-        (["erase", "user", "app", "x", "--yes"], 0, "Nothing is stored of user x"),
+        (["erase", "session", *WHO, "--yes"], 0, "Nothing was stored about session"),
+        (["erase", "user", "app", "x", "--yes"], 0, "Nothing was stored about user x"),
         (["erase", "usr"], 2, "Did you mean 'user'?"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -122,6 +123,34 @@ async def test_a_signal_lets_it_finish_and_commit(
     assert told(seen) == [("s", 2)]
 
 
+async def test_a_name_of_another_app_is_a_wrong_argument(
+    mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
+) -> None:
+    """It exits with 2, so that a supervisor need not start it again."""
+    await append(service, await create(service))
+    async with service.consumer("billing") as first:
+        await anext(first)
+    async with serving(
+        mongodb_uri, database, handlers, "tell", "--app", "other"
+    ) as refused:
+        await refused.log_until("was started for all apps")
+        assert await refused.ended() == 2
+
+
+async def test_a_second_process_says_when_it_takes_over(
+    mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
+) -> None:
+    """Its log has that it stands by, and then that it reads."""
+    await append(service, await create(service))
+    async with service.consumer("billing") as first:
+        await anext(first)
+        async with serving(mongodb_uri, database, handlers, "tell") as second:
+            await second.log_until("'billing' stands by: another reader has its name.")
+            await first.close()
+            await second.log_until("'billing' takes over.")
+            assert await second.line() == "appended 1"
+
+
 async def test_a_second_signal_ends_it_at_once(
     mongodb_uri: str, service: MongoSessionService, database: str, handlers: Path
 ) -> None:
@@ -204,6 +233,7 @@ async def test_a_consumer_is_reset(
 
     assert await read() == [("s", 1), ("s", 2)]
     planned = call(*reset, "--to", "beginning", "--dry-run")
+    counted = call(*reset, "--to", "beginning", "--dry-run", "--json")
     assert await read() == []
     done = call(*reset, "--to", "beginning", "--yes")
     assert await read() == [("s", 1), ("s", 2)]
@@ -218,6 +248,8 @@ async def test_a_consumer_is_reset(
     assert "reads the whole log again: 2 events." in planned.stderr
     assert planned.stderr.startswith("Then billing in database ")
     assert done.stderr.startswith("From now on billing in database ")
+    figures = {"name": "billing", "to": "beginning", "events": 2}
+    assert json.loads(counted.stdout) == figures
     assert "reads nothing again, and skips the last " in skipped.stderr
     assert since.returncode == 1
     assert "MongoDB's oplog reaches back" in since.stderr
@@ -237,12 +269,14 @@ async def test_a_consumer_is_removed(
     place = ("--uri", mongodb_uri, "--database", database)
     remove = ("consumers", "remove", "billing", *place)
     planned, unasked = call(*remove, "--dry-run"), call(*remove)
+    counted = call(*remove, "--dry-run", "--json")
     before = await service.consumers()
     done, again = call(*remove, "--yes"), call(*remove, "--yes")
     [left] = await service.consumers()
 
     assert len(before) == 2
     assert "Would remove the checkpoint and 1 dead letter of billing" in planned.stderr
+    assert json.loads(counted.stdout) == {"name": "billing", "dead_letters": 1}
     assert unasked.returncode == 2
     assert "This removes the checkpoint and 1 dead letter" in unasked.stderr
     assert "no terminal: add --yes" in unasked.stderr

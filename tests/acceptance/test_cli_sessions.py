@@ -47,6 +47,45 @@ async def test_without_an_app_the_apps_are_counted(
     ]
 
 
+async def test_an_app_that_is_not_stored_is_told(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Who misspells an app reads which there are; with --json on stderr too."""
+    await service.create_session(**ADA)
+    empty = call("sessions", "--app", "x", "--prefix", "no_", *at)
+    wrong = ("sessions", "--app", "Trips", *at)
+    shown = [call(*wrong), call(*wrong, "--json")]
+    filtered = call("sessions", "--app", "trips", "--user", "bob", *at)
+
+    assert empty.stderr.startswith("No session of app x is stored in database ")
+    for done in shown:
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr.startswith("No session of app Trips is stored in database ")
+        assert done.stderr.endswith("\nApps with sessions: trips.\n")
+    assert filtered.stderr.startswith("No such session of app trips in database ")
+
+
+async def test_a_user_is_found_in_every_app(
+    service: MongoSessionService, at: tuple[str, ...]
+) -> None:
+    """Each app has a row that has sessions of theirs, or state alone."""
+    await service.create_session(**ADA, state={"user:name": "Ada"})
+    await service.create_session(app_name="trips", user_id="bob")
+    await service.create_session(app_name="bank", user_id="bob")
+    shop = {"app_name": "shop", "user_id": "ada", "session_id": "s"}
+    await service.create_session(**shop, state={"user:name": "Ada"})
+    await service.delete_session(**shop)
+
+    lines = call("sessions", "--user", "ada", "--json", *at)
+    nobody = call("sessions", "--user", "adda", *at)
+
+    assert [json.loads(line) for line in lines.stdout.splitlines()] == [
+        {"app_name": "shop", "users": 1, "sessions": 0},
+        {"app_name": "trips", "users": 1, "sessions": 1},
+    ]
+    assert nobody.stderr.startswith("There are no apps of user adda in database ")
+
+
 async def test_sessions_are_found_by_every_filter(
     service: MongoSessionService, at: tuple[str, ...]
 ) -> None:
@@ -61,7 +100,7 @@ async def test_sessions_are_found_by_every_filter(
     def found(*options: str) -> list[str]:
         done = call("sessions", "--app", "trips", "--json", *options, *at)
         assert done.returncode == 0, done.stderr
-        return [json.loads(line)["id"] for line in done.stdout.splitlines()]
+        return [json.loads(line)["session_id"] for line in done.stdout.splitlines()]
 
     assert found() == ["c", "b", "a"]
     assert found("--oldest-first") == ["a", "b", "c"]
@@ -73,6 +112,8 @@ async def test_sessions_are_found_by_every_filter(
     assert found(*of_ada, "--oldest-first") == ["b", "a"]
     assert found("--user", "ada") == ["b", "a"]
     assert found("--title", "Trip") == ["a"]
+    assert found("--title-contains", "RI") == ["a"]
+    assert found("--title-contains", ".*") == []
     assert found("--label", "stage=a=b") == ["b"]
     assert found("--where", 'city="Turin"', "--where", "days=3") == ["a"]
     assert found("--where", 'days="3"') == []
@@ -116,7 +157,7 @@ async def test_a_damaged_session_does_not_hide_the_others(
     done = run("sessions", "-q", "--app", "trips", "--json", "--limit", "2", *at)
     fewer = call("sessions", "--app", "trips", "--json", "--limit", "1", *at)
 
-    ids = [json.loads(line)["id"] for line in done.stdout.splitlines()]
+    ids = [json.loads(line)["session_id"] for line in done.stdout.splitlines()]
     assert (done.returncode, ids) == (0, ["c", "a"])
     assert done.stderr.count("Session 'b' is not as this package stores it") == 1
     assert done.stderr.count("\n") == 1
@@ -277,7 +318,6 @@ async def test_a_time_beyond_the_calendar_is_shown(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["sessions", "--user", "ada"], 2, "--user needs --app."),
         (["sessions", "--label", "a=b"], 2, "--label needs --app."),
         (["sessions", "--app", "a", "--label", "b"], 2, "'b' is not NAME=VALUE"),
         (["sessions", "--app", "a", "--where", "b=c"], 2, "quotes: 'b=\"c\"'."),

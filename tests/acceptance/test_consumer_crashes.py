@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
 from collections import Counter
 from contextlib import suppress
@@ -14,11 +13,10 @@ from google.adk.sessions import Session
 from pymongo import MongoClient
 from support.consumers import PATIENCE, create
 from support.consuming_process import consume
+from support.forks import FORKS
 
 from mongo_session_service import MongoSessionService
 
-FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["support.consuming_process"])
 SESSIONS = 10
 CHANCE = random.Random(20)  # noqa: S311  not for secrets
 
@@ -31,8 +29,8 @@ async def write(service: MongoSessionService, session: Session, count: int) -> N
 
 def read(uri: str, database: str, count: int, keys: set[str], *, of: int) -> None:
     """Let a process see so many events, or all that there are to be, and kill it."""
-    here, there = FORKING.Pipe(duplex=False)
-    process = FORKING.Process(target=consume, args=(uri, database, there))
+    here, there = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=consume, args=(uri, database, there))
     process.start()
     there.close()
     try:

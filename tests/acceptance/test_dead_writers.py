@@ -7,7 +7,6 @@ one who takes over ends it.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from time import monotonic
@@ -22,6 +21,7 @@ from support.dying_process import (
     stop_in_append,
     stop_in_handler,
 )
+from support.forks import FORKS
 from support.one_session import IDS, authors, read
 from support.secured_mongod import Secured
 from support.subscriptions import until
@@ -52,9 +52,8 @@ async def secured_service(server: Secured) -> AsyncIterator[MongoSessionService]
 
 async def killed_in(stop: Callable[..., None], uri: str) -> float:
     """Kill a process as soon as it has written; when that was."""
-    processes = multiprocessing.get_context("forkserver")
-    here, there = processes.Pipe(duplex=False)
-    process = processes.Process(target=stop, args=(uri, DATABASE, there))
+    here, there = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=stop, args=(uri, DATABASE, there))
     process.start()
     assert await asyncio.to_thread(here.poll, 30)
     process.kill()

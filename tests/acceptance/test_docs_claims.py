@@ -20,9 +20,9 @@ DOCS = ROOT / "docs"
 PACKAGE = ROOT / "mongo_session_service"
 ELSEWHERE = {
     "Connection refused",
-    "Directory '.[sse]' is not installable",
     "Invalid database URL format",
     "Name or service not known",
+    "No matching distribution found for mongo-session-service",
     "No module named 'sqlalchemy'",
     "No replica set members available for replica set name",
     "No servers found yet",
@@ -85,6 +85,21 @@ def test_the_files_that_contributors_are_sent_to_exist() -> None:
 
     missing = {each for each in named if not (PACKAGE / each).exists()}
     assert {each for each in missing if not (ROOT / each).exists()} == set()
+
+
+def test_the_loggers_are_named() -> None:
+    """Each part of the package that logs has its line on the page about logging."""
+    page = (DOCS / "operations" / "logging.md").read_text()
+    _, _, names = page.partition("## Names")
+    named = set(re.findall(r"^\| `(\w+)` \|", names, re.MULTILINE))
+
+    logging = {
+        path.relative_to(PACKAGE).with_suffix("").parts[0]
+        for path in PACKAGE.rglob("*.py")
+        if "logging.getLogger(__name__)" in path.read_text()
+    }
+
+    assert named == logging
 
 
 def test_troubleshooting_quotes_real_messages() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from pymongo import MongoClient
+from support.databases import drop
 from support.doc_blocks import OUTPUTS, Reader, blocks_of
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +38,7 @@ pytestmark = pytest.mark.xdist_group("docs")
     ],
 )
 def test_a_page_works_twice(
-    page: str, mongodb_uri: str, database: str, tmp_path: Path
+    page: str, mongodb_uri: str, database: str, tmp_path: Path, admin: MongoClient
 ) -> None:
     """Its blocks run in order, and then once more on what the first time has left."""
     uri = mongodb_uri.replace("/?", f"/{database}?")
@@ -48,6 +50,18 @@ def test_a_page_works_twice(
                     reader.follow(block)
                 except AssertionError as error:
                     pytest.fail(f"{page}:{block.line}, {time} time: {error}")
+    for name in admin.list_database_names():
+        if name.startswith(f"{database}_"):  # of a page that names one of its own
+            drop(admin, name)
+
+
+@pytest.mark.parametrize("name", ["search.py", "usage.py"])
+def test_a_recipe_is_an_example(name: str) -> None:
+    """The program that its page shows is the one in examples/, which its tests run."""
+    page = PAGES[f"docs/guide/{name.removesuffix('.py')}.md"]
+    (shown,) = [block.text for block in page if block.title == name]
+
+    assert shown == (ROOT / "examples" / name).read_text()
 
 
 def test_every_block_says_what_it_is() -> None:

@@ -35,12 +35,13 @@ def settings() -> dict[str, Any]:
 def test_the_site_builds() -> None:
     """No link, anchor or reference is broken; each page is there, and in llms.txt."""
     subprocess.run([ROOT / "scripts" / "docs"], check=True, capture_output=True)
+    published = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     index = (ROOT / "site" / "llms.txt").read_text()
     for page in nav_pages(settings()["nav"]):
         address = page.removesuffix(".md").removesuffix("index").rstrip("/")
         assert (ROOT / "site" / address / "index.html").is_file(), page
-        assert f"{settings()['site_url']}{address}" in index
+        assert f"{published['urls']['Documentation']}{address}" in index
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -44,6 +44,7 @@ FORKED = [
 PAID = "['user', 'payments', 'shop_agent'] {'is_paid': True}"
 SEALED = "MongoDB holds: {'sealed': 'gAAAA"
 SAME = "Compared: 3. Different: 0."
+SEARCHED = ["Found: ['I live in Lisbon.']", "When it is deleted: []"]
 EXPORTED = [
     "Read back, and compared. Different: 0.",
     "Handed over: sessions 1, events 1.",
@@ -66,10 +67,8 @@ PRINTED = {
         ["the agent answers: This is message 1 of this session.", PAID],
         ["the agent answers: This is message 2 of this session.", PAID],
     ),
-    "transactional_consumer.py": (
-        ["billing event 3", "All 3 events are billed."],
-        ["billing event 6", "All 6 events are billed."],
-    ),
+    "usage.py": (["ada: 2 answers, 240"], ["ada: 4 answers, 480"]),
+    "search.py": (SEARCHED, SEARCHED),
     "memory.py": (
         ["Sessions: 1. Remembered: ['I live in Lisbon.']."],
         ["Sessions: 2. Remembered: ['I live in Lisbon.', 'I live in Lisbon.']."],
@@ -87,6 +86,7 @@ PRINTED = {
 ENDLESS = {
     *("watch.py", "consumer_worker.py", "fastapi_chat.py", "sidebar.py", "inbox.py"),
     "live_turns.py",  # in test_live_turns_example.py
+    "ai_sdk.py",  # in test_ai_sdk.py
 }
 
 
@@ -160,11 +160,9 @@ async def test_watch_prints_what_other_programs_do(
             assert f"Watching database {database}." in await next_line()
             await quickstart.main()
             if run == 1:
-                assert await next_line() == (
-                    "created   quickstart/ada/monday {'runs': 0}"
-                )
+                assert await next_line() == ("created   quickstart/ada/one {'runs': 0}")
             assert await next_line() == (
-                f"appended  quickstart/ada/monday {{'runs': {run}}}"
+                f"appended  quickstart/ada/one {{'runs': {run}}}"
             )
 
 
@@ -181,7 +179,7 @@ async def test_the_worker_resumes_after_what_it_has_handled(
         monkeypatch.setattr(module, "print", lines.put_nowait, raising=False)
         async with asyncio.timeout(PATIENCE):
             task = asyncio.create_task(module.main())
-            assert await lines.get() == f"handled monday {run}: {{'runs': {run}}}"
+            assert await lines.get() == f"handled one {run}: {{'runs': {run}}}"
             os.kill(os.getpid(), signal.SIGTERM)
             await task
         assert lines.empty()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -19,6 +17,7 @@ from google.adk.events import Event
 from google.genai import types
 from support.cli_runner import ENVIRONMENT, PATIENCE
 from support.http_paths import CHANGES, EVENTS, USER
+from support.http_server import unread
 from support.subscriptions import SESSION
 
 from mongo_session_service import MongoSessionService
@@ -57,16 +56,6 @@ def memory(process: subprocess.Popen[str], kind: str) -> int:
     return int(re.findall(rf"{kind}:\s+(\d+)", status)[0])
 
 
-def ask(url: str, path: str) -> socket.socket:
-    """A client that asks for something and reads nothing."""
-    address = urlsplit(url)
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.connect((address.hostname, address.port))
-    client.sendall(f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
-    return client
-
-
 async def test_readers_of_much_share_little_memory(
     service: MongoSessionService, server: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -85,7 +74,7 @@ async def test_readers_of_much_share_little_memory(
     async with httpx.AsyncClient(timeout=PATIENCE) as others:
         with ExitStack() as clients:
             for path in 40 * [EVENTS] + 100 * [f"{CHANGES}?history=all"]:
-                clients.enter_context(closing(ask(url, path)))
+                clients.enter_context(closing(unread(url, path)))
             until = time.monotonic() + 15
             while time.monotonic() < until:
                 began = time.monotonic()
@@ -99,7 +88,8 @@ async def test_readers_of_much_share_little_memory(
 
     waits.sort()
     assert grown < MOST
-    assert waits[len(waits) // 2] < 0.1
-    assert waits[-1] < 2.0  # while all connect at once
+    assert waits[len(waits) * 99 // 100] < 0.1
+    # So long the first one waits while all connect at once, whatever they ask for.
+    assert waits[-1] < 2.0
     assert "ERROR" not in said
     assert "Traceback" not in said

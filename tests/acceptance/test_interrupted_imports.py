@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sqlite3
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.adk.events import Event
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from pymongo import MongoClient
 from support.cli_runner import PATIENCE, call, start
-from support.forked_processes import killed
+from support.foreign_stores import Place, adk_mongodb, sql_sqlite, sqlite
+from support.forked_processes import killed, signalled
 from support.sample_data import fill
 
 from mongo_session_service.model.records import SessionKey
@@ -172,6 +175,38 @@ def test_ctrl_c_says_how_to_go_on(
     assert "Traceback" not in errors
     assert last.returncode == 0
     assert counts(admin, database) == (SESSIONS, SESSIONS * EVENTS)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("make", [sqlite, sql_sqlite, adk_mongodb])
+async def test_an_import_may_end_at_any_moment(
+    make: Any, place: Place, mongodb_uri: str, database: str, admin: MongoClient
+) -> None:
+    """At 20 random ones, by Ctrl-C, a termination or a kill; another run ends it."""
+    store = await make(place)
+    command = [*store.command, mongodb_uri, "--database", database]
+    chance = random.Random(28)  # noqa: S311  no secret
+    codes: list[int | None] = []
+    for number in range(20):
+        admin.drop_database(database)
+        sent = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL][number % 3]
+        codes.append(
+            await asyncio.to_thread(
+                signalled,
+                *("import", *command),
+                admin=admin,
+                database=database,
+                changes=chance.randrange(1, 40),
+                sent=sent,
+            )
+        )
+        last = await asyncio.to_thread(call, "import", *command)
+        verified = await asyncio.to_thread(call, "verify", *command, "--exact")
+
+        assert (last.returncode, last.stderr) == (0, ""), (number, sent)
+        assert (verified.returncode, verified.stderr) == (0, ""), (number, sent)
+        assert counts(admin, database) == (5, 24), (number, sent)
+    assert {130, -signal.SIGKILL} <= {*codes}, codes
 
 
 def test_ctrl_c_ends_the_wait_for_a_silent_pipe(

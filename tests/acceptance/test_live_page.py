@@ -157,6 +157,7 @@ async def test_a_title_is_no_state_that_changed(
 ) -> None:
     """Neither a rename of this service's nor ADK's own, an event, is marked."""
     await page.goto(of(url))
+    await expect(page.locator("#status")).to_have_text("Live")
     await expect(page.locator("#where .name")).to_have_text("monday")
     await say(service, session, "one", city="Rome")
     metadata = page.locator('#state .row[data-key="__session_metadata__"]')

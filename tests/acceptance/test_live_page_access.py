@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ from google.adk.events import Event
 from google.genai import types
 from playwright.async_api import Page, expect
 from starlette.applications import Starlette
+from support import npm
 from support.http_server import serving
 from support.live_pages import KEY, of
 
@@ -28,11 +27,8 @@ ANSWER = (
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script of axe, as its package for Node.js brings it."""
-    npm = shutil.which("npm")
-    assert npm, "axe comes from npm: install Node.js."
-    folder = tmp_path_factory.mktemp("axe")
-    subprocess.run([npm, "install", "--silent", "axe-core@4"], cwd=folder, check=True)
-    return (folder / "node_modules/axe-core/axe.min.js").read_text("utf-8")
+    modules = npm.install(tmp_path_factory.mktemp("axe"), "axe-core@4")
+    return (modules / "axe-core/axe.min.js").read_text("utf-8")
 
 
 @pytest.fixture

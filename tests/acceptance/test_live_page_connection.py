@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from google.adk.events import Event
 from google.adk.sessions import Session
 from playwright.async_api import Page, Route, expect
 from support.http_server import may_read, serving, until
@@ -93,6 +94,49 @@ async def test_there_may_be_more_tabs_than_connections(
     states = [await tab.locator("#status").text_content() for tab in tabs]
     assert set(states) == {"Live", "Paused while hidden"}
     await until(lambda: service.feed_stats().subscriptions == states.count("Live"))
+
+
+async def test_the_history_goes_on_where_it_was_cut(
+    page: Page, service: MongoSessionService, session: Session
+) -> None:
+    """The latest events are there first; the rest comes once, and is numbered."""
+    count = 1000
+    for number in range(count):
+        event = Event(author="agent", invocation_id=f"i{number // 3}")
+        await service.append_event(session, event)
+    app = live_app(service, authorize=may_read)
+    cut = asyncio.Event()
+    sent = 0
+
+    async def cutting(scope: dict, receive: object, send: object) -> None:  # type: ignore[type-arg]
+        async def send_some(message: dict) -> None:  # type: ignore[type-arg]
+            nonlocal sent
+            if scope["path"].endswith("/changes") and not cut.is_set():
+                sent += message.get("body", b"").count(b"event: earlier")
+                if sent > count // 2:
+                    await cut.wait()
+                    raise OSError
+            await send(message)  # type: ignore[operator]
+
+        await app(scope, receive, send_some)  # type: ignore[arg-type]
+
+    async with serving(cutting) as url:
+        await page.goto(f"{of(url)}#r=5")
+        last = page.locator(f'.event[data-revision="{count}"]')
+        await expect(last).to_be_in_viewport()
+        await expect(page.locator(".turn-head .fold").last).to_have_text("Turn")
+        await expect(page.locator("#moment-words")).to_have_text("now")
+        await service.append_event(session, Event(author="agent", invocation_id="new"))
+        cut.set()
+
+        await expect(page.locator("#event-count")).to_have_text(f"{count + 1:,}")
+        await expect(page.locator(".event[aria-current]")).to_be_in_viewport()
+        await expect(page.locator("#moment-words")).to_have_text("after event 5")
+        assert (await revisions(page))[:10] == [*range(1, 11)]
+        heads = page.locator(".turn-head .fold")
+        await expect(heads.first).to_have_text("Turn 1")
+        await page.keyboard.press("G")
+        await expect(heads.last).to_have_text("Turn 335")
 
 
 @pytest.mark.usefixtures("session")

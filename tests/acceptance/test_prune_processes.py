@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import multiprocessing
 from dataclasses import replace
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
@@ -13,6 +12,7 @@ import pytest
 from google.adk.events import Event
 from pymongo import MongoClient
 from support.fake_clock import Clock
+from support.forks import FORKS
 from support.limits import NO_SWEEP
 from support.long_sessions import left_in, store_long_session
 
@@ -63,10 +63,9 @@ async def test_two_processes_prune_together(
         await service.update_session(**OF_USER, session_id=session.id, ttl=ttl)
 
     await asyncio.gather(*(create(1) for _ in range(SHORT)), create(None))
-    spawning = multiprocessing.get_context("spawn")
-    meeting, results = spawning.Barrier(2), spawning.SimpleQueue()
+    meeting, results = FORKS.Barrier(2), FORKS.SimpleQueue()
     processes = [
-        spawning.Process(target=work, args=(mongodb_uri, database, meeting, results))
+        FORKS.Process(target=work, args=(mongodb_uri, database, meeting, results))
         for _ in range(2)
     ]
     for each in processes:

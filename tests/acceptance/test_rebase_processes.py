@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
 from google.adk.sessions import Session
+from support.forks import FORKS
 from support.function_calls import called, responded
 
 from mongo_session_service import MongoSessionService
@@ -58,8 +58,7 @@ async def test_twenty_writers_in_two_processes(
     """All is appended, once; calls and responses stay together; all see one order."""
     await service.create_session(**KEY)
     loop = asyncio.get_running_loop()
-    spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, spawning) as processes:
+    with ProcessPoolExecutor(2, FORKS) as processes:
         logs = await asyncio.gather(
             *(
                 loop.run_in_executor(processes, work, mongodb_uri, database, process)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from google.adk.events import Event, EventActions
 from google.adk.runners import Runner
 from google.adk.sessions import Session
 from pymongo import MongoClient
+from support.forks import FORKS
 from support.scripted_model import (
     APP,
     ScriptedModel,
@@ -156,9 +156,8 @@ class Elsewhere:
 def race(request: pytest.FixtureRequest) -> Iterator[tuple[Line, Rival]]:
     """A line, and a rival that waits at it before it appends."""
     if request.param == "another process":
-        spawning = multiprocessing.get_context("spawn")
-        line: Line = spawning.Barrier(2, timeout=PATIENCE)
-        with ProcessPoolExecutor(1, spawning, Elsewhere.set_up, (line,)) as process:
+        line: Line = FORKS.Barrier(2, timeout=PATIENCE)
+        with ProcessPoolExecutor(1, FORKS, Elsewhere.set_up, (line,)) as process:
             yield line, Elsewhere(process).race
         return
     line = threading.Barrier(2, timeout=PATIENCE)

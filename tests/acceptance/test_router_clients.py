@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from playwright.async_api import Browser
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
+from support import npm
 from support.http_paths import SESSION, app_of
 from support.http_server import serving
 from support.subscriptions import SESSION as IDS
@@ -98,12 +98,9 @@ def test_a_client_is_generated_from_the_schema(
     )
     (tmp_path / "openapi.json").write_text(json.dumps(app.openapi()))
     (tmp_path / "use.ts").write_text(USE)
-    npm = shutil.which("npm")
-    assert npm, "The generator comes from npm: install Node.js."
     packages = ("openapi-typescript@7", "typescript@5")
-    binaries = tmp_path / "node_modules/.bin"
+    binaries = npm.install(tmp_path, *packages) / ".bin"
     for command in (
-        [npm, "install", "--silent", *packages],
         [binaries / "openapi-typescript", "openapi.json", "-o", "routes.ts"],
         [binaries / "tsc", "--strict", "--noEmit", "--skipLibCheck", "use.ts"],
     ):

@@ -56,7 +56,7 @@ def test_the_script_runs_in_the_shell(
     refused = run(shell, mongodb_uri, tmp_path, script)
     done = [run(shell, mongodb_uri, tmp_path, setting) for _ in range(2)]
 
-    assert (refused.returncode, "This is no mongos" in refused.stderr) == (1, True)
+    assert (refused.returncode, "This is not a mongos" in refused.stderr) == (1, True)
     assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * 2
     asked = [step for each in done for step in json.loads(each.stdout)]
     names = [f"{database}.chat_{each}" for each in SHARDED]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.events import Event
 from pymongo import MongoClient
 from support.cli_runner import ENVIRONMENT, PATIENCE, PROGRAM, call, run
+from support.encryption_hooks import CANARY, SEALED, canary_event
 from support.foreign_stores import (
     Place,
     adk_mongodb_text_ids,
@@ -76,6 +79,20 @@ async def test_verify_tells_differences_with_an_exit_code(
     assert done.returncode == 3
     assert "session 's2' of user 'ada' in app 'weather'" in done.stderr
     assert ": 1 difference." in done.stdout
+
+
+async def test_verify_tells_once_that_the_target_is_empty(
+    place: Place, mongodb_uri: str, database: str
+) -> None:
+    """A misspelt database is told in one line, and the differences are counted."""
+    store = await sqlite(place)
+
+    done = call("verify", *store.command, mongodb_uri, "--database", database)
+
+    assert done.returncode == 3
+    assert done.stderr.startswith("The target holds no session of this selection. ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout.endswith(" differences.\n")
 
 
 async def test_a_dry_run_only_tells(
@@ -193,15 +210,13 @@ def test_errors_are_one_line_with_a_remedy(
 async def test_an_empty_source_is_told(
     place: Place, mongodb_uri: str, database: str
 ) -> None:
-    """Nothing to move, be it the wrong app, is not taken for a success."""
+    """Nothing to move or compare, be it the wrong app, is not taken for a success."""
     store = await sqlite(place)
+    command = [*store.command, mongodb_uri, "--database", database, "--app", "typo"]
 
-    done = call(
-        "import", *store.command, mongodb_uri, "--database", database, "--app", "typo"
-    )
-
-    assert done.returncode == 3
-    assert "has no matching session" in done.stderr
+    for done in call("import", *command), call("verify", *command):
+        assert done.returncode == 3
+        assert "has no matching session" in done.stderr
 
 
 def test_what_is_missing_is_told() -> None:
@@ -247,3 +262,34 @@ async def test_a_terminal_shows_rate_and_remaining_time(
     assert re.search(r"24 events [\d,]+/s \d:\d\d:\d\d", plain)
     assert "Moved 24 events" in shown
     assert "pa55word" not in shown
+
+
+async def test_sealed_content_is_exported_only_by_its_hook(
+    service: MongoSessionService, mongodb_uri: str, database: str
+) -> None:
+    """Without it there is no line of output; what is not selected keeps nobody away."""
+    async with MongoSessionService(mongodb_uri, database=database, **SEALED) as sealed:
+        session = await sealed.create_session(app_name="secret", user_id="ada")
+        await sealed.append_event(session, canary_event())
+    open_one = await service.create_session(app_name="open", user_id="ada")
+    await service.append_event(open_one, Event(author="x"))
+    # A time is rounded to microseconds, perhaps up.
+    since = datetime.fromtimestamp(open_one.last_update_time - 1e-6, UTC).isoformat()
+    exporting = ("export", mongodb_uri, "--database", database)
+
+    refused = call(*exporting)
+    hook = ("--after-load", "support.encryption_hooks:unseal")
+    opened = call(*exporting, *hook, "--app", "secret")
+    others = call(*exporting, "--app", "open")
+    later = call(*exporting, "--since", since)
+
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("Error: Nothing was exported: session ")
+    assert "--after-load" in refused.stderr
+    assert refused.stderr.endswith(" see docs/guide/exporting.md#sealed-content.\n")
+    assert CANARY in opened.stdout
+    for each in (opened, others, later):
+        assert each.returncode == 0, each.stderr
+    assert CANARY not in others.stdout + later.stdout
+    assert open_one.id in others.stdout
+    assert open_one.id in later.stdout

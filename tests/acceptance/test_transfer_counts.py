@@ -1,7 +1,8 @@
-"""How much was moved, compared and exported, in words."""
+"""How much was moved, compared and exported, in words and in JSON."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from google.adk.events import Event, EventActions
@@ -35,3 +36,39 @@ async def test_one_of_each_is_told_as_one(
     assert ": 1 new, 1 shared state.\n" in imported.stdout
     assert verified.stdout.startswith(f"Compared {one} in database {database} on ")
     assert verified.stdout.endswith(": 1 difference.\n")
+
+
+async def test_figures_are_told_in_json(
+    service: MongoSessionService, mongodb_uri: str, database: str, tmp_path: Path
+) -> None:
+    """One object each on standard output; what differs is said on standard error."""
+    session = await service.create_session(app_name="a", user_id="u")
+    for _ in range(2):
+        await service.append_event(session, Event(author="x"))
+    path = str(tmp_path / "sessions.jsonl")
+    here = ["--json", "--database", database]
+    other = [mongodb_uri, *here, "--prefix", "copy_"]
+
+    exported = call("export", mongodb_uri, *here, "--to", path)
+    foretold = call("import", "jsonl", path, *other, "--dry-run")
+    imported = call("import", "jsonl", path, *other)
+    since = json.loads(imported.stdout)["since"]
+    later = call("import", "jsonl", path, *other, "--since", since)
+    await service.append_event(session, Event(author="x"))
+    call("export", mongodb_uri, *here, "--to", path)
+    verified = call("verify", "jsonl", path, *other)
+    confused = call("export", mongodb_uri, *here)
+
+    contents = {"sessions": 1, "events": 2, "states": 0}
+    assert json.loads(exported.stdout) == {**contents, "problems": 0}
+    nothing = ("ahead", "caught_up", "expired", "problems", "replaced", "skipped")
+    moved = {**contents, **dict.fromkeys(nothing, 0), "new": 1, "read": 2}
+    moved |= {"since": since, "unchanged": 0, "skipped_states": 0}
+    assert json.loads(imported.stdout) == moved
+    assert json.loads(foretold.stdout)["new"] == 1
+    assert json.loads(later.stdout)["unchanged"] == 1
+    differences = json.loads(verified.stdout)["differences"]
+    assert verified.stderr.count("\n") == differences > 0
+    assert session.id in verified.stderr
+    assert (confused.returncode, confused.stdout) == (2, "")
+    assert "--json needs --to" in confused.stderr

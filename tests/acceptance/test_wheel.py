@@ -87,6 +87,19 @@ def test_each_file_holds_what_it_should(dist: Path, wheel: Path) -> None:
     assert archived == {*tracked, "PKG-INFO"}
 
 
+def test_the_source_archive_is_tested_without_git(dist: Path, tmp_path: Path) -> None:
+    """Who has only the archive can install it, and its unit tests pass."""
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    python = clean(tmp_path / "venv") / "python"
+    install = (*PIP, "--python", python, "install", f"{source}[motor,sse,embedded]")
+
+    output(*install, "--group", f"{source / 'pyproject.toml'}:dev", cwd=tmp_path)
+    output(python, "-m", "pytest", "-q", "tests/unit", cwd=source)
+
+
 def test_the_quickstart_runs_in_a_clean_environment(
     wheel: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from google.adk.sessions import Session
+from support.dying_process import before_commits, die
+from support.fake_clock import machine_ahead
 
 from chaos.calls import Calls
 from chaos.history import Journal, Key
@@ -43,6 +46,8 @@ class Orders:
     """In each loop."""
     pause: float
     """Seconds on the average between two calls of a client."""
+    clock_ahead: float
+    """Seconds that its clock is ahead."""
 
 
 def some_delta(chance: random.Random) -> dict[str, Any]:
@@ -179,17 +184,20 @@ def main(argument: str) -> str | None:
             over.set()
             raise
 
+    # For a kill between the writes of the next transaction and their commit.
+    signal.signal(signal.SIGUSR1, lambda *_: before_commits(die))
     threads = [threading.Thread(target=run, args=[n]) for n in range(orders.loops)]
-    for thread in threads:
-        thread.start()
-    sys.stdin.read()
-    over.set()
-    for thread in threads:
-        thread.join()
-    try:
-        asyncio.run(service.close())
-    except MongoSessionServiceError as error:
-        failures.append(repr(error))
+    with machine_ahead(orders.clock_ahead):
+        for thread in threads:
+            thread.start()
+        sys.stdin.read()
+        over.set()
+        for thread in threads:
+            thread.join()
+        try:
+            asyncio.run(service.close())
+        except MongoSessionServiceError as error:
+            failures.append(repr(error))
     failures += [
         f"{each.name} is left"
         for each in threading.enumerate()

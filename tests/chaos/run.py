@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -31,8 +32,14 @@ from mongo_session_service import MongoSessionService
 from mongo_session_service.embedded import EmbeddedReplicaSet
 
 DATABASE = "chaos"
+CLOCKS = (0.0, 600.0, -600.0)
+"""Seconds that the clocks of processes are ahead, in turn."""
 PATIENCE = 150.0
 """Seconds in which every client has to end that was told to."""
+
+
+_KILLED = 10.0
+"""Seconds that a process has to begin a transaction."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,13 @@ class Process:
         self._process.kill()
         self._process.wait()
         self.stop()
+
+    def kill_in_transaction(self) -> None:
+        """End it between the writes of its next transaction and their commit."""
+        self._process.send_signal(signal.SIGUSR1)
+        with suppress(subprocess.TimeoutExpired):  # it waits for a dead one's lock
+            self._process.wait(_KILLED)
+        self.kill()
 
     def stop(self) -> None:
         """Tell it to finish what it is doing."""
@@ -175,7 +189,8 @@ class _Run:
         )
 
     def _start(self) -> Process:
-        name = f"p{next(self._numbers)}"
+        number = next(self._numbers)
+        name = f"p{number}"
         plan = self._plan
         return Process(
             Orders(
@@ -187,13 +202,18 @@ class _Run:
                 loops=plan.loops,
                 clients=plan.clients,
                 pause=plan.pause,
+                clock_ahead=CLOCKS[number % len(CLOCKS)],
             )
         )
 
     def _torment(self) -> None:
         """Let things go wrong until time is up."""
         plan, chance = self._plan, random.Random(self._plan.seed)  # noqa: S311
-        names = [*self._nemesis.faults, "SIGKILL of a client"]
+        kills = {
+            "SIGKILL of a client": Process.kill,
+            "SIGKILL in a transaction": Process.kill_in_transaction,
+        }
+        names = [*self._nemesis.faults, *kills]
         deck = iter(plan.faults or ())
         over = self._began + plan.seconds
         while True:
@@ -206,14 +226,14 @@ class _Run:
             if not name or (not plan.faults and time.monotonic() > over):
                 return
             self._look(name)
-            if name == "SIGKILL of a client":
-                self._replace_client(name)
+            if name in kills:
+                self._replace_client(name, kills[name])
             else:
                 self._nemesis.strike(name, chance)
 
-    def _replace_client(self, name: str) -> None:
+    def _replace_client(self, name: str, kill: Callable[[Process], None]) -> None:
         """Kill the youngest process, and start another."""
-        self._processes.pop().kill()
+        kill(self._processes.pop())
         self._processes.append(self._start())
         self._nemesis.done[name] = self._nemesis.done.get(name, 0) + 1
 

@@ -2,7 +2,8 @@
 
 ``campaign`` starts the processes, each of which is ``python -m chaos.turns`` with its
 orders as JSON. All of them take turns of the same few sessions and append several
-events in each. They rebase, so that nothing but the turn keeps them apart.
+events in each. They rebase, so that nothing but the turn keeps them apart. The clocks
+of all but every third are wrong.
 
 Of as many other sessions they run turns in which an agent calls a tool and speaks, and
 now and then stop those of anybody. A listener watches what is said.
@@ -22,9 +23,9 @@ import threading
 import time
 import types
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,8 @@ from google.adk.events import Event
 from google.adk.sessions import Session
 from google.genai import types as genai
 from pymongo import MongoClient
+from support.dying_process import before_commits, die
+from support.fake_clock import machine_ahead
 
 from mongo_session_service import (
     LeaseLostError,
@@ -39,6 +42,7 @@ from mongo_session_service import (
     StorageUnavailableError,
     Subscription,
 )
+from mongo_session_service.embedded import EmbeddedReplicaSet
 
 DATABASE = "turns"
 SESSIONS = 3
@@ -48,12 +52,16 @@ EVENTS = 3
 """Events of each body."""
 WORDS = 20
 """Pieces of what an agent says."""
+CLOCKS = (0.0, 600.0, -600.0)
+"""Seconds that the clocks of the processes are ahead."""
 STOPPED = 0.2
 """The part of the running turns that somebody stops."""
 OUTAGE = 9.0
 """Seconds for which a process is paused, or cut off."""
 TAKEN_OVER = 10.0
 """Seconds after which somebody else has to have the turn."""
+ELECTION = 5.0
+"""Seconds more if the primary is deposed at the same time."""
 _PATIENCE = 60.0
 
 
@@ -64,6 +72,9 @@ class Orders:
     name: str
     uri: str
     journal: str
+    callers: int
+    clock_ahead: float
+    """Seconds that its clock is ahead."""
 
 
 def key(number: int) -> dict[str, str]:
@@ -79,7 +90,8 @@ async def _caller(service: MongoSessionService, name: str, orders: Orders) -> No
             which = key(chance.randrange(SESSIONS))
             async with service.turn(**which, wait=_PATIENCE) as session:
                 for last in (False,) * (EVENTS - 1) + (True,):
-                    await service.append_event(session, Event(author=body))
+                    event = Event(author=body, timestamp=time.time())
+                    await service.append_event(session, event)
                     await asyncio.sleep(0 if last else chance.uniform(0.02, 0.1))
         except (LeaseLostError, StorageUnavailableError, TimeoutError) as error:
             outcome = type(error).__name__
@@ -123,7 +135,12 @@ class Speaker:
 
     def _event(self, part: genai.Part | None) -> Event:
         content = genai.Content(role="model", parts=[part] if part else [])
-        return Event(author=self._body, invocation_id=self._body, content=content)
+        return Event(
+            author=self._body,
+            invocation_id=self._body,
+            content=content,
+            timestamp=time.time(),
+        )
 
 
 async def _speaker(service: MongoSessionService, name: str, orders: Orders) -> None:
@@ -146,13 +163,16 @@ async def _speaker(service: MongoSessionService, name: str, orders: Orders) -> N
 
 async def _work(orders: Orders) -> None:
     service = MongoSessionService(orders.uri, database=DATABASE, on_conflict="rebase")
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, before_commits, die)
     async with service:
-        names = [f"{orders.name}/{number}" for number in range(TASKS)]
+        names = [f"{orders.name}/{number}" for number in range(orders.callers)]
         callers = [
             asyncio.create_task(_caller(service, each, orders)) for each in names
         ]
         callers += [
-            asyncio.create_task(_speaker(service, f"{each}s", orders)) for each in names
+            asyncio.create_task(_speaker(service, f"{each}s", orders))
+            for each in names[:TASKS]
         ]
         await asyncio.to_thread(sys.stdin.read)
         for each in callers:
@@ -226,22 +246,31 @@ class Listener:
 class Worker:
     """A process that takes turns, behind a wire of its own."""
 
-    def __init__(self, name: str, address: tuple[str, int], folder: Path) -> None:
-        self._wire = _python("chaos.wire", address[0], str(address[1]))
-        assert self._wire.stdout is not None
-        port = int(self._wire.stdout.readline())
-        uri = f"mongodb://127.0.0.1:{port}/?directConnection=true"
-        self.journal = folder / f"{name}.journal"
-        orders = Orders(name, uri, str(self.journal))
+    def __init__(self, orders: Orders, address: tuple[str, int] | None) -> None:
+        """Start it; without the address of a server, it has the set's, and no wire."""
+        self._processes: list[subprocess.Popen[str]] = []
+        if address is not None:
+            self._processes.append(_python("chaos.wire", address[0], str(address[1])))
+            assert self._processes[0].stdout is not None
+            port = int(self._processes[0].stdout.readline())
+            uri = f"mongodb://127.0.0.1:{port}/?directConnection=true"
+            orders = replace(orders, uri=uri)
         self._process = _python("chaos.turns", json.dumps(asdict(orders)))
+        self._processes.append(self._process)
         self.pid = self._process.pid
 
     def kill(self) -> None:
         """End it at once."""
-        for each in (self._process, self._wire):
+        for each in self._processes:
             each.kill()
             with each:  # closes its pipes, and waits for its end
                 pass
+
+    def kill_in_append(self) -> None:
+        """End it between the writes of an append, its next one, and their commit."""
+        self._process.send_signal(signal.SIGUSR1)
+        self._process.wait(_PATIENCE)
+        self.kill()
 
     def pause(self) -> None:
         """Stop the process for a while."""
@@ -249,7 +278,7 @@ class Worker:
 
     def cut_off(self) -> None:
         """Stop its wire for a while: it goes on, but for what it needs MongoDB for."""
-        self._stop(self._wire)
+        self._stop(self._processes[0])
 
     def _stop(self, process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGSTOP)
@@ -278,42 +307,59 @@ def _python(module: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def campaign(admin: MongoClient[Any], folder: Path, faults: list[str]) -> Outcome:
+def campaign(
+    replica_set: EmbeddedReplicaSet,
+    folder: Path,
+    faults: list[str],
+    callers: int = TASKS,
+) -> Outcome:
     """Have processes take turns while the one that holds a turn meets each fault.
 
     Args:
-        admin: A client of the server.
+        replica_set: Of one member, or of several, one of which is deposed right after
+            each fault.
         folder: For the journals.
         faults: Methods of :class:`Worker`, one after another.
+        callers: How many there are in each of the three processes.
     """
-    outcome, sessions = Outcome(), admin[DATABASE].sessions
-    assert admin.address is not None
-    uri = "mongodb://{}:{}/?directConnection=true".format(*admin.address)
+    outcome, uri = Outcome(), replica_set.uri
+    is_single = len(replica_set.pids) == 1
     asyncio.run(_prepare(uri))
     names = itertools.count()
-    with _short_transactions(admin), ExitStack() as ending, Listener(uri) as listener:
+    with (
+        MongoClient[Any](uri) as admin,
+        ExitStack() as ending,
+        Listener(uri) as listener,
+    ):
+        sessions = admin[DATABASE].sessions
 
         def start() -> Worker:
-            worker = Worker(f"p{next(names)}", admin.address, folder)
+            number = next(names)
+            journal = str(folder / f"{number}.journal")
+            ahead = CLOCKS[number % len(CLOCKS)]
+            orders = Orders(f"p{number}", uri, journal, callers, ahead)
+            worker = Worker(orders, admin.address if is_single else None)
             ending.callback(worker.kill)
             return worker
 
-        workers = [start() for _ in range(3)]
+        workers = [start() for _ in CLOCKS]
         for fault in faults:
             victim = _holder(sessions, workers)
             getattr(victim, fault)()
-            if fault == "kill":
+            if not is_single:
+                replica_set.step_down()
+            if fault.startswith("kill"):
                 workers.remove(victim)
                 workers.append(start())
-                time.sleep(OUTAGE)
+            _await_progress(sessions)  # or the next fault may hit the same turn's heir
         time.sleep(1.0)
         outcome.complaints += filter(None, [each.finish() for each in workers])
-    asyncio.run(_take_last_turns(uri))
-    outcome.complaints += listener.complaints
-    outcome.partials = listener.partials
-    for each in folder.glob("*.journal"):
-        outcome.answers.update(each.read_text().split())
-    _judge(admin, outcome)
+        asyncio.run(_take_last_turns(uri))
+        outcome.complaints += listener.complaints
+        outcome.partials = listener.partials
+        for each in folder.glob("*.journal"):
+            outcome.answers.update(each.read_text().split())
+        _judge(admin, outcome, TAKEN_OVER + (0 if is_single else ELECTION))
     return outcome
 
 
@@ -329,18 +375,6 @@ async def _take_last_turns(uri: str) -> None:
         for number in range(2 * SESSIONS):
             async with service.turn(**key(number), wait=_PATIENCE):
                 pass
-
-
-@contextmanager
-def _short_transactions(admin: MongoClient[Any]) -> Iterator[None]:
-    """Have the server soon end what a process that is killed in an append has open."""
-    name = "transactionLifetimeLimitSeconds"
-    before = admin.admin.command({"getParameter": 1, name: 1})[name]
-    admin.admin.command({"setParameter": 1, name: 3})
-    try:
-        yield
-    finally:
-        admin.admin.command({"setParameter": 1, name: before})
 
 
 def _holder(sessions: Any, workers: list[Worker]) -> Worker:
@@ -359,7 +393,20 @@ def _holder(sessions: Any, workers: list[Worker]) -> Worker:
     raise AssertionError("nobody has taken a turn")
 
 
-def _judge(admin: MongoClient[Any], outcome: Outcome) -> None:
+def _await_progress(sessions: Any) -> None:
+    """Wait until something was appended to each session."""
+    before = {each["_id"]["session_id"]: each["revision"] for each in sessions.find()}
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        if all(
+            it["revision"] > before[it["_id"]["session_id"]] for it in sessions.find()
+        ):
+            return
+    raise AssertionError("a session stands still")
+
+
+def _judge(admin: MongoClient[Any], outcome: Outcome, longest: float) -> None:
     """Compare what is stored with what turns promise."""
     for number in range(2 * SESSIONS):
         where = {"_id.session_id": str(number)}
@@ -384,12 +431,16 @@ def _judge(admin: MongoClient[Any], outcome: Outcome) -> None:
         )
         if calls != answers:
             outcome.complaints.append(f"calls and answers differ: {calls - answers}")
-        times = [each["event"]["timestamp"] for each in log]
+        # A seal's is by the clock of whoever seals, which may be wrong.
+        own = [it for it in events if "/" in it["author"] and "error_code" not in it]
+        times = [each["timestamp"] for each in own]
         gap = max(after - before for before, after in itertools.pairwise(times))
         outcome.longest_gaps.append(gap)
-        if gap > TAKEN_OVER:
+        if gap > longest:
             outcome.complaints.append(f"session {number} was stuck for {gap:.1f} s")
 
 
 if __name__ == "__main__":
-    asyncio.run(_work(Orders(**json.loads(sys.argv[1]))))
+    _orders = Orders(**json.loads(sys.argv[1]))
+    with machine_ahead(_orders.clock_ahead):
+        asyncio.run(_work(_orders))

@@ -251,6 +251,37 @@ async def test_no_operator_reaches_the_server(ours: MongoSessionService) -> None
     assert await find(ours, **ADA, title="$title") == ["l"]
 
 
+@pytest.mark.parametrize(
+    ("part", "found"),
+    [
+        ("turin", ["s1", "s0"]),
+        ("TRIP TO", ["s1", "s0"]),
+        (".*", ["s2"]),
+        ("$title", ["s3"]),
+        ("(*UTF)(a+)+$", ["s3"]),
+        ("é\\Q", ["s4"]),
+        ("É\\Q", []),
+        ("trips", []),
+        ("to \n", ["s1"]),
+    ],
+)
+async def test_parts_of_titles_find_sessions(
+    ours: MongoSessionService, part: str, found: list[str]
+) -> None:
+    """A part is a text like any other, and ASCII letters match in either case."""
+    titles = ["A trip to Turin", "Trip to \nTURIN", "a.*b", "$title (*UTF)(a+)+$"]
+    for number, title in enumerate(
+        [*titles, "Caf\N{LATIN SMALL LETTER E WITH ACUTE}\\q"]
+    ):
+        await ours.create_session(**ADA, session_id=f"s{number}", title=title)
+    await ours.create_session(**ADA, session_id="untitled")
+    await ours.create_session(**APP, user_id="bob", session_id="b", title="To Turin")
+
+    assert await find(ours, **ADA, title_contains=part, limit=1) == found
+    both = {"title": titles[0], "title_contains": part}
+    assert await find(ours, **ADA, **both) == [each for each in found if each == "s0"]
+
+
 async def test_expired_sessions_are_not_found(ours: MongoSessionService) -> None:
     """A page never has what has expired, and its neighbours fill it up."""
     clock = Clock.set()

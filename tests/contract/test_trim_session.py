@@ -18,21 +18,15 @@ from mongo_session_service import (
     MongoSessionService,
     TrimmedError,
 )
-from mongo_session_service.sessions import trim
+from mongo_session_service.maintenance import trim
 
 KEY = {"app_name": "my_app", "user_id": "user-1", "session_id": "s"}
 INITIAL = {"a": 0, "b": "initial", "user:u": 0}
 SHARED = {"user:u": 3, "app:p": 3}
 
 
-pytestmark = pytest.mark.limits(page_events=3)
-"""Pages of three events, so that few make many."""
-
-
-@pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of three events."""
-    monkeypatch.setattr(trim, "STEP", 3)
+pytestmark = pytest.mark.limits(page_events=3, removed_events=3)
+"""Pages and steps of three events, so that few make many."""
 
 
 def event(number: int, **fields: Any) -> Event:
@@ -83,7 +77,7 @@ async def test_old_events_go_and_state_stays(
     assert (await read(ours)).events == session.events
     with monkeypatch.context() as patching:
         if is_interrupted:
-            patching.setattr(trim, "_remove", interrupted)
+            patching.setattr(trim, "remove_trimmed", interrupted)
         removed = await ours.trim_session(**{**KEY, "session_id": " s "}, keep_last=4)
     assert removed == (0 if is_interrupted else 6)
 
@@ -155,7 +149,7 @@ async def test_a_trimmed_session_lives_on(ours: MongoSessionService) -> None:
 
 
 async def test_the_criteria(ours: MongoSessionService) -> None:
-    """Each removes the oldest events alone: by number, by revision, or by age."""
+    """Each removes the oldest alone: by number, revision or age; as was foretold."""
     clock = Clock.set()
     session = await ours.create_session(**KEY)
     for number, age in enumerate([50, 40, 45, 10, 30, 5, 3], start=1):
@@ -163,7 +157,10 @@ async def test_the_criteria(ours: MongoSessionService) -> None:
         await ours.append_event(session, event(number, timestamp=at))
 
     async def trimmed(**criterion: Any) -> int:
-        return await ours.trim_session(**KEY, **criterion)
+        foretold = await ours.trim_session(**KEY, **criterion, dry_run=True)
+        removed = await ours.trim_session(**KEY, **criterion)
+        assert foretold == removed
+        return removed
 
     assert await trimmed(older_than=46) == 1
     assert await trimmed(older_than=timedelta(seconds=20)) == 2
@@ -194,6 +191,7 @@ async def test_bad_criteria_are_refused(ours: MongoSessionService) -> None:
         ({"before_revision": -1}, "before_revision must be"),
         ({"before_revision": 5}, "must be at most 4"),
         ({"older_than": 0}, "older_than must be more than 0"),
+        ({"keep_last": 1, "dry_run": 1}, "dry_run must be"),
         ({"older_than": "1d"}, "older_than must be seconds, a timedelta or text"),
     ]:
         with pytest.raises(InvalidInputError, match=reason):

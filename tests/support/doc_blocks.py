@@ -17,7 +17,6 @@ How a block is marked says what a test does with it:
 from __future__ import annotations
 
 import ast
-import multiprocessing
 import os
 import re
 import runpy
@@ -37,10 +36,13 @@ from typing import Any, Self
 import click
 
 from mongo_session_service.cli.app import main
+from support.forks import FORKS
 
 OUTPUTS = {"Output", "Output at first"}
 LOCAL = "mongodb://127.0.0.1:27017/adk?replicaSet=rs0"
-"""The URI of every example."""
+"""The URI of every example, but for those with a database of their own."""
+
+_OWN = re.compile(r"mongodb://127\.0\.0\.1:27017/(\w+)\?replicaSet=rs0")
 
 ELSEWHERE = {
     "adk deploy": "needs an account in a cloud",
@@ -72,12 +74,6 @@ _FENCE = re.compile(
     r"(?P<text>.*?)^(?P=indent)```$",
     re.DOTALL | re.MULTILINE,
 )
-_PRELOADED = [
-    "google.adk.agents",
-    "google.adk.runners",
-    "mongo_session_service.service",
-    "mongo_session_service.http",
-]
 
 
 @dataclass(frozen=True)
@@ -118,6 +114,22 @@ def blocks_of(page: Path) -> list[Block]:
         )
         for each in _FENCE.finditer(text)
     ]
+
+
+def fragment_program(text: str, uri: str = LOCAL) -> str:
+    """The program that a fragment is a part of."""
+    lines = [
+        "import asyncio",
+        "from google.adk.events import Event, EventActions",
+        "from mongo_session_service import Change, MongoSessionService",
+        "async def fragment(service: MongoSessionService) -> None:",
+        textwrap.indent(text, " " * 4),
+        "async def main() -> None:",
+        f"    async with MongoSessionService({uri!r}) as service:",
+        "        await fragment(service)",
+        "asyncio.run(main())",
+    ]
+    return "\n".join(lines)
 
 
 def as_shown(printed: str, shown: str) -> bool:
@@ -181,7 +193,8 @@ class Reader:
                 self._run_command(self._here(command))
 
     def _here(self, text: str) -> str:
-        return text.replace(LOCAL, self.uri).replace("8000", str(self.port))
+        text = text.replace(LOCAL, self.uri).replace("8000", str(self.port))
+        return _OWN.sub(lambda own: self.uri.replace("?", f"_{own[1]}?", 1), text)
 
     def _run_command(self, command: str) -> None:
         words = command.split()
@@ -261,7 +274,7 @@ class Reader:
     def _start(self, arguments: list[str]) -> Any:
         """Start a program as a fork of a process that has imported ADK already."""
         self._errors.write_text("")
-        process = _forks().Process(
+        process = FORKS.Process(
             target=_as_main,
             args=(arguments, self.folder, self._environment()),
             kwargs={"output": self._output, "errors": self._errors},
@@ -278,29 +291,14 @@ class Reader:
         return self.folder / "errors.txt"
 
     def _run_fragment(self, text: str) -> None:
-        lines = [
-            "import asyncio",
-            "from google.adk.events import Event, EventActions",
-            "from mongo_session_service import MongoSessionService",
-            "async def main():",
-            f"    async with MongoSessionService({self.uri!r}) as service:",
-            textwrap.indent(text, " " * 8),
-            "asyncio.run(main())",
-        ]
         path = self.folder / "fragment.py"
-        path.write_text("\n".join(lines))
+        path.write_text(fragment_program(text, self.uri))
         self._run_program([str(path)])
 
 
 def _listens(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _forks() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    return context
 
 
 def _as_main(

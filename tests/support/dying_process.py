@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -42,21 +45,33 @@ def stop_in_handler(uri: str, database: str, pipe: Connection) -> None:
 
 def stop_in_append(uri: str, database: str, pipe: Connection) -> None:
     """Say that an append of a turn is written, and never let it be committed."""
-    write = BatchStore._write  # noqa: SLF001  there is nothing else between the two
-
-    async def write_and_stop(store: BatchStore, *args: Any) -> None:
-        await write(store, *args)
-        await _stop(pipe)
 
     async def append() -> None:
         async with (
             MongoSessionService(uri, database=database, _limits=LIMITS) as service,
             service.turn(**IDS) as session,
         ):
-            BatchStore._write = write_and_stop  # type: ignore[method-assign]  # noqa: SLF001
+            before_commits(lambda: _stop(pipe))
             await service.append_event(session, Event(author="dead"))
 
     asyncio.run(append())
+
+
+def before_commits(act: Callable[[], Awaitable[None]]) -> None:
+    """Have this process do something between the writes of a batch and its commit."""
+    # There is nothing else between the two.
+    write = BatchStore._write_statements  # noqa: SLF001
+
+    async def write_and_act(store: BatchStore, *args: Any) -> None:
+        await write(store, *args)
+        await act()
+
+    BatchStore._write_statements = write_and_act  # type: ignore[method-assign]  # noqa: SLF001
+
+
+async def die() -> None:
+    """End this process at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def _stop(pipe: Connection) -> None:

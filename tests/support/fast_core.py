@@ -29,7 +29,7 @@ CORE: Final = frozenset(
         "sessions/test_append_is_atomic",
         "sessions/test_deletions",
         "sessions/test_documents",
-        "sessions/test_forks",
+        "maintenance/test_forks",
         "sessions/test_group_commit",
         "sessions/test_rebase",
         "sessions/test_snapshots",

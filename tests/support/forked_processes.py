@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pty
 import select
 import signal
 import sys
 import termios
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pymongo import MongoClient
 
 from support import leak_detector
+from support.forks import FORKS
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    ["mongo_session_service.cli.app", "mongo_session_service.transfer"]
-)
+CTRL_C = "\x03"
+"""The key, as an answer: no Enter follows."""
 
 
 def _run(arguments: tuple[str, ...]) -> None:
@@ -64,7 +63,7 @@ def on_a_terminal(
 
     Args:
         arguments: The command.
-        answer: The password, or yes or no.
+        answer: The password, yes or no, or Ctrl-C.
         columns: The terminal's width.
         output: A file to which its output is redirected; errors are not.
         environment: Variables beside those of the tests.
@@ -75,7 +74,7 @@ def on_a_terminal(
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
     variables = {"TERM": "xterm", "NO_COLOR": "", **environment}
-    process = _PROCESSES.Process(
+    process = FORKS.Process(
         target=_run_on, args=(os.ttyname(theirs), output, arguments, variables)
     )
     process.start()
@@ -83,7 +82,7 @@ def on_a_terminal(
     while ours in (ready := select.select([ours, process.sentinel], [], [], 60)[0]):
         shown += os.read(ours, 4096)
         if shown.endswith((b"password: ", b"[y/N]: ")):
-            os.write(ours, answer.encode() + b"\n")
+            os.write(ours, answer.encode() + b"\n" * (answer != CTRL_C))
             answer = ""
     assert ready, shown
     process.join()
@@ -105,13 +104,36 @@ def killed(
     """Run a command, and kill it as soon as a collection has had so many changes."""
     changed = {"$match": {"ns.coll": collection, "operationType": kind}}
     with admin[database].watch([changed]) as stream:
-        process = _PROCESSES.Process(target=_run, args=(arguments,))
-        process.start()
-        seen = 0
-        while seen < changes and process.is_alive():
-            seen += stream.try_next() is not None
-        process.kill()
-        process.join()
-    assert process.exitcode == -signal.SIGKILL
+        code = _signalled(arguments, stream, changes, signal.SIGKILL)
+    assert code == -signal.SIGKILL
     # As MongoDB does with the transactions of the dead within a minute.
     admin.admin.command("killAllSessions", [])
+
+
+def signalled(
+    *arguments: str,
+    admin: MongoClient[Any],
+    database: str,
+    changes: int,
+    sent: signal.Signals,
+) -> int | None:
+    """Run a command, and send a signal once so much has changed; its exit code."""
+    with admin[database].watch() as stream:
+        code = _signalled(arguments, stream, changes, sent)
+    admin.admin.command("killAllSessions", [])  # as above
+    return code
+
+
+def _signalled(
+    arguments: tuple[str, ...], stream: Any, changes: int, sent: signal.Signals
+) -> int | None:
+    process = FORKS.Process(target=_run, args=(arguments,))
+    process.start()
+    seen = 0
+    while seen < changes and process.is_alive():
+        seen += stream.try_next() is not None
+    if process.pid is not None:
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(process.pid, sent)
+    process.join()
+    return process.exitcode

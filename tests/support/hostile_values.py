@@ -234,6 +234,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "ttl": numbers,
     "expire_time": numbers,
     "title": ids,
+    "title_contains": ids | texts,
     "display_name": ids,
     "idle_for": numbers,
     "index": objects | texts,

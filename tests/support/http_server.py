@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx
 import uvicorn
@@ -147,3 +148,13 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  it is told by nobody
             await asyncio.sleep(0.01)
+
+
+def unread(url: str, path: str) -> socket.socket:
+    """A client that asks for something and reads nothing."""
+    address = urlsplit(url)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((address.hostname, address.port))
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+    return client

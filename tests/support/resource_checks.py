@@ -10,7 +10,7 @@ from typing import Any
 from pymongo import AsyncMongoClient, MongoClient
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.service import backend_of
+from mongo_session_service.service import backends_of
 from support.cancel_points import is_drivers
 from support.failpoints import open_transactions
 
@@ -69,7 +69,7 @@ async def leaving_nothing(
     """Close a service of the victim's at the end; fails if anything is left of it."""
     before = others_tasks()
     yield
-    opened = backend_of(service)._entries.values()  # noqa: SLF001  of every loop
+    opened = backends_of(service)._entries.values()  # noqa: SLF001  of every loop
     clients = [each.connection.client for each in opened]
     await service.close()
     await tasks_over(before)

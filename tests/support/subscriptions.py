@@ -139,8 +139,11 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def change_streams(admin: MongoClient, database: str) -> set[int]:
-    """The ids of the server's cursors that read changes of a database."""
+def change_streams(admin: MongoClient, database: str, named: str = "") -> set[int]:
+    """The ids of the server's cursors that read changes of a database.
+
+    Of these, only those whose pipelines name a collection, if one is given.
+    """
     stages = [
         {"$currentOp": {"allUsers": True, "idleCursors": True}},
         {"$match": {"cursor.originatingCommand": {"$exists": True}}},
@@ -151,4 +154,5 @@ def change_streams(admin: MongoClient, database: str) -> set[int]:
         for cursor in cursors
         if cursor["originatingCommand"]["$db"] == database
         and "$changeStream" in cursor["originatingCommand"]["pipeline"][0]
+        and named in str(cursor["originatingCommand"]["pipeline"])
     }

@@ -3,8 +3,10 @@
 from collections.abc import AsyncGenerator
 
 from google.adk.agents import LlmAgent
-from google.adk.models import BaseLlm, LlmRequest, LlmResponse
-from google.adk.tools import ToolContext
+from google.adk.models import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 
@@ -16,9 +18,9 @@ class ScriptedModel(BaseLlm):
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        latest = llm_request.contents[-1].parts[-1]
-        if latest.function_response:
-            part = types.Part(text=latest.function_response.response["result"])
+        [*_, latest] = llm_request.contents[-1].parts or []
+        if told := latest.function_response:
+            part = types.Part(text=(told.response or {})["result"])
         else:
             part = types.Part.from_function_call(name="get_forecast", args={})
         yield LlmResponse(content=types.Content(role="model", parts=[part]))

@@ -35,8 +35,11 @@ export class Blocks {
     for (const block of grown) this.changed(block);
   }
 
-  /** Take an item in before another one. */
+  first() { return this.blocks.get(this.place.firstElementChild)?.items[0]; }
+
+  /** Take an item in before another one, if there is one. */
   insert(item, before) {
+    if (!before) return this.add([item]);
     const { block } = before;
     block.items.splice(block.items.indexOf(before), 0, item);
     item.block = block;

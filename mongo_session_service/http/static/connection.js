@@ -41,7 +41,7 @@ export function show(is, words, notice = "", action = null) {
 /**
  * Reads server-sent events, and comes back when the connection breaks.
  *
- * A page has its `address()`, a path and parameters; it is told when it is
+ * A page has its `address(isResumed)`, a path and parameters; it is told when it is
  * `opened(headers)` or `refused()`, and it will `take(kind, data)`, unless that
  * `ends(kind)` all.
  */
@@ -122,7 +122,7 @@ export class Connection {
     this.aborter = new AbortController();
     this.listen();
     const { signal } = this.aborter;
-    const response = await request(...this.page.address(), { headers, signal });
+    const response = await request(...this.page.address(this.lastId !== null), { headers, signal });
     if (!response.ok) return this.refused(response);
     if (!(response.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
       return "This server does not stream changes.";

@@ -41,7 +41,8 @@ export class Moment {
   /** The session has come to a revision. */
   reached(revision) {
     this.latest = revision;
-    if (this.wanted !== null && this.timeline.last() >= this.wanted) {
+    const { timeline, wanted: at } = this;
+    if (at !== null && timeline.last() >= at && (timeline.isWhole || timeline.first() <= at)) {
       const { wanted } = this;
       this.wanted = null;
       this.go(wanted, true);
@@ -138,6 +139,7 @@ export class Moment {
 
   /** The state before the first event, as entries. */
   async load() {
+    await this.timeline.whole;
     const { state } = parse(await ask(pathOf(named), { at_revision: this.first, numRecentEvents: 0 }));
     return Object.entries(state);
   }

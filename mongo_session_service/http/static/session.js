@@ -20,6 +20,7 @@ class SessionPage {
     this.timeline.onSelect = (revision) => this.moment.go(revision);
     this.timeline.onShow = (revision, name) => this.moment.show(Number(revision), name);
     this.queue = [];
+    this.earlier = []; // events from before the snapshot
     this.isPaused = false;
     this.isDrawing = false;
     this.unread = 0;
@@ -29,9 +30,9 @@ class SessionPage {
   }
 
   reset(snapshot) {
-    this.revision = 0;
-    this.snapshotRevision = snapshot ? Number(snapshot.revision) : 0;
-    this.hasSharedState = false;
+    this.revision = snapshot ? Number(snapshot.revision) : 0;
+    this.begins = this.revision + 1;
+    this.hasSnapshot = snapshot !== null;
     this.timeline.reset();
     this.state.reset();
     this.moment.reset();
@@ -39,12 +40,18 @@ class SessionPage {
     this.timeline.summarise();
   }
 
-  address() {
-    return [pathOf(named, "changes"), { history: "all", partials: "true" }];
+  address(isResumed) {
+    const parameters = { history: "newest_first", partials: "true" };
+    if (isResumed && !this.timeline.isWhole) {
+      this.earlier.length = this.timeline.floating.length = 0; // they are sent again
+      parameters.before_revision = this.timeline.events[0]?.revision ?? this.revision + 1;
+    }
+    return [pathOf(named, "changes"), parameters];
   }
 
   /** The server says in the headers what else it offers. */
   opened(headers) {
+    this.hasOpened = true; // and nothing has arrived since
     const permitted = (headers.get("permitted-actions") ?? "").split(", ");
     $("fork").hidden = !permitted.includes("fork");
     $("home").hidden = !permitted.includes("list");
@@ -60,20 +67,26 @@ class SessionPage {
   /** A frame that arrived; it is drawn in its turn. */
   take(kind, raw) {
     if (kind === "redacted") { // what it takes away may be in any event, state and search
-      this.queue.length = 0;
+      this.queue.length = this.earlier.length = 0;
       this.connection.startOver();
       return;
     }
-    this.queue.push([kind, raw]);
+    const isFirst = this.hasOpened;
+    this.hasOpened = false;
+    if (kind === "snapshot") {
+      if (!isFirst) return this.connection.startOver(); // trimmed: the history before it is to be told again
+      this.earlier.length = 0;
+      this.hasSnapshot = false; // before it is drawn
+    }
+    (kind === "earlier" || kind === "beginning" ? this.earlier : this.queue).push([kind, raw]);
     if (kind === "appended" && document.visibilityState === "hidden") this.unread += 1;
     this.draw();
     this.title();
   }
 
   draw() {
-    if (this.isPaused) {
-      $("pause").textContent = this.queue.length ? `Resume (${this.queue.length})` : "Resume";
-    } else if (!this.isDrawing && this.queue.length) {
+    if (this.isPaused) $("pause").textContent = this.queue.length ? `Resume (${this.queue.length})` : "Resume";
+    if (!this.isDrawing && ((this.earlier.length && this.hasSnapshot) || (this.queue.length && !this.isPaused))) {
       this.isDrawing = true;
       requestAnimationFrame(() => this.drawSome());
     }
@@ -84,7 +97,7 @@ class SessionPage {
     this.isDrawing = false;
     const isFlood = this.queue.length > 40;
     // A frame costs by what is there already: in a flood, fewer and longer ones.
-    const end = performance.now() + (isFlood ? 30 : 8);
+    const end = performance.now() + (isFlood || this.earlier.length > 40 ? 25 : 8);
     let taken = 0;
     while (taken < this.queue.length && performance.now() < end && !this.isPaused) {
       const [kind, raw] = this.queue[taken];
@@ -94,35 +107,44 @@ class SessionPage {
       else this.other(kind, change);
     }
     this.queue.splice(0, taken);
-    this.timeline.loading(this.revision < this.snapshotRevision);
+    if (this.hasSnapshot) this.drawEarlier(end);
     this.summarise();
     this.draw();
+  }
+
+  /** What was appended before the snapshot, the latest first; it has no part in the state. */
+  drawEarlier(end) {
+    let taken = 0;
+    while (taken < this.earlier.length && performance.now() < end) {
+      const [kind, raw] = this.earlier[taken];
+      taken += 1;
+      const change = parse(raw);
+      if (kind === "beginning") {
+        this.timeline.end(this.begins - 1);
+        continue;
+      }
+      this.begins = Number(change.revision);
+      for (const { delta, at } of this.timeline.prepend(change, raw)) this.state.date(Object.entries(delta), at);
+    }
+    this.earlier.splice(0, taken);
+    this.timeline.joinEarlier();
   }
 
   appended(change, raw, isFlood) {
     const revision = Number(change.revision);
     if (revision <= this.revision) return; // never received twice; if it were, it is not shown twice
-    if (revision > this.revision + 1) {
-      const missing = revision - this.revision - 1;
-      if (this.revision) this.timeline.note(`${plural(missing, "event")} before this one cannot be had.`, "note bad");
-      else this.timeline.note(`The first ${missing === 1 ? "event was" : `${counted.format(missing)} events were`} trimmed.`, "note");
-    }
+    const missing = revision - this.revision - 1;
+    if (missing) this.timeline.note(`${plural(missing, "event")} before this one cannot be had.`);
     this.revision = revision;
     if (!change.event) {
-      this.timeline.note(`Event ${revision} cannot be read.`, "note bad");
+      this.timeline.note(`Event ${revision} cannot be read.`);
       return;
     }
     this.running.stored(change.event.id);
-    const isNew = revision > this.snapshotRevision;
-    const { at, delta: set } = this.timeline.add(change, raw, isNew && !isFlood);
-    const delta = Object.entries(set);
-    // The snapshot holds what its session's events had set by then. Shared state that is
-    // received in between is later than it, and so is every event from there on.
-    const later = delta.filter(([name]) => isNew || (this.hasSharedState && StateTree.isShared(name)));
-    this.state.set(later, later.length ? at : null);
-    if (!isNew) this.state.date(delta, at);
-    else if (set[METADATA]) this.rename(set[METADATA].displayName);
-    if (isNew && !isFlood) this.speak(change);
+    const { at, delta } = this.timeline.add(change, raw, !isFlood);
+    this.state.set(Object.entries(delta), at);
+    if (delta[METADATA]) this.rename(delta[METADATA].displayName);
+    if (!isFlood) this.speak(change);
   }
 
   other(kind, change) {
@@ -149,7 +171,7 @@ class SessionPage {
     } else if (kind === "deleted") {
       this.running.reset();
       document.body.classList.add("gone");
-      this.timeline.note(`The session was deleted, ${inCalendar(seconds)}.`, "note bad");
+      this.timeline.note(`The session was deleted, ${inCalendar(seconds)}.`);
       this.timeline.keepUp();
     }
   }
@@ -166,7 +188,7 @@ class SessionPage {
   }
 
   summarise() {
-    const revision = Math.max(this.revision, this.snapshotRevision);
+    const { revision } = this;
     $("revision").replaceChildren("revision ", make("b", "", counted.format(revision)));
     this.timeline.summarise();
     $("events-empty").textContent = revision

@@ -19,6 +19,8 @@ const orderOf = (name) => `${name.toLowerCase().replace(/\d+/g, (digits) => digi
 const byOrder = (one, other) => (one.order < other.order ? -1 : 1);
 
 /** Where a row belongs among others, by halving. */
+const AT_ONCE = 1000; // rows that get their places between two frames
+
 function placeOf(row, rows) {
   let [from, to] = [0, rows.length];
   while (from < to) {
@@ -51,6 +53,7 @@ export class StateTree {
 
   reset() {
     this.rows = new Map();
+    this.waiting = []; // rows without a place, in their order
     for (const each of this.boxes.values()) {
       each.blocks.clear();
       each.rows = [];
@@ -85,19 +88,23 @@ export class StateTree {
       }
       const wasShown = row.isShown;
       this.apply(row);
-      if (!isNew && row.isShown !== wasShown) this.blocksOf(row).changed(row.block);
+      if (row.block && row.isShown !== wasShown) this.blocksOf(row).changed(row.block);
       if (row.element) this.draw(row);
     }
-    this.insert(added);
+    if (added.length) {
+      this.waiting = [...this.waiting, ...added].sort(byOrder);
+      this.insertSome();
+    }
     if (names.length) this.point(names);
     this.summarise();
   }
 
-  /** Note when keys were last set; those with another value were set elsewhere since. */
+  /** Note when keys were last set, the last time first; those with another value were set elsewhere since. */
   date(entries, at) {
     for (const [name, value] of entries) {
       const row = this.rows.get(name);
-      if (row === undefined || row.isMarked || name === METADATA) continue;
+      if (row === undefined || row.isMarked || row.isDated || name === METADATA) continue;
+      row.isDated = true;
       row.at = same(row.value, value) ? at : null;
       if (row.element) this.drawTime(row);
     }
@@ -130,9 +137,11 @@ export class StateTree {
     return row;
   }
 
-  /** Give new rows their places. */
-  insert(added) {
-    added.sort(byOrder);
+  /** Give new rows their places: many, and the rest after the next frame. */
+  insertSome() {
+    const added = this.waiting.splice(0, AT_ONCE);
+    if (!added.length) return;
+    if (this.waiting.length) requestAnimationFrame(() => this.insertSome());
     for (const [scope, { box, rows, blocks }] of this.boxes) {
       const own = added.filter(({ name }) => StateTree.scopeOf(name) === scope);
       if (!own.length) continue;
@@ -149,6 +158,7 @@ export class StateTree {
       for (const row of rest) rows.push(row);
       blocks.begin();
     }
+    this.summarise();
   }
 
   /** Draw what a block has. */
@@ -190,6 +200,7 @@ export class StateTree {
   show(name) {
     const row = this.rows.get(name);
     if (!row?.isShown) return;
+    while (!row.block) this.insertSome();
     this.blocksOf(row).show(row);
     row.element.scrollIntoView({ block: "center", behavior: "smooth" });
     row.element.classList.add("pointed");

@@ -150,11 +150,11 @@ class Call {
   }
 
   /** Take the result; a user's answer took a user's time, which is not the tool's. */
-  answer(response, at, isByUser) {
+  answer({ response, item }) {
+    const isByUser = item.author === "user";
     this.response = response;
-    const seconds = at - this.at;
+    const seconds = item.at.seconds - this.at;
     this.words = isByUser ? "answered by the user" : lasted(seconds);
-    if (hasFailed(response)) this.turn.sums.add("errors", 1);
     if (!isByUser && seconds > this.batch.seconds) {
       this.turn.sums.add("toolSeconds", seconds - this.batch.seconds);
       this.batch.seconds = seconds;
@@ -192,10 +192,16 @@ export class Timeline {
   reset() {
     this.events = [];
     this.byElement = new WeakMap();
-    this.calls = new Map();
+    this.calls = new Map(); // the latest of each id
+    this.answers = new Map(); // to calls that are still to arrive
+    this.earlier = []; // events that were prepended, the latest first
+    this.floating = []; // what belongs to the turn of an event that is still to arrive
     this.turns = [];
+    this.isWhole = false;
+    this.whole = new Promise((resolve) => { this.complete = resolve; });
     this.altered = new Set(); // turns whose sums have changed
     this.offered = new Set();
+    this.choices = new Map(); // by their group
     this.kind = "";
     $("filter-by").replaceChildren($("filter-by").firstElementChild);
     this.numbers = new Map(); // of invocations
@@ -208,37 +214,117 @@ export class Timeline {
 
   /** Take an event in, after the others. It is drawn when it comes near the window. */
   add(change, raw, isNew) {
-    const { event } = change;
-    const revision = Number(change.revision);
-    const turn = this.turnOf(event);
-    const at = timeOf(change.time);
-    const delta = change.state_delta ?? {};
-    const item = { raw, isNew, turn, revision, delta, at: { revision, words: inCalendar(at), seconds: at }, since: turn.take(event, at), author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
-    item.calls = this.callsOf(event, at, turn);
-    this.events.push(item);
+    const turn = this.turnOf(change.event);
+    const item = this.make(change, raw, turn, isNew);
+    item.calls = this.callsOf(change.event, item, false);
+    if (turn.items.length) turn.time(item, turn.items.at(-1));
     turn.items.push(item);
-    this.apply(item);
+    turn.first ??= item;
+    this.events.push(item);
     this.blocks.add([item]);
-    if (turn.headItem?.isShown === false && turn.matching) this.showHead(turn);
+    if (turn.matching) this.showHead(turn);
     if (!this.isFollowing) this.missed += 1;
     return item;
   }
 
+  /** Take an event in before the others; gives those that have got their place by it. */
+  prepend(change, raw) {
+    this.floating.push([change, raw]);
+    const { event } = change;
+    // A summary belongs to the turn before it, and so does what cannot be read.
+    return event && !event.actions?.compaction ? this.settle(event.invocationId ?? "") : [];
+  }
+
+  /** Have those that were prepended among the events: many at once, as each time all move. */
+  joinEarlier() { this.events.unshift(...this.earlier.splice(0).reverse()); }
+
+  /** The whole history is there; `trimmed` tells how many events are not. */
+  end(trimmed) {
+    const invocation = this.floating.map(([{ event }]) => event?.invocationId).findLast(Boolean) ?? "";
+    if (this.floating.length) this.settle(invocation);
+    this.joinEarlier();
+    const words = trimmed === 1 ? "event was" : `${counted.format(trimmed)} events were`;
+    if (trimmed > 0) this.blocks.insert({ turn: new Turn("", this), note: make("div", "note", `The first ${words} trimmed.`), isShown: true }, this.blocks.first());
+    this.isWhole = true;
+    this.answers.clear();
+    this.numbers.clear();
+    for (const turn of this.turns) this.number(turn);
+    this.complete();
+  }
+
+  /** Put what floats into a turn, which is the first one; gives its events. */
+  settle(invocation) {
+    let [turn] = this.turns;
+    const isNew = turn?.invocation !== invocation;
+    if (isNew) this.turns.unshift(turn = this.begin(invocation));
+    const items = [];
+    for (const [change, raw] of this.floating.splice(0)) {
+      const item = change.event ? this.make(change, raw, turn, false) : this.unreadable(change, turn);
+      this.blocks.insert(item, turn.first ?? this.blocks.first());
+      turn.first = item;
+      if (!change.event) continue;
+      item.calls = this.callsOf(change.event, item, true);
+      const [next] = turn.items;
+      turn.items.unshift(item);
+      items.push(item);
+      if (!next) continue;
+      turn.time(next, item);
+      this.redraw(next);
+    }
+    if (isNew && turn.headItem) this.blocks.insert(turn.headItem, turn.first);
+    if (turn.matching) this.showHead(turn);
+    this.earlier.push(...items);
+    return items;
+  }
+
+  make(change, raw, turn, isNew) {
+    const { event } = change;
+    const revision = Number(change.revision);
+    const at = timeOf(change.time);
+    const delta = change.state_delta ?? {};
+    const item = { raw, isNew, turn, revision, delta, at: { revision, seconds: at, get words() { return inCalendar(at); } }, since: null, author: event.author, kinds: this.kindsOf(event, delta), seen: words([event.author, `#${revision}`, event.content ?? {}, summaryOf(event), change.state_delta, event.errorMessage ?? "", event.errorCode ?? ""], []).join("\n").toLowerCase() };
+    turn.count(event);
+    this.apply(item);
+    return item;
+  }
+
   /** The call of each part of an event that is one, or answers one. */
-  callsOf(event, at, turn) {
+  callsOf(event, item, isEarlier) {
     const batch = { seconds: 0 };
-    return (event.content?.parts ?? []).map(({ functionCall, functionResponse }) => {
+    return (event.content?.parts ?? []).map(({ functionCall, functionResponse }, place) => {
       if (functionCall) {
-        const call = new Call(functionCall, at, turn, batch);
-        if (functionCall.id) this.calls.set(functionCall.id, call);
+        const call = new Call(functionCall, item.at.seconds, item.turn, batch);
+        const { id } = functionCall;
+        if (id && !(isEarlier && this.calls.has(id))) this.calls.set(id, call);
+        if (id && isEarlier) this.link(id, call);
         return call;
       }
       if (!functionResponse) return null;
-      const call = this.calls.get(functionResponse.id) ?? null;
-      if (call) call.answer(functionResponse.response ?? {}, at, event.author === "user");
-      else if (hasFailed(functionResponse.response)) turn.sums.add("errors", 1);
+      const { id, response = {} } = functionResponse;
+      if (hasFailed(response)) item.turn.sums.add("errors", 1);
+      const answer = { response, item, place };
+      const call = isEarlier ? null : this.calls.get(id) ?? null;
+      if (call) call.answer(answer);
+      else if (id && !this.isWhole) this.answers.set(id, [...(this.answers.get(id) ?? []), answer]);
       return call;
     });
+  }
+
+  /** Answer a call by what has arrived before it. */
+  link(id, call) {
+    const answers = this.answers.get(id) ?? [];
+    for (const answer of answers.sort((one, other) => one.item.revision - other.item.revision)) {
+      answer.item.calls[answer.place] = call;
+      call.answer(answer);
+      this.redraw(answer.item);
+    }
+    this.answers.delete(id);
+  }
+
+  redraw(item) {
+    if (!item.card) return;
+    item.card = null;
+    this.blocks.changed(item.block);
   }
 
   /** Draw what a block has: the events of each turn in a box, under its heading. */
@@ -298,22 +384,24 @@ export class Timeline {
       if (hasFailed(answer?.response)) kinds.push(["Others", "errors"]);
     }
     for (const name of Object.keys(delta)) if (name !== METADATA) kinds.push(["State keys", name]);
-    const ids = kinds.map((kind) => JSON.stringify(kind));
-    kinds.forEach(([group, name], place) => this.offer(group, name, ids[place]));
-    return new Set(ids);
+    const ids = new Set();
+    for (const [group, name] of kinds) {
+      const id = `${group}: ${name}`;
+      ids.add(id);
+      this.offer(group, name, id);
+    }
+    return ids;
   }
 
   offer(group, name, id) {
-    if (this.offered.has(id)) return;
-    this.offered.add(id);
-    const choice = $("filter-by");
-    let box = [...choice.children].find((each) => each.label === group);
+    let box = this.choices.get(group);
     if (!box) {
-      box = make("optgroup", "");
+      this.choices.set(group, box = make("optgroup", ""));
       box.label = group;
-      choice.append(box);
+      $("filter-by").append(box);
     }
-    if (box.childElementCount >= MOST) return;
+    if (box.childElementCount >= MOST || this.offered.has(id)) return;
+    this.offered.add(id);
     const option = make("option", "", name);
     option.value = id;
     box.append(option);
@@ -324,16 +412,25 @@ export class Timeline {
     const invocation = event.invocationId ?? "";
     let turn = this.turns.at(-1);
     if (turn && (turn.invocation === invocation || event.actions?.compaction)) return turn;
-    const isKnown = this.numbers.has(invocation);
-    if (invocation && !isKnown) this.numbers.set(invocation, this.numbers.size + 1);
-    const title = `Turn ${this.numbers.get(invocation)}${isKnown ? ", continued" : ""}`;
-    turn = new Turn(invocation, title, this);
-    this.turns.push(turn);
-    if (invocation) {
-      turn.headItem = { turn, isShown: false };
-      this.blocks.add([turn.headItem]);
-    }
+    this.turns.push(turn = this.begin(invocation));
+    if (turn.headItem) this.blocks.add([turn.headItem]);
     return turn;
+  }
+
+  begin(invocation) {
+    const turn = new Turn(invocation, this);
+    if (invocation) turn.headItem = { turn, isShown: false };
+    this.number(turn);
+    return turn;
+  }
+
+  /** Number a turn among the others, once the first of them is known. */
+  number(turn) {
+    const { invocation } = turn;
+    if (!invocation) return;
+    const isKnown = this.numbers.has(invocation);
+    if (!isKnown) this.numbers.set(invocation, this.numbers.size + 1);
+    if (this.isWhole) turn.name(`Turn ${this.numbers.get(invocation)}${isKnown ? ", continued" : ""}`);
   }
 
   head(event, item) {
@@ -440,9 +537,13 @@ export class Timeline {
     call.card.scrollIntoView({ block: "center" });
   }
 
-  note(words, className = "note") {
-    const turn = this.turns.at(-1) ?? new Turn("", "", this);
-    this.blocks.add([{ turn, note: make("div", className, words), isShown: true }]);
+  note(words) {
+    const turn = this.turns.at(-1) ?? new Turn("", this);
+    this.blocks.add([{ turn, note: make("div", "note bad", words), isShown: true }]);
+  }
+
+  unreadable({ revision }, turn) {
+    return { turn, note: make("div", "note bad", `Event ${literal(revision)} cannot be read.`), isShown: true };
   }
 
   scrolled() {
@@ -455,7 +556,7 @@ export class Timeline {
   }
 
   keepUp() {
-    if (this.isFollowing && !this.isLoading) {
+    if (this.isFollowing) {
       this.scroller.scrollTop = this.scroller.scrollHeight;
       this.lastTop = this.scroller.scrollTop;
     }
@@ -494,6 +595,7 @@ export class Timeline {
   }
 
   showHead(turn) {
+    if (turn.headItem?.isShown !== false) return;
     turn.headItem.isShown = true;
     this.blocks.changed(turn.headItem.block);
   }
@@ -509,13 +611,6 @@ export class Timeline {
   highlight() {
     const cards = this.wanted?.length ? [...this.list.querySelectorAll(".event")] : [];
     highlight("event", cards.map((card) => card.lastChild), this.wanted ?? []);
-  }
-
-  /** While the history arrives, its end is not followed: each would be drawn and passed by. */
-  loading(isLoading) {
-    const hasEnded = this.isLoading && !isLoading;
-    this.isLoading = isLoading;
-    if (hasEnded) this.keepUp();
   }
 
   summarise() {

@@ -70,11 +70,12 @@ export class Sums {
 
 /** Successive events of one invocation. */
 export class Turn {
-  constructor(invocation, title, timeline) {
-    Object.assign(this, { invocation, title, timeline });
+  constructor(invocation, timeline) {
+    Object.assign(this, { invocation, timeline });
+    this.title = "Turn"; // its number is known once the first turn is
     this.sums = new Sums(timeline.sums);
     this.items = []; // its events
-    this.lastTime = null;
+    this.first = null; // event or note
     this.matching = 0;
     this.isShut = false;
   }
@@ -83,7 +84,7 @@ export class Turn {
   get head() {
     if (this.headElement) return this.headElement;
     this.numbers = make("span", "sums", ...this.sums.draw());
-    const fold = make("button", "fold", this.title);
+    const fold = this.fold = make("button", "fold", this.title);
     fold.type = "button";
     fold.title = `Fold or unfold the turn. Invocation ${this.invocation}`;
     fold.setAttribute("aria-expanded", String(!this.isShut));
@@ -96,6 +97,11 @@ export class Turn {
     return this.headElement;
   }
 
+  name(title) {
+    this.title = title;
+    if (this.fold) this.fold.textContent = title;
+  }
+
   /** A box for some of its events. */
   group() {
     const box = make("div", "turn");
@@ -104,15 +110,17 @@ export class Turn {
     return box;
   }
 
-  /** Count an event in; gives the seconds since the one before, null for a user's. */
-  take(event, at) {
-    const since = this.lastTime === null || event.author === "user" ? null : at - this.lastTime;
-    this.lastTime = at;
-    if (since > 0) this.sums.add("seconds", since);
+  count(event) {
     this.sums.used(tokensOf(event), event.modelVersion);
     if (event.errorCode || event.errorMessage) this.sums.add("errors", 1);
     this.timeline.altered.add(this);
-    return since;
+  }
+
+  /** Note the time from an event to the next one, but for a user's. */
+  time(item, before) {
+    if (item.author === "user") return;
+    item.since = item.at.seconds - before.at.seconds;
+    if (item.since > 0) this.sums.add("seconds", item.since);
   }
 
   draw() {

@@ -47,9 +47,9 @@ _PLAIN_COLUMNS: Final = (
 )
 
 _MOST_WEIGHT: Final = 2_500_000
-"""What the values of one JSON text may weigh; a document of 16 MB weighs less."""
+"""Largest weight of the values in one JSON text; a document of 16 MB weighs less."""
 _WEIGHTS: Final[Mapping[bytes, int]] = {b"{": 3, b"[": 2}
-"""Of objects and arrays. Text weighs 1, and so does a comma, for a value beside it."""
+"""Weights of objects and arrays. Text weighs 1, and so does a comma, for a value."""
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
 
 _MOST_MODELS: Final = 40_000
@@ -63,18 +63,13 @@ _FREE: Final = frozenset(
 """Fields of events whose content becomes no models, however much there is."""
 
 
-def text_of(stored: bytes) -> str:
-    """Text from SQLite, which stores any bytes; invalid UTF-8 fails later, by row."""
-    return stored.decode("utf-8", "surrogateescape")
-
-
 def key_of(row: Row, name: str = "id") -> SessionKey:
     """The session key in a row; rows of events name the id differently."""
     return SessionKey(row["app_name"], row["user_id"], row[name])
 
 
 def _read(where: str, build: Callable[[], Result]) -> Result | Problem:
-    """What a function builds, or the problem that it finds."""
+    """Return what a function builds, or the problem that it finds."""
     try:
         return build()
     except MalformedError as error:
@@ -85,10 +80,15 @@ def _check_names(*names: object) -> None:
     """Refuse a row without an owner, which SQLite may have.
 
     Raises:
-        MalformedError: a name is none.
+        MalformedError: a name is none, or not UTF-8.
     """
-    if not all(isinstance(name, str) for name in names):
-        raise MalformedError("its row lacks an app, user or id")
+    for name in names:
+        if not isinstance(name, str):
+            raise MalformedError("its row lacks an app, user or id")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise MalformedError("its app, user or id is not UTF-8") from None
 
 
 def shared_state_of(row: Row) -> SharedState | Problem:
@@ -203,7 +203,7 @@ def validated(fields: dict[str, Any]) -> Event:
         MalformedError: this release of ADK cannot read it.
     """
     try:
-        _check_models(fields)
+        _check_part_count(fields)
         return build_event(fields)
     except MalformedError:
         raise
@@ -279,7 +279,12 @@ def check_weight(text: bytes) -> None:
             raise MalformedError("it would take too much memory")
 
 
-def _check_models(fields: dict[str, Any]) -> None:
+def _check_part_count(fields: dict[str, Any]) -> None:
+    """Refuse an event of more parts than memory should hold.
+
+    Raises:
+        MalformedError: it has more.
+    """
     left = _MOST_MODELS
     waiting: list[Any] = [fields]
     for found in waiting:

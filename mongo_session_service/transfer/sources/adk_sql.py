@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -21,7 +22,7 @@ from mongo_session_service.transfer.source_items import (
     Totals,
 )
 from mongo_session_service.transfer.sources import adk_rows, base_source
-from mongo_session_service.transfer.sources.adk_sqlite import open_copy, open_file
+from mongo_session_service.transfer.sources.sqlite_copy import open_copy, open_file
 
 _DRIVERS: Final = {
     "sqlite": "aiosqlite",
@@ -154,8 +155,11 @@ class SqlSource(base_source.BaseSource):
         """
         self._sql, self._engine = open_engine(url)
         self._url = self._engine.url
+        if self._is_file:
+            self._engine = self._file_engine(lambda: open_file(self._path))
         self._zone = _zone(timezone)
-        self._columns: dict[str, list[str]] = {}
+        self._columns: dict[str, dict[str, Any]] = {}
+        """The types of each table's columns."""
 
     @property
     def name(self) -> str:
@@ -166,12 +170,12 @@ class SqlSource(base_source.BaseSource):
     @override
     async def _open(self) -> None:
         if self._is_file:
-            open_file(self._path).close()  # connecting would create an empty file
+            open_file(self._path).close()  # here: a driver's thread cannot refuse it
         with failures():
             connection = await connected(self._engine)
             try:
                 self._columns = await connection.run_sync(self._inspected)
-                await self._check_version(connection)
+                await self._check_layout(connection)
             finally:
                 await connection.close()
 
@@ -183,27 +187,31 @@ class SqlSource(base_source.BaseSource):
     def _path(self) -> Path:
         return Path(self._url.database or "")
 
-    def _inspected(self, connection: Any) -> dict[str, list[str]]:
+    def _inspected(self, connection: Any) -> dict[str, dict[str, Any]]:
         inspector = self._sql.inspect(connection)
-        found = {}
-        for table in _TABLES.intersection(inspector.get_table_names()):
-            columns = inspector.get_columns(table)
-            found[table] = [column["name"] for column in columns]
-            if table == "sessions" and any(
-                isinstance(column["type"], self._sql.REAL) for column in columns
-            ):
-                raise SourceError(
-                    "This database was written by ADK's SqliteSessionService: use"
-                    " `import sqlite` (SqliteSource) with its path."
-                )
-        return found
+        return {
+            table: {each["name"]: each["type"] for each in inspector.get_columns(table)}
+            # A view, which is left out here, may have more rows than any file.
+            for table in _TABLES.intersection(inspector.get_table_names())
+        }
 
-    async def _check_version(self, connection: Any) -> None:
+    async def _check_layout(self, connection: Any) -> None:
+        """Refuse tables that are not of a schema that can be read.
+
+        Raises:
+            SourceError: they are not.
+        """
         if missing := {"sessions", "events"} - self._columns.keys():
             tables = " and ".join(sorted(missing))
             raise SourceError(
                 f"The database holds no ADK sessions: it has no table {tables}. Is it"
                 " the right database?"
+            )
+        times = self._columns["sessions"].get("update_time")
+        if isinstance(times, self._sql.REAL):
+            raise SourceError(
+                "This database was written by ADK's SqliteSessionService: use"
+                " `import sqlite` (SqliteSource) with its path."
             )
         if "adk_internal_metadata" in self._columns:
             table = self._table("adk_internal_metadata")
@@ -249,10 +257,22 @@ class SqlSource(base_source.BaseSource):
         """Shared state first, then sessions by key, each with its events."""
         with failures():
             async with self._engine_to_read() as engine:
-                for part in (self._shared_states, self._pages):
+                for part in (self._shared_states, self._unowned_sessions, self._pages):
                     async with aclosing(part(engine, selection)) as items:
                         async for item in items:
                             yield item
+
+    def _file_engine(self, opened: Callable[[], sqlite3.Connection]) -> Any:
+        """An engine with one connection, which cannot write to the SQLite file."""
+        from aiosqlite import Connection  # noqa: PLC0415  as above
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
+
+        return create_async_engine(
+            "sqlite+aiosqlite://",
+            async_creator=lambda: Connection(opened, _ROWS_TOGETHER),
+            poolclass=self._sql.StaticPool,
+            hide_parameters=True,
+        )
 
     @asynccontextmanager
     async def _engine_to_read(self) -> AsyncIterator[Any]:
@@ -260,16 +280,8 @@ class SqlSource(base_source.BaseSource):
         if not self._is_file:
             yield self._engine
             return
-        from aiosqlite import Connection  # noqa: PLC0415  as above
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
-
         copy = await base_source.in_thread(lambda: open_copy(self._path))
-        engine = create_async_engine(
-            "sqlite+aiosqlite://",
-            async_creator=lambda: Connection(lambda: copy, _ROWS_TOGETHER),
-            poolclass=self._sql.StaticPool,
-            hide_parameters=True,
-        )
+        engine = self._file_engine(lambda: copy)
         try:
             yield engine
         finally:
@@ -287,6 +299,20 @@ class SqlSource(base_source.BaseSource):
                 ):
                     async for row in rows:
                         yield adk_rows.shared_state_of(row)
+
+    async def _unowned_sessions(
+        self, engine: Any, selection: Selection
+    ) -> AsyncGenerator[Item]:
+        """Report the sessions whose rows lack a name, which no page can begin after."""
+        table = self._table("sessions")
+        lacks = self._sql.or_(*(table.c[name].is_(None) for name in _KEY))
+        query = self._chosen(table, "sessions", selection).where(lacks)
+        async with (
+            engine.connect() as connection,
+            aclosing(self._rows(connection, query, _STATES_TOGETHER)) as rows,
+        ):
+            async for row in rows:
+                yield adk_rows.header_of(row, self._session_zone)
 
     async def _pages(self, engine: Any, selection: Selection) -> AsyncGenerator[Item]:
         after: tuple[str, ...] | None = ()
@@ -317,8 +343,10 @@ class SqlSource(base_source.BaseSource):
         table = self._table("sessions")
         key = [table.c[name] for name in _KEY]
         query = self._chosen(table, "sessions", selection)
+        query = query.where(*(each.is_not(None) for each in key))
         if after:
-            query = query.where(self._sql.tuple_(*key) > after)
+            place = self._sql.tuple_(*map(self._bound, after))
+            query = query.where(self._sql.tuple_(*key) > place)
         query = query.order_by(*key).limit(_SESSIONS_TOGETHER)
         page: list[adk_rows.Row] = []
         size = 0
@@ -329,6 +357,15 @@ class SqlSource(base_source.BaseSource):
                 if size > base_source.STATE_TOGETHER:
                     break
         return page
+
+    def _bound(self, value: Any) -> Any:
+        """A value of a row for a query, also text of SQLite's that is not UTF-8."""
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            stored = value.encode("utf-8", "surrogateescape")
+            return self._sql.cast(self._sql.literal(stored), self._sql.Text)
+        return value
 
     async def _sessions(
         self, connection: Any, page: list[adk_rows.Row], selection: Selection
@@ -362,8 +399,13 @@ class SqlSource(base_source.BaseSource):
 
     def _events(self, table: Any, keys: list[SessionKey]) -> Any:
         key = [table.c[name] for name in _OWNER]
-        query = self._sql.select(table).order_by(*key, table.c.timestamp, table.c.id)
+        order = (*key, table.c.timestamp, self._tie_breaker(table))
+        query = self._sql.select(table).order_by(*order)
         return query.where(self._sql.tuple_(*key).in_([tuple(each) for each in keys]))
+
+    def _tie_breaker(self, events: Any) -> Any:
+        """The column that orders events with the same time."""
+        return events.c.id
 
     @property
     def _session_zone(self) -> tzinfo | None:

@@ -75,7 +75,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         if not future.done():
             put()
 
-    def run() -> None:
+    def run_and_settle() -> None:
         put: Callable[[], None]
         try:
             put = partial(future.set_result, work())
@@ -84,7 +84,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         with suppress(RuntimeError):  # the loop is closed: it was cancelled
             loop.call_soon_threadsafe(settle, put)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run_and_settle, daemon=True).start()
     return await future
 
 

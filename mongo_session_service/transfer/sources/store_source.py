@@ -20,15 +20,19 @@ from mongo_session_service.codec.documents import (
 )
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.errors import InvalidInputError, StorageError
+from mongo_session_service.errors import (
+    InvalidInputError,
+    StorageError,
+    TransferError,
+)
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.wording import counted
 from mongo_session_service.schema.version import check_version
-from mongo_session_service.service import MongoSessionService, backend_of
+from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
-from mongo_session_service.sessions.history import recorded
+from mongo_session_service.sessions.history import recorded_initial_state
 from mongo_session_service.transfer.source_items import (
     EVERYTHING,
     ODD,
@@ -64,14 +68,14 @@ class StoreSource(BaseSource):
     @override
     async def _open(self) -> None:
         # No setup: reading a database with a misspelt name must not create it.
-        async with backend_of(self._service).call(sets_up=False) as opened:
+        async with backends_of(self._service).call(sets_up=False) as opened:
             self.connection = opened.connection
             await check_version(self.connection)
 
     @override
     async def totals(self, selection: Selection) -> Totals:
         async with self.connection.call():
-            counting = queries.counting(_chosen(self.connection, selection))
+            counting = queries.count_pipeline(_chosen(self.connection, selection))
             found = await self.connection.aggregate(self.connection.sessions, counting)
         counts = found[0] if found else {"sessions": 0, "events": 0}
         return Totals(counts["sessions"], counts["events"])
@@ -123,6 +127,49 @@ class StoreSource(BaseSource):
             reason = f"it has {events}; was it just deleted or trimmed?"
             yield Problem(named(key), reason)
 
+    async def refuse_sealed(self, selection: Selection) -> None:
+        """Require that selected events are not sealed, or that a hook opens them.
+
+        Without a hook, the server looks through their headers until it finds a sealed
+        one, which takes far less time than to read them.
+
+        Raises:
+            TransferError: ``before_store`` has sealed one, and there is no hook.
+        """
+        at = self.connection
+        if at.hooks.after_load is not None:
+            return
+        chosen = _chosen(at, selection)
+        of_owner = {name: it for name, it in chosen.items() if name.startswith("_id.")}
+        sealed: list[Document] = [
+            {"$match": {**of_owner, "hooked": {"$exists": True}}},
+            {
+                "$project": {
+                    "_id": {name: f"$_id.{name}" for name in SessionKey._fields}
+                }
+            },
+            {
+                "$lookup": {
+                    "from": at.sessions.name,
+                    "localField": "_id",
+                    "foreignField": "_id",
+                    "pipeline": [{"$match": chosen}, {"$project": {"_id": 1}}],
+                    "as": "session",
+                }
+            },
+            {"$match": {"session": {"$ne": []}}},
+            {"$limit": 1},
+        ]
+        async with at.call():
+            found = await at.aggregate(at.events, sealed)
+        if found:
+            what = named(session_key(**found[0]["_id"]))
+            raise TransferError(
+                f"Nothing was exported: {what} has events that before_store has sealed."
+                " Give the service after_load, or the command --after-load"
+                " MODULE:FUNCTION: see docs/guide/exporting.md#sealed-content."
+            )
+
     async def keys(self, selection: Selection) -> AsyncGenerator[SessionKey | Problem]:
         """The keys of all selected sessions."""
         async with self.connection.call():
@@ -140,7 +187,7 @@ class StoreSource(BaseSource):
             apart = await self.connection.events.find_one({"_id": key.event_id(0)})
         try:
             owner = Owner.of_session(key)
-            initial = recorded(document, apart)
+            initial = recorded_initial_state(document, apart)
             return SessionHeader(
                 key,
                 decode_state(document["state"], owner, self.connection.hooks),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
@@ -11,7 +13,7 @@ from support.one_session import IDS
 from mongo_session_service import MongoSessionService
 from mongo_session_service.admin import contents
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions.directory import AppCount
+from mongo_session_service.sessions.search import AppCount
 
 
 async def test_apps_are_counted_without_reading_sessions(
@@ -19,7 +21,8 @@ async def test_apps_are_counted_without_reading_sessions(
 ) -> None:
     """An index has all that is needed; only what has expired is looked at as well.
 
-    What another tool has stored under no app's name is not counted.
+    What another tool has stored under no app's name is not counted, nor what an import
+    or a removal has begun and not finished.
     """
     await service.setup()
     stored = [
@@ -36,16 +39,22 @@ async def test_apps_are_counted_without_reading_sessions(
         for number in range(50)
     ]
     foreign = [{"_id": "x"}, {"_id": {**stored[0]["_id"], "app_name": 7}}]
-    admin[database].sessions.insert_many([*stored, *foreign])
+    unfinished = [
+        {"_id": stored[0]["_id"] | {"session_id": name}, "expire_time": at, "steps": 0}
+        for name, at in (("import", time.time() + 3600), ("removal", 0.0))
+    ]
+    admin[database].sessions.insert_many([*stored, *foreign, *unfinished])
     admin[database].command("profile", 2)
 
-    counted = await contents.apps(service)
+    counted = await contents.apps(service, None)
 
     admin[database].command("profile", 0)
+    of_one = await contents.apps(service, "ada")
     wanted = {"op": "command", "command.aggregate": "sessions"}
     (profiled,) = admin[database]["system.profile"].find(wanted)
     assert counted == [AppCount("a", 2, 96), AppCount("b", 2, 96)]
-    expired = 8
+    assert of_one == [AppCount("a", 1, 48), AppCount("b", 1, 48)]
+    expired = 9
     assert profiled["docsExamined"] <= 2 * expired  # MongoDB counts a union twice
     assert "IXSCAN" in profiled["planSummary"]
 

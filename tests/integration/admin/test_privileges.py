@@ -16,15 +16,19 @@ import pytest
 from google.adk.events import Event
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.session import Session
+from support.abandoned_turns import abandon_turn
 from support.cli_runner import run
 from support.consumers import append, begun, create, take
 from support.databases import drop
+from support.one_session import IDS, read
 from support.sample_data import APPS, fill
 from support.secured_mongod import Secured
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import Change, MongoSessionService, NotAuthorizedError
 from mongo_session_service.admin.privileges import FEATURES, Privilege, needs
+from mongo_session_service.codec.hooks import NO_HOOKS
+from mongo_session_service.codec.partials import partial_document
 from mongo_session_service.transfer import (
     Policies,
     ServiceSource,
@@ -241,6 +245,34 @@ async def test_a_missing_privilege_is_told_with_the_refused_command(
     said += caplog.text
     assert re.search(rf"MongoDB refused '\w+' on '{DATABASE}|user lacks the priv", said)
     assert "mongo-session-service grants" in said
+
+
+@pytest.mark.parametrize("more", [[], ["changes"]])
+async def test_an_abandoned_turn_is_taken_over_with_the_role_for_sessions(
+    server: Secured, more: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its calls are answered; its end is told by who may read what turns have said."""
+    drop(server.admin, DATABASE)
+    async with MongoSessionService(server.uri("root"), database=DATABASE) as service:
+        await service.create_session(**IDS)
+        await abandon_turn(service, DATABASE, server.admin)
+        (turn,) = await service.find_turns()
+    said = server.admin[DATABASE].partials
+    running = turn._replace(status="running")
+    said.insert_one(partial_document(running, 1, turn.since, None, NO_HOOKS))
+    server.grant(needs(["sessions", *more], DATABASE))
+
+    async with (
+        MongoSessionService(server.uri(), database=DATABASE) as service,
+        service.turn(**IDS) as session,
+    ):
+        await service.append_event(session, Event(author="next"))
+        stored = await read(service)
+    answers = [len(each.get_function_responses()) for each in stored.events]
+    assert answers == [0, 1, 0]
+    assert caplog.messages == []
+    told = [each["status"] for each in said.find()]
+    assert told == ["running", *(["abandoned"] if more else [])]
 
 
 async def test_the_oplog_is_measured_by_who_may_read_it(

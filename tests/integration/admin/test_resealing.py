@@ -251,6 +251,40 @@ async def test_an_interrupted_call_is_resumed(keys: Keys) -> None:
         assert await shown(after) == expected
 
 
+async def test_letters_of_details_and_of_trimmed_logs_are_sealed(
+    keys: Keys, database: str, admin: MongoClient
+) -> None:
+    """What their content consists of, state and calls that wait, has the new key."""
+    async with keys.before() as before:
+        session = await before.create_session(**KEY, state=STATE)
+        for _ in range(2):
+            await before.append_event(session, new_event(own=CANARY))
+        await before.trim_session(**KEY, before_revision=2)
+        await before.append_event(session, canary_event())
+        async with before.consumer("failing", updates=True) as consumer:
+            running = asyncio.create_task(consumer.run(_fail, max_attempts=1))
+            async with asyncio.timeout(20):
+                for kind in ("snapshot", "updated"):
+                    while all(  # noqa: ASYNC110
+                        it.kind != kind for it in await letters(consumer)
+                    ):
+                        await asyncio.sleep(0.02)
+                    await before.update_session(**KEY, title=kind)
+            running.cancel()
+        expected = await letters(consumer)
+    assert any(each.waiting for each in expected if each.kind == "updated")
+
+    async with keys.between() as between:
+        await reseal(between, keys.new.is_current)
+        assert await reseal(between, keys.new.is_current) == Resealed()
+
+    async with keys.after() as after:
+        found = await letters(after.consumer("failing"))
+        by_kind = [sorted(map(repr, each)) for each in (found, expected)]
+        assert by_kind[0] == by_kind[1]
+    assert keys.old.name not in str(stored(admin, database))
+
+
 async def test_only_one_app_is_resealed(keys: Keys) -> None:
     """If it is asked for by name, although another begins with that name."""
     async with keys.before() as before:

@@ -43,12 +43,12 @@ Late = Callable[[int], bool]
 at_every_point = pytest.mark.parametrize(
     ("late", "step"),
     [
-        pytest.param(lambda point: point % 2 == 0, 3, id="alternating"),
+        pytest.param(lambda point: point % 2 == 0, 5, id="alternating"),
         pytest.param(lambda _: False, 1, id="early", marks=pytest.mark.release),
         pytest.param(lambda _: True, 1, id="late", marks=pytest.mark.release),
     ],
 )
-"""At each third point, and before a release at all of them."""
+"""At each fifth point, and before a release at all of them."""
 
 
 SHORT = pytest.mark.limits(page_events=2, reply_documents=2)

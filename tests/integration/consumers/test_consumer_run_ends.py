@@ -276,3 +276,18 @@ async def test_closing_waits_for_no_server_that_does_not_answer(
             assert is_at(admin, "findAndModify")
             with pytest.raises(StopAsyncIteration):
                 await reading
+
+
+async def test_a_read_that_comes_back_while_the_name_is_released_ends_the_run(
+    victim: MongoSessionService, admin: MongoClient
+) -> None:
+    """A run that is closed ends; it does not say that another reader has taken over."""
+    await create(victim)
+    consumer = victim.consumer("c")
+    running = asyncio.create_task(consumer.run(print))
+    await begun(victim)
+    slow = {"blockConnection": True, "blockTimeMS": 2_000}  # a read takes one second
+    with failing(admin, "findAndModify", **slow):
+        await consumer.close()
+    async with asyncio.timeout(PATIENCE):
+        await running

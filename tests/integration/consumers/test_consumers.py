@@ -122,7 +122,7 @@ async def test_an_apps_checkpoint_is_no_other_apps(
         await take(consumer, 1, commit=True)
 
     for app_name in (None, "other"):
-        with pytest.raises(ConfigurationError, match="'app'"):
+        with pytest.raises(ConfigurationError, match="for app 'app'"):
             await anext(service.consumer("c", app_name=app_name))
 
 

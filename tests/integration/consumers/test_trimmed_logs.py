@@ -11,7 +11,7 @@ from pymongo import MongoClient
 from support.consumers import APP, PATIENCE, USER, append, create, take
 
 from mongo_session_service import Change, MongoSessionService
-from mongo_session_service.sessions import trim
+from mongo_session_service.maintenance import trim
 
 S = {"app_name": APP, "user_id": USER, "session_id": "s"}
 
@@ -32,7 +32,7 @@ async def test_a_replay_begins_with_the_state_as_of_the_cut(
     async def interrupted(*_: Any) -> int:
         return 0
 
-    monkeypatch.setattr(trim, "_remove", interrupted)
+    monkeypatch.setattr(trim, "remove_trimmed", interrupted)
     await service.trim_session(**{**S, "session_id": "u"}, keep_last=1)
 
     async with service.consumer("c") as consumer:

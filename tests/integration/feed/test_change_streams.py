@@ -14,29 +14,30 @@ from support.failpoints import failing
 from support.subscriptions import SESSION, change_streams, new_event
 
 from mongo_session_service import MongoSessionService
-from mongo_session_service.changes import decoder, stream
+from mongo_session_service.changes import decoder
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.service import backend_of
+from mongo_session_service.model.limits import Limits
+from mongo_session_service.service import backends_of
 
 SILENCE = 0.4
+QUICK = {"stream_await_seconds": 0.05, "stream_silence_seconds": SILENCE}
+"""A server that is silent for a moment is taken for dead."""
+
+pytestmark = pytest.mark.limits(**QUICK)
 
 
 @pytest.fixture
-async def connection(
-    victim: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> Connection:
-    """Of a service with a session, for streams that soon take a server for dead."""
-    monkeypatch.setattr(stream, "_SILENCE", SILENCE)
-    monkeypatch.setattr(stream, "AWAIT_MS", 50)
+async def connection(victim: MongoSessionService) -> Connection:
+    """Of a service with a session."""
     await victim.create_session(**SESSION)
-    async with backend_of(victim).call() as opened:
+    async with backends_of(victim).call() as opened:
         return opened.connection
 
 
 def opened_at(connection: Connection, at: Timestamp) -> Stream:
-    names = decoder.Names.of(connection)
+    names = decoder.Names.of_connection(connection)
     return Stream(connection, names, decoder.pipeline(names), at)
 
 
@@ -44,7 +45,7 @@ async def test_a_long_search_in_the_oplog_is_waited_for(
     connection: Connection, admin: MongoClient
 ) -> None:
     """A server that takes long to find an old point is not asked again and again."""
-    changes = opened_at(connection, await snapshots.now(connection))
+    changes = opened_at(connection, await snapshots.latest_time(connection))
     blocked = {"blockConnection": True, "blockTimeMS": 1000}
     with failing(admin, "aggregate", "getMore", times=1, **blocked):
         start = time.monotonic()
@@ -60,7 +61,7 @@ async def test_a_silent_server_is_given_up(
     victim: MongoSessionService, connection: Connection, admin: MongoClient
 ) -> None:
     """Once a stream has caught up, a reply that does not come is not waited for."""
-    changes = opened_at(connection, await snapshots.now(connection))
+    changes = opened_at(connection, await snapshots.latest_time(connection))
     while await changes.next_change() is not None:
         pass
     before = changes.reopened
@@ -80,15 +81,14 @@ async def test_a_silent_server_is_given_up(
 
 
 async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
-    mongodb_uri: str, database: str, admin: MongoClient, monkeypatch: pytest.MonkeyPatch
+    mongodb_uri: str, database: str, admin: MongoClient, limits: Limits
 ) -> None:
     """Motor opens it in a thread, which goes on when its caller is cancelled."""
-    monkeypatch.setattr(stream, "AWAIT_MS", 50)
     with closing(AsyncIOMotorClient(mongodb_uri)) as client:
-        service = MongoSessionService(client=client, database=database)
+        service = MongoSessionService(client=client, database=database, _limits=limits)
         await service.create_session(**SESSION)
-        async with backend_of(service).call() as opened:
-            now = await snapshots.now(opened.connection)
+        async with backends_of(service).call() as opened:
+            now = await snapshots.latest_time(opened.connection)
         for milliseconds in range(10):
             changes = opened_at(opened.connection, now)
             with suppress(TimeoutError):

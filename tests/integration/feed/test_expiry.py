@@ -187,13 +187,14 @@ async def test_expired_sessions_are_not_shown(service: MongoSessionService) -> N
 
 async def test_a_stream_to_a_browser_ends(service: MongoSessionService) -> None:
     """A stream over HTTP tells that its session has expired, and ends."""
-    await service.create_session(**SESSION, ttl=2)
+    await service.create_session(**SESSION)
     app = app_of(service)
     async with serving(app) as url, Client(f"{url}{CHANGES}") as client:
         assert (await client.next()).kind == "snapshot"
+        await service.update_session(**SESSION, ttl=1)
         told = await client.rest()
 
-    assert [each.kind for each in told] == ["deleted"]
+    assert [each.kind for each in told] == ["updated", "deleted"]
 
 
 @pytest.mark.limits(removed_events=10, sweep_interval=math.inf)

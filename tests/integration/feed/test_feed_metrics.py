@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from google.adk.events import Event
 from support.otel_recorder import recording
 
 from mongo_session_service import MongoSessionService
+
+
+@pytest.fixture
+def database(new_database: str) -> str:
+    """A database of which nothing was told before."""
+    return new_database
 
 
 async def test_figures_are_metrics(service: MongoSessionService, database: str) -> None:

@@ -23,15 +23,16 @@ from mongo_session_service import (
     MongoSessionService,
     SlowSubscriberError,
 )
-from mongo_session_service.model.limits import DEFAULT
+from mongo_session_service.model.limits import Limits
 
 
+@pytest.mark.limits(inbox_changes=300)
 async def test_a_slow_reader_is_told_and_can_come_back(
-    service: MongoSessionService,
+    service: MongoSessionService, limits: Limits
 ) -> None:
     """Who lets its buffer overflow learns how far it came; others see everything."""
     session = await service.create_session(**SESSION)
-    total = DEFAULT.inbox_changes + 200
+    total = limits.inbox_changes + 100
 
     async with (
         service.watch(APP, USER, ID) as slow,

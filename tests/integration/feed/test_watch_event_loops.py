@@ -28,7 +28,7 @@ from support.subscriptions import (
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.feed.feed import THREAD_NAME as FEED_THREAD
-from mongo_session_service.service import backend_of
+from mongo_session_service.service import backends_of
 
 LOOPS = 5
 
@@ -167,7 +167,7 @@ def test_a_feed_ends_with_the_last_of_its_loops(shared: MongoSessionService) -> 
 
     loop.run_until_complete(follow())
     [feed] = [each for each in threading.enumerate() if each.name == FEED_THREAD]
-    loop.run_until_complete(backend_of(shared).close_here())
+    loop.run_until_complete(backends_of(shared).close_here())
     loop.close()
     feed.join(5)
     assert not feed.is_alive()

@@ -20,7 +20,7 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import InvalidInputError, MongoSessionService
-from mongo_session_service.model.limits import DEFAULT
+from mongo_session_service.model.limits import Limits
 
 
 async def test_snapshot_then_every_change(service: MongoSessionService) -> None:
@@ -133,11 +133,12 @@ async def test_after_its_last_revision_it_waits(service: MongoSessionService) ->
     assert follower.summary == [("appended", 2)]
 
 
+@pytest.mark.limits(page_events=32)
 async def test_replay_of_many_pages_while_writers_go_on(
-    service: MongoSessionService,
+    service: MongoSessionService, limits: Limits
 ) -> None:
     """However far behind, every revision comes once and in order, then live ones."""
-    stored, more = 2 * DEFAULT.page_events + 10, 60
+    stored, more = 2 * limits.page_events + 10, 60
     session = await service.create_session(**SESSION)
     for start in range(0, stored, 128):
         await asyncio.gather(

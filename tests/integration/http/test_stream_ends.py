@@ -6,7 +6,6 @@ import asyncio
 import socket
 from contextlib import closing
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -15,9 +14,10 @@ from google.adk.sessions import Session
 from google.genai import types
 from pymongo import MongoClient
 from starlette.types import Message, Receive, Scope, Send
+from support import http_paths
 from support.failpoints import failing, victim_uri
 from support.http_paths import CHANGES, app_of
-from support.http_server import PATIENCE, Client, serving, until
+from support.http_server import PATIENCE, Client, serving, unread, until
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import MongoSessionService
@@ -27,17 +27,6 @@ from mongo_session_service import MongoSessionService
 async def session(service: MongoSessionService) -> Session:
     """A session without events."""
     return await service.create_session(**SESSION)
-
-
-def unread(url: str) -> socket.socket:
-    """A client that asks for changes and reads none."""
-    address = urlsplit(url)
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.connect((address.hostname, address.port))
-    asked = f"GET {CHANGES}?history=all HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
-    client.sendall(asked.encode())
-    return client
 
 
 def read_to_end(client: socket.socket) -> None:
@@ -167,7 +156,7 @@ async def test_a_client_that_never_reads_is_cut_off(
     """The log says so once; should it read after all, it finds the end."""
     caplog.set_level("INFO")
     async with serving(app_of(service), log_level="info") as url:
-        with closing(unread(url)) as client:
+        with closing(unread(url, f"{CHANGES}?history=all")) as client:
             await until(lambda: service.feed_stats().subscriptions == 1)
             await flood(
                 service, session, lambda: service.feed_stats().subscriptions == 0
@@ -181,6 +170,28 @@ async def test_a_client_that_never_reads_is_cut_off(
         "A client's stream ends. It did not read."
     ]
     assert [each for each in theirs if each.levelname in {"WARNING", "ERROR"}] == []
+
+
+@pytest.mark.parametrize("path", [http_paths.SESSION, http_paths.EVENTS])
+@pytest.mark.limits(http_unread_seconds=0.3)
+async def test_an_answer_that_nobody_reads_is_given_up(
+    path: str,
+    service: MongoSessionService,
+    session: Session,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A session or a page of events is held for its client no longer than a stream."""
+    caplog.set_level("INFO", "mongo_session_service")
+    part = types.Part(text="x" * 15_000_000)
+    event = Event(author="x", content=types.ModelContent(part))
+    await service.append_event(session, event)
+    async with serving(app_of(service)) as url:
+        with closing(unread(url, path)) as client:
+            await until(lambda: caplog.messages)
+            client.settimeout(PATIENCE)
+            await asyncio.to_thread(read_to_end, client)
+
+    assert caplog.messages == ["A client's answer ends. It did not read."]
 
 
 async def test_a_stream_that_cannot_go_on_says_so(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -16,12 +15,11 @@ from google.adk.memory import InMemoryMemoryService
 from pymongo import MongoClient
 from support.consumers import PATIENCE
 from support.feeding_process import feed as feed_until_killed
+from support.forks import FORKS
 from support.memory_services import append_all, feed, said
 
 from mongo_session_service import MongoSessionService
 
-FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["support.feeding_process"])
 CHANCE = random.Random(20)  # noqa: S311  not for secrets
 
 
@@ -88,8 +86,8 @@ async def test_a_cancelled_feeder_resumes(service: MongoSessionService) -> None:
 
 def kill_after(uri: str, database: str, count: int) -> None:
     """Let a process be given so many changes, and kill it at the last of them."""
-    here, there = FORKING.Pipe(duplex=False)
-    process = FORKING.Process(target=feed_until_killed, args=(uri, database, there))
+    here, there = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=feed_until_killed, args=(uri, database, there))
     process.start()
     there.close()
     try:

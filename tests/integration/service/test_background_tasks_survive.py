@@ -21,7 +21,7 @@ from support.subscriptions import APP, SESSION, Follower, new_event, until
 from mongo_session_service import MongoSessionService, MongoSessionServiceError
 from mongo_session_service.changes import decoder
 from mongo_session_service.driver import lease
-from mongo_session_service.sessions import sweep
+from mongo_session_service.maintenance import sweep
 from mongo_session_service.turns import turn_status, waiting_line
 
 Kill = Callable[[ModuleType, str], None]
@@ -69,7 +69,7 @@ async def test_waiters_outlive_their_task(
     """Who waits for a turn gets it."""
     await service.create_session(**IDS)
     async with service.turn(**IDS):
-        kill(waiting_line, "find_turns")
+        kill(waiting_line, "load_turn_states")
 
         async def wait() -> str:
             async with service.turn(**IDS) as session:
@@ -142,7 +142,7 @@ async def test_subscribers_of_a_dead_feed_get_an_error(
     """The next subscriber starts it again."""
     session = await service.create_session(**SESSION)
     async with Follower(service.watch(APP)) as follower:
-        kill(decoder, "interpret")
+        kill(decoder, "decode_change")
         await service.append_event(session, new_event())
         assert isinstance(await follower.ended(), MongoSessionServiceError)
     assert_logged(caplog, "The change feed")

@@ -181,6 +181,16 @@ NOT_HERE = {
 }
 
 
+by_some = pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(4, id="some"),  # in turn at each level that look-alikes come in
+        pytest.param(1, id="all", marks=pytest.mark.release),
+    ],
+)
+"""Amid everybody, each fourth makes its calls, and before a release all do."""
+
+
 @pytest.fixture
 async def crowd(service: MongoSessionService) -> Crowd:
     """Everybody, in one database."""
@@ -221,10 +231,13 @@ async def test_reads_show_their_own(crowd: Crowd, database_of: Besieged) -> None
     assert database_of.stored() == before
 
 
-async def test_writes_change_their_own(crowd: Crowd, database_of: Besieged) -> None:
+@by_some
+async def test_writes_change_their_own(
+    crowd: Crowd, database_of: Besieged, step: int
+) -> None:
     """Each changes its own session and the state that this shares, to the byte."""
     before = database_of.stored()
-    for key in crowd.keys:
+    for key in crowd.keys[::step]:
         for write in WRITES:
             arguments = await write.arguments(crowd, key)
 
@@ -237,13 +250,14 @@ async def test_writes_change_their_own(crowd: Crowd, database_of: Besieged) -> N
             before = after
 
 
+@by_some
 @pytest.mark.parametrize("method", ERASURES)
 async def test_erasures_remove_their_own(
-    crowd: Crowd, database_of: Besieged, method: str
+    crowd: Crowd, database_of: Besieged, method: str, step: int
 ) -> None:
     """A user or an app goes with its sessions and state; no other loses a byte."""
     level = ERASURES[method]
-    for owner in [each for each in crowd.owners if len(each) == level]:
+    for owner in [each for each in crowd.owners if len(each) == level][::step]:
         before = database_of.stored()
 
         await getattr(crowd.service, method)(**named(owner))
@@ -256,12 +270,13 @@ async def test_erasures_remove_their_own(
         await crowd.populate(owner)
 
 
+@by_some
 async def test_who_is_not_there_is_nobody_else(
-    crowd: Crowd, database_of: Besieged
+    crowd: Crowd, database_of: Besieged, step: int
 ) -> None:
     """Ids in another case, form or length find nothing, and delete nothing."""
     service, before = crowd.service, database_of.stored()
-    keys = strangers()
+    keys = sorted(strangers())[::step]
     owners = {key[:level] for key in keys for level in (APP, USER)} - {*crowd.owners}
 
     async def missed(key: Owner) -> None:

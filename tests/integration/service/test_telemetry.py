@@ -25,6 +25,12 @@ STATE = {"key-canary": "value-canary"}
 
 
 @pytest.fixture
+def database(new_database: str) -> str:
+    """A database of which nothing was told before."""
+    return new_database
+
+
+@pytest.fixture
 def recorded() -> Recording:
     return recording()
 

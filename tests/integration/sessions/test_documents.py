@@ -96,11 +96,11 @@ async def test_plain_queries_work(
 
 
 async def test_collections_take_the_prefix(
-    mongodb_uri: str, database: str, admin: MongoClient
+    mongodb_uri: str, new_database: str, admin: MongoClient
 ) -> None:
     """With a prefix, no collection is named without it."""
     service = MongoSessionService(
-        mongodb_uri, database=database, collection_prefix="agents_"
+        mongodb_uri, database=new_database, collection_prefix="agents_"
     )
     async with service:
         await fill(service)
@@ -108,7 +108,7 @@ async def test_collections_take_the_prefix(
 
     assert found is not None
     assert found.state["app:mode"] == "m"
-    names = admin[database].list_collection_names()
+    names = admin[new_database].list_collection_names()
     assert sorted(names) == [
         f"agents_{name}"
         for name in (
@@ -140,8 +140,8 @@ def stages_of(plan: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("collection", "query", "returned"),
     [
-        ("sessions", queries.all_sessions("my_app", None), 60),
-        ("sessions", queries.all_sessions("my_app", "user-1"), 20),
+        ("sessions", queries.all_sessions("my_app", None), 15),
+        ("sessions", queries.all_sessions("my_app", "user-1"), 5),
         ("user_states", queries.all_user_states("my_app", None), 3),
         ("user_states", queries.all_user_states("my_app", "user-1"), 1),
         ("events", queries.all_events(KEY._replace(session_id="s1")), 2),
@@ -162,7 +162,7 @@ async def test_reads_examine_only_what_they_return(
     """
     for app in ("my_app", "my_app2"):
         for user in ("user-1", "user-10", "user-2"):
-            for number in range(20):
+            for number in range(5):
                 session = await service.create_session(
                     app_name=app,
                     user_id=user,

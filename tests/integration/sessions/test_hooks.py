@@ -20,7 +20,7 @@ from mongo_session_service import (
     StorageError,
     Subject,
 )
-from mongo_session_service.transfer import StoreSource, TransferError, export
+from mongo_session_service.transfer import Problem, StoreSource, TransferError, export
 
 APP, USER = KEY["app_name"], KEY["user_id"]
 
@@ -239,8 +239,11 @@ async def test_events_are_not_read_without_their_hook(
     with pytest.raises(StorageError, match="was changed by before_store"):
         await service.get_session(**KEY)
     async with StoreSource(service) as source:
-        with pytest.raises(TransferError, match="was changed by before_store"):
+        with pytest.raises(TransferError, match="Nothing was exported: session"):
             await export(source, tmp_path / "sessions.jsonl")
+        left_out: list[Problem] = []
+        await export(source, tmp_path / "rest.jsonl", on_problem=left_out.append)
+    assert "was changed by before_store" in left_out[0].reason
 
 
 async def test_what_cannot_be_loaded_is_an_error(

@@ -195,7 +195,9 @@ def test_a_forged_place_has_the_types_of_one() -> None:
     """Whoever computes a token's digest still cannot send anything but a place."""
     found = new_search("app", None, None, None, None, newest_first=True, hooks=NO_HOOKS)
     place = PagePosition(1.0, "ada", "s")
-    assert search.place_in(search.token(place, found), found) == place
+    assert (
+        search.position_in_token(search.page_token_after(place, found), found) == place
+    )
 
     contents = [bson.encode(each) for each in FORGED]
     whole = bson.encode(place._asdict())
@@ -203,7 +205,7 @@ def test_a_forged_place_has_the_types_of_one() -> None:
         digest = blake2b(content + found.bytes, digest_size=16).digest()
         forged = base64.urlsafe_b64encode(digest + content).rstrip(b"=").decode()
         with pytest.raises(InvalidInputError, match="not returned by this search"):
-            search.place_in(forged, found)
+            search.position_in_token(forged, found)
 
 
 async def test_a_page_shows_one_point_in_time(service: MongoSessionService) -> None:

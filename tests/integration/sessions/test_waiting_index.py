@@ -18,7 +18,7 @@ from support.waiting import answer, ask, say
 from mongo_session_service import MongoSessionService, WaitingCall
 from mongo_session_service.admin import doctor, fill_waiting
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.service import backend_of
+from mongo_session_service.service import backends_of
 from mongo_session_service.sessions.waiting_log import refresh_waiting
 from mongo_session_service.transfer import ServiceSource, move
 
@@ -166,7 +166,7 @@ async def test_a_session_says_what_its_log_says(service: MongoSessionService) ->
             fork = {"new_session_id": f"f{number}", "at_revision": number - 3}
             await service.fork_session(**KEY, **fork)
         forks = [f"f{it}" for it in range(40, number + 1, 40) if number % 40 == 0]
-        async with backend_of(service).call() as backend:
+        async with backends_of(service).call() as backend:
             for each in "s", *forks:
                 one = key._replace(session_id=each)
                 assert not await refresh_waiting(backend.connection, one)

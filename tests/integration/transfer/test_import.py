@@ -219,13 +219,13 @@ async def test_a_dry_run_tells_and_changes_nothing(
 
 
 async def test_a_dry_run_leaves_an_empty_database_empty(
-    old: InMemorySessionService, mongodb_uri: str, database: str, admin: MongoClient
+    old: InMemorySessionService, mongodb_uri: str, new_database: str, admin: MongoClient
 ) -> None:
     """Not even collections are created by a dry run."""
-    service = MongoSessionService(mongodb_uri, database=database)
+    service = MongoSessionService(mongodb_uri, database=new_database)
 
     result, _ = await moved(old, service, Policies(is_dry_run=True))
     await service.close()
 
     assert (result.new, result.events) == (5, 24)
-    assert admin[database].list_collection_names() == []
+    assert admin[new_database].list_collection_names() == []

@@ -58,6 +58,34 @@ async def test_text_that_is_no_utf_8_is_told_by_its_key(
     )
 
 
+@pytest.mark.parametrize(("make", "file"), FILES)
+async def test_an_id_that_is_no_utf_8_does_not_hide_the_sessions_after_it(
+    make: Any,
+    file: str,
+    place: Place,
+    service: MongoSessionService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page may end with it, and the next one begin after it."""
+    module = "mongo_session_service.transfer.sources.base_source"
+    monkeypatch.setattr(f"{module}.STATE_TOGETHER", 1)  # a page for each
+    store = await make(place)
+    with sqlite3.connect(place.folder / file) as connection:
+        connection.execute(
+            "UPDATE sessions SET id = CAST(? AS TEXT) WHERE id = 's2'", [b"s2\xff"]
+        )
+    connection.close()
+    told: list[Problem] = []
+
+    async with store.source as source:
+        result = await move(
+            source, service, policies=Policies(on_error="skip"), on_problem=told.append
+        )
+
+    assert (result.new, result.problems) == (4, 1)
+    assert told[0].reason == "its app, user or id is not UTF-8"
+
+
 async def test_rows_that_break_their_tables_rules_are_told(
     place: Place, service: MongoSessionService
 ) -> None:
@@ -95,6 +123,35 @@ async def test_rows_that_break_their_tables_rules_are_told(
         ["state of app 'weather'", f"{no_object}, not nothing"],
         ["state of app None", lacks],
     ]
+
+
+async def test_rows_of_nobody_in_sql_are_told_before_all_others(
+    place: Place, service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hide no page of sessions, though no database sorts what has no name."""
+    module = "mongo_session_service.transfer.sources.base_source"
+    monkeypatch.setattr(f"{module}.STATE_TOGETHER", 1)  # a page for each
+    store = await sql_sqlite(place)
+    with sqlite3.connect(place.folder / "adk.db") as file:
+        file.execute("CREATE TABLE loose AS SELECT * FROM sessions")
+        file.execute("DROP TABLE sessions")
+        file.execute("ALTER TABLE loose RENAME TO sessions")
+        for app, user in ((None, "eve"), ("weather", None)):
+            file.execute(
+                "INSERT INTO sessions SELECT ?, ?, 'nobody', state, create_time,"
+                " update_time FROM sessions LIMIT 1",
+                [app, user],
+            )
+    file.close()
+    told: list[Problem] = []
+
+    async with store.source as source:
+        result = await move(
+            source, service, policies=Policies(on_error="skip"), on_problem=told.append
+        )
+
+    assert (result.new, result.problems) == (5, 2)
+    assert {each.reason for each in told} == {"its row lacks an app, user or id"}
 
 
 @pytest.mark.parametrize(("make", "file"), FILES)
@@ -276,7 +333,7 @@ async def test_a_session_created_meanwhile_is_a_conflict(
     events: int,
 ) -> None:
     """An id taken between a look and a write keeps its session, without our events."""
-    look = Target.sessions
+    look = Target.plan_sessions
     looks = 0
 
     async def sessions(target: Target, keys: Any) -> Any:
@@ -289,7 +346,7 @@ async def test_a_session_created_meanwhile_is_a_conflict(
                 await service.append_event(session, Event(id=f"{number}", author="x"))
         return found
 
-    monkeypatch.setattr(Target, "sessions", sessions)
+    monkeypatch.setattr(Target, "plan_sessions", sessions)
     result, problems = await moved(old, service, SKIP)
 
     session = await service.get_session(**IDS)

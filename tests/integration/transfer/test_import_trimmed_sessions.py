@@ -13,7 +13,7 @@ from support.transfers import FAIL, IDS, REPLACE, SKIP, compared, exported, impo
 
 from mongo_session_service import MongoSessionService
 from mongo_session_service.errors import ConflictError
-from mongo_session_service.sessions import trim
+from mongo_session_service.maintenance import trim
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ async def test_a_log_that_begins_elsewhere_is_another(
     async def interrupted(*_: Any) -> int:
         return 0
 
-    monkeypatch.setattr(trim, "_remove", interrupted)
+    monkeypatch.setattr(trim, "remove_trimmed", interrupted)
     await copy.trim_session(**IDS, keep_last=1)
     assert any("log begins after" in each for each in await compared(service, copy))
     assert any("log begins after" in each for each in await compared(copy, service))

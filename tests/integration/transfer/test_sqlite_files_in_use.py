@@ -16,8 +16,7 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from support.subscriptions import until
 
 from mongo_session_service.errors import SourceError
-from mongo_session_service.transfer import SqliteSource, SqlSource
-from mongo_session_service.transfer.sources import base_source
+from mongo_session_service.transfer import Selection, SqliteSource, SqlSource
 
 
 class Store:
@@ -81,10 +80,9 @@ async def test_what_is_written_later_is_not_read(store: Store) -> None:
 
 
 async def test_no_copy_is_left_of_a_reading_that_is_broken_off(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store,
 ) -> None:
     """The file in which SQLite keeps the copy has no name while it is read."""
-    monkeypatch.setattr(base_source, "_TOGETHER", 1)
     with sqlite3.connect(store.path) as file:
         file.execute("CREATE TABLE large AS SELECT zeroblob(10000000)")
     file.close()
@@ -102,3 +100,19 @@ async def test_a_file_that_cannot_be_copied_is_named(store: Store) -> None:
         store.path.write_bytes(b"x" * store.path.stat().st_size)
         with pytest.raises(SourceError, match="cannot be copied to a temporary file"):
             await anext(source.read())
+
+
+@pytest.mark.parametrize("name", [b"a b%20c@d:e#f.db", b"a?b.db", b"\xff.db"])
+async def test_a_path_may_look_like_a_part_of_a_url(
+    name: bytes, tmp_path: Path
+) -> None:
+    """It is the file's name as it is, whatever its bytes, also after two slashes."""
+    plain, path = tmp_path / "adk.db", tmp_path / os.fsdecode(name)
+    await Store(SqliteSessionService(str(plain)), None, plain).fill("alice", "agent")
+    plain.rename(path)
+
+    for named in (path, f"/{path}"):
+        store = Store(None, SqliteSource(named), path)
+        async with store.source as source:
+            assert await source.totals(Selection()) == (1, 3)
+        assert len(await store.items()) == 5

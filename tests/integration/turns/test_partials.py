@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from support.failpoints import failing, victim_uri
 from support.one_session import IDS
 from support.scripted_model import said
 from support.spoken_model import SpokenModel
+from support.subscriptions import change_streams, until
 
 from mongo_session_service import Change, MongoSessionService, RunningTurn, Subscription
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.partials import partial_document
+from mongo_session_service.model.limits import Limits
 
 OWNER = {"user_id": IDS["user_id"], "session_id": IDS["session_id"]}
 STREAMED = RunConfig(streaming_mode=StreamingMode.SSE)
@@ -255,6 +258,25 @@ async def test_without_partials_nothing_of_it_is_received(
     assert kinds <= {"snapshot", "appended"}
 
 
+async def test_a_stream_that_is_read_does_not_end(
+    mongodb_uri: str, database: str, running: RunningTurn, model: SpokenModel
+) -> None:
+    """Its next piece may come later than an unread stream would linger."""
+    limits = Limits(feed_linger_seconds=0)
+    async with (
+        MongoSessionService(mongodb_uri, database=database, _limits=limits) as other,
+        asyncio.timeout(20),
+        watch(other) as changes,
+    ):
+        model.say("one ")
+        received = await read_until(changes, "one ")
+        model.say("two")
+        received += await read_until(changes, "two")
+    assert [*spoken(received).values()] == ["one two"]
+    model.end_answer()
+    await running.result()
+
+
 async def test_many_pieces_and_long_ones(
     elsewhere: MongoSessionService,
     running: RunningTurn,
@@ -262,12 +284,12 @@ async def test_many_pieces_and_long_ones(
     admin: MongoClient,
     database: str,
 ) -> None:
-    """10,000 pieces in a burst take few documents, and 20 MB at once take several."""
+    """4,000 pieces in a burst take few documents, and 20 MB at once take several."""
     long = "ab" * 10_000_000
     async with watch(elsewhere) as changes:
-        model.say(*["word "] * 10_000)
-        await read_until(changes, "word " * 10_000)
-        assert admin[database]["partials"].count_documents({}) < 100
+        model.say(*["word "] * 4_000)
+        await read_until(changes, "word " * 4_000)
+        assert admin[database]["partials"].count_documents({}) < 40
         model.say(long, thought=True)
         (text,) = spoken(await read_until(changes, long)).values()
     assert text == long
@@ -298,6 +320,87 @@ async def test_pieces_wait_for_mongodb(
         (text,) = spoken(received).values()
         assert text == "one two three"
         await running.stop()
+
+
+async def test_nothing_is_missing_after_the_stream_was_lost(
+    victim: MongoSessionService,
+    database: str,
+    running: RunningTurn,
+    model: SpokenModel,
+    admin: MongoClient,
+) -> None:
+    """Readers are let in again once the next stream is open, not before."""
+    async with watch(victim) as changes:
+        model.say("one ")
+        received = await read_until(changes, "one ")
+        streams: set[int] = set()
+        await until(
+            lambda: (
+                streams.update(change_streams(admin, database, "partials")) or streams
+            )
+        )
+        killed = {"killCursors": "$cmd.aggregate", "cursors": [*streams]}
+        reading = asyncio.create_task(read_until(changes, "two three"))
+        with failing(admin, "aggregate", times=1, errorCode=286) as wait_until_hit:
+            await asyncio.to_thread(admin[database].command, killed)
+            await asyncio.to_thread(wait_until_hit)
+        await until(lambda: victim.feed_stats().resyncs)
+        await until(lambda: changes.is_following)
+        model.say("two ")
+        said = {"event.content.parts.text": "two "}
+        await until(lambda: admin[database].partials.find_one(said))
+        model.say("three")
+        received += await reading
+
+    (text,) = spoken(received).values()
+    assert text == "one two three"
+    await running.stop()
+
+
+@pytest.mark.parametrize("is_outage", [True, False])
+async def test_nothing_follows_a_piece_that_is_left_out(
+    is_outage: bool,  # noqa: FBT001
+    mongodb_uri: str,
+    database: str,
+    elsewhere: MongoSessionService,
+    admin: MongoClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If too much waits for MongoDB, or a hook fails, its event is received whole."""
+
+    def refuse(value: Any, _: object) -> Any:
+        if not is_outage and "left out" in str(value) and "three" not in str(value):
+            raise ValueError
+        return value
+
+    model, early, late = SpokenModel(), "kept " * 1_000, "left out " * 1_000
+    async with MongoSessionService(
+        victim_uri(mongodb_uri),
+        database=database,
+        before_store=refuse,
+        _limits=Limits(partial_unwritten_bytes=10_000),
+    ) as service:
+        await service.create_session(**IDS)
+        await start(service, model)
+        async with watch(elsewhere) as changes:
+            model.say(early)
+            received = await read_until(changes, early)
+            kept = early * (1 + is_outage)
+            with ExitStack() as failure:
+                if is_outage:
+                    wait = failure.enter_context(failing(admin, "insert", errorCode=91))
+                    model.say(early)
+                    await asyncio.to_thread(wait)
+                model.say(late)
+                await until(lambda: caplog.messages)
+            if is_outage:
+                received += await read_until(changes, kept.removeprefix(early))
+            model.say("three")
+            model.end_answer()
+            received += await read_until_end(changes)
+    stored = [each for each in received if each.kind == "appended"]
+    assert [*spoken(received).values()] == [kept]
+    assert stored[-1].event.content.parts[0].text == f"{kept}{late}three"
 
 
 async def test_sealed_content_is_sealed_in_pieces(

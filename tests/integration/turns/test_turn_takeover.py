@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from google.adk.runners import Runner
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 from support import turn_holder
+from support.forks import FORKS
 from support.one_session import IDS, authors, read
 from support.scripted_model import ScriptedModel, call, said
 
@@ -167,7 +167,7 @@ async def test_a_writer_whose_transaction_was_ended_goes_on(
     await service.create_session(**IDS)
     other = await service.create_session(app_name="app", user_id="user")
     is_written, may_commit = asyncio.Event(), asyncio.Event()
-    write = BatchStore._write  # noqa: SLF001  what comes before the commit
+    write = BatchStore._write_statements  # noqa: SLF001  what comes before the commit
 
     async def pause(store: BatchStore, *args: Any) -> None:
         await write(store, *args)
@@ -176,7 +176,7 @@ async def test_a_writer_whose_transaction_was_ended_goes_on(
         await may_commit.wait()
 
     async with service.turn(**IDS) as session:
-        monkeypatch.setattr(BatchStore, "_write", pause)
+        monkeypatch.setattr(BatchStore, "_write_statements", pause)
         appending = asyncio.create_task(
             service.append_event(session, Event(author="slow"))
         )
@@ -238,10 +238,9 @@ async def test_the_turn_of_a_dead_process_is_taken_over(
 ) -> None:
     """Also if another request of that process was next in line."""
     await service.create_session(**IDS)
-    processes = multiprocessing.get_context("forkserver")
-    here, there = processes.Pipe()
+    here, there = FORKS.Pipe()
     arguments = (mongodb_uri, database, there)
-    process = processes.Process(target=turn_holder.hold, args=arguments)
+    process = FORKS.Process(target=turn_holder.hold, args=arguments)
     process.start()
     assert await asyncio.to_thread(here.recv) == "waiting"
     process.kill()

@@ -26,6 +26,12 @@ TURN = "mongo_session_service.turn"
 
 
 @pytest.fixture
+def database(new_database: str) -> str:
+    """A database of which nothing was told before."""
+    return new_database
+
+
+@pytest.fixture
 def recorded() -> Recording:
     return recording()
 

@@ -211,7 +211,7 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
             waiters = [joined.enter_context(waiting_line.join(it)) for it in line]
             await renewed_by
             many = [key._replace(session_id=f"{n:04}" * 1024) for n in range(1400)]
-            assert list(await tickets.find_turns(at, [*many, key])) == [key]
+            assert list(await tickets.load_turn_states(at, [*many, key])) == [key]
             assert await tickets.first_tickets(at, [*many, key]) == {key: 1}
             assert await turn_status.requested_stops(at, [*many, key]) == {}
             waiting_line.fail_all()

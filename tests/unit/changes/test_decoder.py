@@ -134,7 +134,7 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
 )
 def test_changes_are_interpreted(told: dict[str, Any], meaning: Any) -> None:
     """Each document of a stream means one thing, or nothing."""
-    assert decoder.interpret(told, NAMES, NO_HOOKS) == meaning
+    assert decoder.decode_change(told, NAMES, NO_HOOKS) == meaning
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_no_change_document_is_too_strange(
     change: dict[str, Any], hooks: Hooks
 ) -> None:
     """It means something or nothing, and what fails later is this package's error."""
-    item = decoder.interpret(change, NAMES, hooks)
+    item = decoder.decode_change(change, NAMES, hooks)
 
     if item is None or isinstance(item, Dropped):
         return
@@ -137,7 +137,7 @@ def test_what_is_passed_over_is_warned_of_without_its_content(
     }
     caplog.set_level(logging.WARNING)
 
-    assert decoder.interpret(change, NAMES, NO_HOOKS) is None
+    assert decoder.decode_change(change, NAMES, NO_HOOKS) is None
     (record,) = caplog.records
     assert "'app_states'" in record.getMessage()
     assert "UnreadableError" in record.getMessage()

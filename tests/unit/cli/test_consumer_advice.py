@@ -10,9 +10,10 @@ from support.terminals import printed
 from mongo_session_service.changes.decoder import Deleted
 from mongo_session_service.cli.consumer_commands import (
     advice,
+    consumer_row,
     dead_letter_lines,
-    overview,
 )
+from mongo_session_service.cli.terminal import CellRows
 from mongo_session_service.consumers.dead_letters import DeadLetter
 from mongo_session_service.consumers.status import ConsumerStatus
 from mongo_session_service.model.records import SessionKey
@@ -31,12 +32,12 @@ WELL = ConsumerStatus(
 
 
 def test_a_long_name_leaves_room_for_the_lag() -> None:
-    """In a narrow terminal the name is cut, not the numbers."""
+    """In a narrow terminal the name is cut in its middle, not the numbers."""
     named = replace(WELL, name="memory-" + "0" * 40, lag_seconds=112.0)
 
-    _, line = printed(overview([named]), 60)
+    _, line = printed(CellRows([consumer_row(named)]), 60)
 
-    assert "112 s  12 s   0" in line
+    assert line == "memory-0…0000000  shop  112 s  12 s   0             host:1:a"
 
 
 def test_a_dead_letter_shows_its_error_in_a_narrow_terminal() -> None:
@@ -48,8 +49,8 @@ def test_a_dead_letter_shows_its_error_in_a_narrow_terminal() -> None:
     lines = dead_letter_lines(letter, 80)
     shown = [printed(each, 80)[0].strip() for each in lines]
 
-    assert shown[0].endswith("  deleted")
-    assert shown[1:] == [f"shop/ada/{'5' * 36}", f"{error}  (5 attempts)"]
+    assert shown[0].endswith(f"{error}  (5 attempts)")
+    assert shown[1:] == [f"deleted shop/ada/{'5' * 36}"]
     assert len(dead_letter_lines(letter, 100)) == 2
     assert len(dead_letter_lines(letter, None)) == 1
 

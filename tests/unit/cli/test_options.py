@@ -133,3 +133,16 @@ def test_verbosity(arguments: list[str], output: str, errors: str) -> None:
     assert done.stdout == output
     assert done.stderr == errors
     assert LIBRARY.handlers == before
+
+
+@pytest.mark.parametrize("group", ["import", "verify"])
+def test_a_source_without_its_kind_is_told_the_kinds(group: str) -> None:
+    """Who names a file alone reads which kinds there are, and an example."""
+    done = call(group, "old.db", "mongodb://h/adk")
+
+    assert done.returncode == 2
+    assert (
+        "'old.db' is no kind of source (sql, sqlite, adk-mongodb, jsonl, service)"
+        in done.stderr
+    )
+    assert f" {group} sqlite old.db`." in done.stderr

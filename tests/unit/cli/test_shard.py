@@ -11,7 +11,7 @@ from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
 def test_it_prints_a_script_for_the_database_that_is_meant() -> None:
     """The URI's database, or the one that is named, and the prefix."""
     of_uri = call("shard", "--plan", "mongodb://127.0.0.1/chats")
-    named = call("shard", "--plan", "--database", "other", "--prefix", "p_")
+    named = call("shard", "--database", "other", "--prefix", "p_")
 
     assert 'const name = "chats";' in of_uri.stdout
     assert [f'["{each}"' in of_uri.stdout for each in SHARDED] == [True] * len(SHARDED)
@@ -23,8 +23,7 @@ def test_it_prints_a_script_for_the_database_that_is_meant() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "Add --plan"),
-        (["--plan", "--zone", "app"], "is not APP=ZONE"),
+        (["--zone", "app"], "is not APP=ZONE"),
         (["--plan", "--zone", "=eu"], "is not APP=ZONE"),
         (["--plan", "--prefix", "a$b"], "prefix"),
     ],

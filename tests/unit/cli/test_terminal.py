@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from google.adk.events import Event, EventActions
@@ -16,12 +17,21 @@ from support.terminals import printed, sent
 
 from mongo_session_service import Change
 from mongo_session_service.cli.terminal import (
+    CellRows,
     printable,
+    shorten_ids,
     styled,
-    table,
 )
-from mongo_session_service.cli.transcript import change_lines, duration_text, moment
+from mongo_session_service.cli.transcript import (
+    change_lines,
+    change_name,
+    duration_text,
+    moment,
+)
 from mongo_session_service.model.wording import json_line
+
+WIDTHS = (80, 100, 120, 200)
+"""Of usual terminals."""
 
 
 @given(st.text())
@@ -98,7 +108,10 @@ def test_a_change_is_one_line_where_that_fits() -> None:
     [line] = change_lines(change("hello\n\x1b[31mred"), 3, None)
     [text] = printed(line, None)
 
-    assert text.endswith(r"appended  r3   s  agent          hello \x1b[31mred  k=[1]")
+    assert [str(each.style) for each in line.spans[1:2]] == ["bold"]
+    assert line.plain[line.spans[1].start : line.spans[1].end].strip() == "agent"
+    says = r"  agent          hello \x1b[31mred  k=[1]  appended r3 s"
+    assert text.endswith(says)
 
 
 def test_new_details_are_shown() -> None:
@@ -114,18 +127,30 @@ def test_new_details_are_shown() -> None:
         )
     ]
 
-    assert "  s  title 'Trip '; labels team=blue; expires 19" in shown[0]
-    assert shown[1].endswith("  s  no title; no labels; no expiry")
+    assert "  updated        title 'Trip '; labels team=blue; expires 19" in shown[0]
+    assert shown[1].endswith("  no title; no labels; no expiry  s")
 
 
-def test_long_changes_go_on_below() -> None:
-    """In a terminal, what was said and set stands below what it belongs to."""
-    lines = change_lines(change("hello " * 20), 0, 60)
-    texts = [t for line in lines for t in printed(line, 60)]
+@pytest.mark.parametrize("width", [40, *WIDTHS])
+def test_a_change_begins_with_author_and_text(width: int) -> None:
+    """In a terminal the text is cut, and below it is what was set, and by what."""
+    lines = change_lines(change("hello " * 50), 0, width)
+    head, below = [shown for line in lines for shown in printed(line, width)]
 
-    assert len(texts) == 3
-    assert "a/u/s" in texts[0]
-    assert max(map(cell_len, texts)) <= 60
+    assert re.match(r"[-:\d ]+  agent          hello ", head)
+    assert head.endswith("…")
+    assert below == "          k=[1]  appended r3 a/u/s"
+    assert cell_len(head) <= width
+
+
+def test_a_long_key_is_cut_in_its_middle() -> None:
+    """A change's name never takes more than a line, whose end still tells sessions."""
+    name = change_name("appended", 3, "trips/" + "u" * 60 + "/" + "5" * 36, 60)
+
+    assert name.plain.startswith("appended r3 trips/uuu")
+    assert name.plain.endswith("5555")
+    assert "…" in name.plain
+    assert 10 + name.cell_len == 60
 
 
 @pytest.mark.parametrize(
@@ -138,21 +163,28 @@ def test_durations_are_rough(seconds: float | None, text: str) -> None:
 
 
 def row(*cells: str) -> dict[str, Text]:
-    return dict(zip("AB", map(styled, cells), strict=True))
+    return dict(zip(("APP", "WHY"), map(styled, cells), strict=True))
 
 
 def test_tables_line_up() -> None:
     """Columns are as wide as their widest cell, in columns of the terminal."""
-    shown = table([row("日本", "x"), row("abc", "y")])
+    shown = CellRows([row("日本", "x"), row("abc", "y")])
 
-    assert printed(shown, None) == ["A     B", "日本  x", "abc   y"]
+    assert printed(shown, None) == ["APP   WHY", "日本  x", "abc   y"]
+
+
+def test_a_column_without_values_is_left_out() -> None:
+    """What no row has takes no room."""
+    shown = CellRows([row("abc", ""), row("de", "")])
+
+    assert printed(shown, 80) == ["APP", "abc", "de"]
 
 
 def test_the_last_column_gives_way() -> None:
     """In a narrow terminal a row is one line; what is last and long is cut."""
-    shown = table([row("abc", "x" * 99)])
+    shown = CellRows([row("abc", "x" * 99)])
 
-    assert printed(shown, 10) == ["A    B", "abc  xxxx…"]
+    assert printed(shown, 10) == ["APP  WHY", "abc  xxxx…"]
 
 
 def test_a_pipe_gets_all_of_a_line() -> None:
@@ -160,7 +192,7 @@ def test_a_pipe_gets_all_of_a_line() -> None:
     text = "word " * 5000 + "end"
 
     assert printed(styled(text), None) == [text]
-    shown = table([row(text, text)])
+    shown = CellRows([row(text, text)])
     assert printed(shown, None)[1] == f"{text}  {text}"
 
 
@@ -179,21 +211,54 @@ def test_a_terminal_gets_colours_unless_it_wants_none(
     assert sent(styled("abcdefghijkl", "red"), 10, **environment) == shown
 
 
-def test_a_narrow_table_keeps_what_is_copied() -> None:
-    """Names and titles shrink; ids, numbers and ages are shown whole, in one line."""
-    row = {
-        "SESSION": styled("f" * 36),
-        "USER": styled("ada.lovelace@" + "x" * 30),
-        "EVENTS": styled("12"),
-        "UPDATED": styled("3 min ago"),
-        "TITLE AND LABELS": styled("A trip to Turin " * 5),
-    }
+IDS = ["5f0c41d2-8a1b-4c3d-9e5f-0123456789ab", "5f0c41d2-8a1b-4c3d-0000-0123456789ab"]
 
-    heading, line = printed(table([row], "USER"), 80)
 
-    assert "UPDATED" in heading
-    for shown in ("f" * 36, "ada.l", "12", "3 min ago", "A trip"):
-        assert shown in line
+def listed(session_id: str, title: str) -> dict[str, Text]:
+    cells = (title, session_id, f"{session_id}@example.org", "1,200", "3 min ago")
+    names = ("TITLE AND LABELS", "SESSION", "USER", "EVENTS", "UPDATED")
+    return dict(zip(names, map(styled, cells), strict=True))
+
+
+@pytest.mark.parametrize("width", [40, *WIDTHS])
+def test_ids_are_shortened_before_titles(width: int) -> None:
+    """Each row is a line; titles are first, numbers whole, and ids still different."""
+    rows = [listed(each, "A trip to Turin " * 3) for each in IDS]
+    heading, *lines = printed(CellRows(rows), width)
+
+    assert len(lines) == len(rows)
+    assert max(map(cell_len, [heading, *lines])) <= width
+    for line, id_ in zip(lines, IDS, strict=True):
+        assert line.startswith("A tri")
+        assert line.endswith("  1,200   3 min ago")
+        assert (id_ in line) == (width == 200)
+    if width >= 80:
+        assert "EVENTS  UPDATED" in heading
+        assert lines[0] != lines[1]
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
+def test_ids_are_whole_where_there_is_room(environment: dict[str, str]) -> None:
+    """Nothing is shortened that fits, nor anything at all in a pipe."""
+    rows = [listed(each, "Trip") for each in IDS]
+
+    piped = sent(CellRows(rows), None, **environment)
+    wide = sent(CellRows(rows), 200, **environment)
+
+    assert all(each in piped and each in wide for each in IDS)
+    assert "…" not in piped + wide
+    assert "\x1b" not in piped
+
+
+@given(st.lists(st.text(), min_size=1, unique=True), st.integers(1, 40))
+def test_shortened_ids_differ(ids: list[str], width: int) -> None:
+    """Whatever the ids, those that looked different still do, and share a width."""
+    shown = [printable(each) for each in ids]
+    cells = [styled(each) for each in ids]
+
+    shorten_ids(cells, width)
+
+    assert len({each.plain for each in cells}) == len({*shown})
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ KEY = SessionKey("app", "user", "session")
 redacted_by_adk = getattr(
     auth_credential,
     "_redact_credential_secrets",
-    public_view._public,  # noqa: SLF001
+    public_view._without_credentials,  # noqa: SLF001
 )
 """What ADK's own server does from 2.12 on; before, it sends all, and is no example."""
 

@@ -33,7 +33,7 @@ class Course:
                 self.begun.append(number)
                 return await self.ends[number]
 
-            self.tasks.append(self._lanes.start(lane, work))
+            self.tasks.append(self._lanes.start_in_lane(lane, work))
 
     async def settle(self) -> list[int]:
         """What has begun when nothing else can."""

@@ -31,13 +31,14 @@ SCRIPTS = [
     [
         ("compose-spec", [COMPOSE, WITH_PASSWORD]),
         ("github-workflows", [*GITHUB.glob("workflows/*.yml")]),
+        ("citation-file-format", [ROOT / "CITATION.cff"]),
         ("github-issue-forms", [*GITHUB.glob("ISSUE_TEMPLATE/[!c]*.yml")]),
     ],
 )
 def test_files_for_other_tools_follow_their_schemas(
     schema: str, described: list[Path]
 ) -> None:
-    """Compose, workflows and issue forms are valid under their makers' schemas."""
+    """Each is valid under the schema of those who read it."""
     check = [sys.executable, "-m", "check_jsonschema", "--verbose"]
     builtin = ["--builtin-schema", f"vendor.{schema}"]
 
@@ -102,14 +103,15 @@ def test_version_is_the_same_everywhere() -> None:
     assert installed == mongo_session_service.__version__
 
 
-def test_the_metadata_names_the_address_of_the_site() -> None:
-    """The documentation's address is the one that the site is built for."""
-    published = importlib.metadata.metadata("mongo-session-service")
-    site = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["site_url"]
+def test_the_citation_names_the_authors_of_the_package() -> None:
+    """Who is cited is who published it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-    urls = dict(each.split(", ") for each in published.get_all("Project-URL") or [])
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
-    assert urls["Documentation"] == site
+    assert [each["name"] for each in cited["authors"]] == [
+        each["name"] for each in project["authors"]
+    ]
 
 
 def test_licence_is_apache() -> None:

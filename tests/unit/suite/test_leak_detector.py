@@ -13,7 +13,7 @@ from google.genai import types
 from support import leak_detector
 
 from mongo_session_service import InvalidInputError, MongoSessionService, telemetry
-from mongo_session_service.service import backend_of
+from mongo_session_service.service import backends_of
 
 STORED = "what Ada said in confidence"
 
@@ -103,7 +103,7 @@ def test_nothing_shows_a_password_when_it_is_looked_at() -> None:
     service = MongoSessionService(f"mongodb://ada:{leak_detector.PASSWORD}@127.0.0.1/")
     looked_at = [
         *(service, *vars(service).values()),
-        *vars(backend_of(service)).values(),
+        *vars(backends_of(service)).values(),
         *(service.watch("a"), service.consumer("c"), service.feed_stats()),
     ]
     shown = [repr(each) for each in looked_at if not isinstance(each, str)]

@@ -14,9 +14,10 @@ from support.subscriptions import SESSION as IDS
 from support.subscriptions import new_event
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
+from mongo_session_service.maintenance import fork, trim
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.service import backend_of
-from mongo_session_service.sessions import fork, history, trim
+from mongo_session_service.service import backends_of
+from mongo_session_service.sessions import history
 
 KEY = SessionKey(**IDS)
 
@@ -86,9 +87,11 @@ async def test_a_late_step_removes_nothing_of_a_new_session(
     old = await fill(service)
     await service.delete_session(**IDS)
     await fill(service, 3)
-    backend = await backend_of(service).here()
+    backend = await backends_of(service).here()
 
-    removed = await trim._remove(backend.connection, KEY, old.last_update_time, 2)  # noqa: SLF001
+    removed = await trim.remove_trimmed(
+        backend.connection, KEY, old.last_update_time, 2
+    )
 
     assert removed == 0
     assert await revisions(service) == [1, 2, 3]

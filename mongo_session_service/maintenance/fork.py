@@ -38,14 +38,9 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.metadata import ADK_METADATA, Details, display_name
 from mongo_session_service.model.records import Document, NewSession, SessionKey
 from mongo_session_service.model.scopes import ScopedState
-from mongo_session_service.sessions import (
-    deletion,
-    history,
-    queries,
-    rewinds,
-)
+from mongo_session_service.sessions import deletion, history, queries, rewinds
 from mongo_session_service.sessions.batch import Update, initial_updates
-from mongo_session_service.sessions.reservations import FORK, Reservations
+from mongo_session_service.sessions.deletion import FORK, Reservations
 from mongo_session_service.sessions.waiting_log import waiting_fields_at
 
 MAX_ORIGINS: Final = 100
@@ -92,8 +87,10 @@ async def copy_session(
     if beginning is None:
         raise session_not_found_error(source.session_id)
     if isinstance(until, str):
-        until = await _before(connection, source, until, beginning.session)
-    revision = history.checked(beginning.session, until)
+        until = await _last_revision_before(
+            connection, source, until, beginning.session
+        )
+    revision = history.check_revision(beginning.session, until)
     reservations = Reservations(FORK, LIFETIME)
     fork = Fork(connection, source, target, beginning, revision, reservations)
     try:
@@ -110,10 +107,9 @@ async def copy_session(
         raise
 
 
-async def _before(
+async def _last_revision_before(
     connection: Connection, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
-    """Find the last revision before an invocation's first event."""
     log = rewinds.LogAt(source, log_begins(session), session["revision"])
     first = await rewinds.first_revision(connection, log, invocation_id)
     if first is None:
@@ -141,7 +137,7 @@ class Fork:
     async def reserve(self) -> None:
         """Hold the target's place, unless a session is stored there."""
         at, id_ = self.connection, self.target.id
-        for left in reversed(range(deletion.ATTEMPTS)):
+        for left in reversed(range(deletion.PLACE_ATTEMPTS)):
             reservation = self.reservations.new(at, id_)
             try:
                 await uninterrupted(repeat(at.sessions.insert_one, reservation))
@@ -197,12 +193,12 @@ class Fork:
     async def build_session(self) -> tuple[Document, list[Update]]:
         """Build the new session's document, and updates for a large initial state."""
         head = self.beginning.session
-        known, state = history.recorded(*self.beginning), head["state"]
+        known, state = history.recorded_initial_state(*self.beginning), head["state"]
         if self.revision < head["revision"]:
             at, key, beginning = self.connection, self.source, self.beginning
             known, state = await history.states_at(at, key, beginning, self.revision)
         now = platform_time.get_time()
-        details = self._details(state).renewed(self.connection.clock.now())
+        details = self._copied_details(state).renewed(self.connection.clock.now())
         size = check_initial_state(known)
         delta = ScopedState(session=known)
         begins = log_begins(head)
@@ -226,7 +222,7 @@ class Fork:
         cut = ({**each, "revision": min(each["revision"], until)} for each in older)
         return [{"session_id": self.source.session_id, **created}, *cut][:MAX_ORIGINS]
 
-    def _details(self, state: Document) -> Details:
+    def _copied_details(self, state: Document) -> Details:
         """Return the source's details, titled by the display name of a past state."""
         head, hooks = self.beginning.session, self.connection.hooks
         named = state.get(ADK_METADATA)
@@ -246,7 +242,7 @@ class Fork:
         begins = log_begins(self.beginning.session)
         redactions = self.beginning.session.get(REDACTIONS)
 
-        async def work(txn: Txn) -> None:
+        async def replace_reservation(txn: Txn) -> None:
             fields = dict.fromkeys((LOG_BEGINS, REDACTIONS), 1)
             found = await at.sessions.find_one(source, fields, session=txn)
             if not found:
@@ -265,7 +261,7 @@ class Fork:
             else:
                 await at.sessions.replace_one(held, document)
 
-        await run_transaction(at, work)
+        await run_transaction(at, replace_reservation)
 
     async def remove_copy(self) -> None:
         """Remove what was copied, as far as MongoDB can be reached."""

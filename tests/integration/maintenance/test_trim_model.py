@@ -16,8 +16,8 @@ from support.function_calls import called, responded
 from support.transfers import compared, exported, imported
 
 from mongo_session_service import MongoSessionService, TrimmedError
+from mongo_session_service.maintenance import trim
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions import trim
 
 USER = {"app_name": "weather", "user_id": "ada"}
 
@@ -150,6 +150,7 @@ class World:
                 assert modelled.cut == kept[0][0] - 1
 
 
+@pytest.mark.limits(removed_events=3)
 @pytest.mark.parametrize(
     "seed",
     [0, *(pytest.param(seed, marks=pytest.mark.release) for seed in range(1, 13))],
@@ -159,11 +160,9 @@ async def test_trimmed_sessions_equal_their_model(
     mongodb_uri: str,
     database: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
     """Whatever is done in any order, and also once all is exported and imported."""
-    monkeypatch.setattr(trim, "STEP", 3)
     world = World(service, random.Random(seed))  # noqa: S311  no secret
     await world.create()
     steps = [world.append, world.append, world.append, world.trim, world.trim]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from google.adk.events.event import Event
@@ -40,12 +41,10 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.waiting_calls import WaitingCalls
 from mongo_session_service.sessions import history, queries, rewinds
-from mongo_session_service.sessions.details import announce_details, fields_update
+from mongo_session_service.sessions.batch import announce_details
 from mongo_session_service.sessions.history import Beginning
+from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import waiting_at
-
-STEP: Final = 1000
-"""Events removed in one transaction."""
 
 CALL_LASTS: Final = 86_400.0
 """Seconds in which a function call may get its response: a day."""
@@ -167,19 +166,23 @@ class Ties:
             *((self.calls[name], math.inf) for name in pending),
         ]
         cut = wanted
-        for first, last in sorted(spans, key=_last, reverse=True):
+        for first, last in sorted(spans, key=itemgetter(1), reverse=True):
             if last <= cut:
                 break
             cut = min(cut, first - 1)
         return cut
 
 
-def _last(span: tuple[int, float]) -> float:
-    return span[1]
-
-
-async def trim(connection: Connection, key: SessionKey, criterion: Criterion) -> int:
+async def trim(
+    connection: Connection,
+    key: SessionKey,
+    criterion: Criterion,
+    *,
+    is_dry_run: bool = False,
+) -> int:
     """Remove the events that a criterion chooses and that may go; return their number.
+
+    A dry run only counts them.
 
     Raises:
         SessionNotFoundError: the session is not stored.
@@ -194,9 +197,9 @@ async def trim(connection: Connection, key: SessionKey, criterion: Criterion) ->
             raise session_not_found_error(key.session_id)
         session = beginning.session
         created, begins = session["create_time"], log_begins(session)
-        may_go = await _at_most(connection, key, session, criterion)
+        may_go = await _last_removable(connection, key, session, criterion)
         if may_go <= begins:
-            return await _resume(connection, key, session)
+            return 0 if is_dry_run else await _resume_removal(connection, key, session)
         if ties is None or (ties.created, ties.begins) != (created, begins):
             ties = Ties(created, begins, criterion.before_time or -math.inf)
         await ties.read_log(connection, key, session["revision"])
@@ -204,8 +207,13 @@ async def trim(connection: Connection, key: SessionKey, criterion: Criterion) ->
             continue  # it was deleted or trimmed meanwhile
         wanted = criterion.revision(session, ties.older)
         cut = ties.cut(wanted, connection.clock.now())
-        if cut <= begins:
-            return await _resume(connection, key, session)
+        if is_dry_run or cut <= begins:
+            may_go = max(0, cut - begins)
+            return (
+                may_go
+                if is_dry_run
+                else await _resume_removal(connection, key, session)
+            )
         as_of = cut, session.get(REDACTIONS)
         if ties.state is None or ties.state[0] != as_of:
             _, state = await history.states_at(connection, key, beginning, cut)
@@ -219,11 +227,11 @@ async def trim(connection: Connection, key: SessionKey, criterion: Criterion) ->
             _set_cut, connection, session, cut, ties.state[1], waiting=waiting
         )
         if await uninterrupted(run_transaction(connection, setting)):
-            return await _remove(connection, key, created, cut)
+            return await remove_trimmed(connection, key, created, cut)
     raise StorageUnavailableError(_BUSY)
 
 
-async def _at_most(
+async def _last_removable(
     connection: Connection, key: SessionKey, session: Document, criterion: Criterion
 ) -> int:
     """Find the last revision that a criterion may remove; reads one event at most."""
@@ -239,12 +247,14 @@ async def _at_most(
     return criterion.revision(session, older)
 
 
-async def _resume(connection: Connection, key: SessionKey, session: Document) -> int:
+async def _resume_removal(
+    connection: Connection, key: SessionKey, session: Document
+) -> int:
     """Remove what an interrupted trim of a session has left; return how many events."""
     if TRIMMING not in session:
         return 0
     begins = log_begins(session)
-    return await _remove(connection, key, session["create_time"], begins)
+    return await remove_trimmed(connection, key, session["create_time"], begins)
 
 
 async def _set_cut(
@@ -284,11 +294,12 @@ async def _set_cut(
     return True
 
 
-async def _remove(
+async def remove_trimmed(
     connection: Connection, key: SessionKey, created: float, cut: int
 ) -> int:
     """Remove the events up to a revision at which the log was cut; return how many."""
     removed, is_over = 0, False
+    most = connection.limits.removed_events
     session = {"_id": key.id, "create_time": created, LOG_BEGINS: {"$gte": cut}}
 
     async def step(txn: Txn) -> tuple[int, bool]:
@@ -296,12 +307,12 @@ async def _remove(
             return 0, True
         log = queries.routed(connection, queries.events_until(key, cut))
         found = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
-        oldest = [each["_id"] for each in await found.limit(STEP).to_list(None)]
+        oldest = [each["_id"] for each in await found.limit(most).to_list(None)]
         if oldest:
             some = {"_id": {"$gte": oldest[0], "$lte": oldest[-1]}}
             which = queries.routed(connection, some)
             await connection.events.delete_many(which, session=txn)
-        is_last = len(oldest) < STEP
+        is_last = len(oldest) < most
         if is_last:
             # Unless another trim has cut further, and has more to remove.
             own = {**session, LOG_BEGINS: cut}

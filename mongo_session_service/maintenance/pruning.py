@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.documents import LOG_BEGINS, log_begins
 from mongo_session_service.driver.cancellation import SwallowedCancellation
 from mongo_session_service.driver.connection import Connection
@@ -22,7 +23,6 @@ from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.validation import check_id
 from mongo_session_service.sessions import deletion, queries
 from mongo_session_service.sessions.deletion import Removal
-from mongo_session_service.sessions.reservations import TOMBSTONE_TIME
 from mongo_session_service.sessions.search import PagePosition, Search
 
 
@@ -74,7 +74,7 @@ async def prune_sessions(
         if criteria.app_name is not None:
             expired["_id.app_name"] = criteria.app_name
         steps = (
-            _count(connection, expired)
+            _count_sessions(connection, expired)
             if is_dry_run
             else deletion.removals(connection, expired)
         )
@@ -89,18 +89,18 @@ async def prune_sessions(
             as_found = [{"_id": it["_id"], "revision": it["revision"]} for it in found]
             still = {**queries.any_of(as_found), **criteria.wanted}
             # Of long sessions this leaves tombstones.
-            left = queries.any_of([_tombstone(each["_id"]) for each in found])
+            left = queries.any_of(
+                [deletion.tombstone_filter(each["_id"]) for each in found]
+            )
             for wanted in (still, left):
                 async for step in deletion.removals(connection, wanted):
                     yield step
 
 
-def _tombstone(id_: Document) -> Document:
-    return {"_id": id_, **queries.expired(TOMBSTONE_TIME)}
-
-
-async def _count(connection: Connection, wanted: Document) -> AsyncIterator[Removal]:
-    counting = queries.counting(wanted)
+async def _count_sessions(
+    connection: Connection, wanted: Document
+) -> AsyncIterator[Removal]:
+    counting = queries.count_pipeline(wanted)
     for counts in await connection.aggregate(connection.sessions, counting):
         yield Removal(counts["sessions"], counts["events"], is_last=True)
 
@@ -114,25 +114,25 @@ async def _unwanted_sessions(
     """
     limits, app = connection.limits, criteria.app_name
     if app is None:
-        app = await _next_app(connection, "")
+        app = await _find_next_app(connection, "")
     while app is not None:
         search = Search({"_id.app_name": app, **wanted}, newest_first=False)
         after: PagePosition | None = None
         is_last = False
         while not is_last:
-            page = await _read_page(connection, search, after)
+            page = await _find_page(connection, search, after)
             is_last = len(page) < limits.prune_page
-            after = None if is_last else search.place_of(page[-1])
-            for first in range(0, len(page), limits.prune_batch):
-                some = page[first : first + limits.prune_batch]
+            after = None if is_last else search.position_of(page[-1])
+            for some in cut_by_size(page, limits.prune_batch):
                 with SwallowedCancellation():
-                    found = await _lifeless(connection, criteria.idle_since, some)
+                    found = await _select_idle(connection, criteria.idle_since, some)
                 yield found
-        app = await _next_app(connection, app) if criteria.app_name is None else None
+        app = (
+            await _find_next_app(connection, app) if criteria.app_name is None else None
+        )
 
 
-async def _next_app(connection: Connection, after: str) -> str | None:
-    """The app after another that has sessions."""
+async def _find_next_app(connection: Connection, after: str) -> str | None:
     stages: list[Document] = [
         {"$match": {"_id.app_name": {"$gt": after}}},
         {"$sort": {"_id.app_name": 1}},
@@ -143,7 +143,7 @@ async def _next_app(connection: Connection, after: str) -> str | None:
     return found[0]["_id"]["app_name"] if found else None
 
 
-async def _read_page(
+async def _find_page(
     connection: Connection, search: Search, after: PagePosition | None
 ) -> list[Document]:
     size = connection.limits.prune_page
@@ -153,7 +153,7 @@ async def _read_page(
         return await connection.aggregate(connection.sessions, stages)
 
 
-async def _lifeless(
+async def _select_idle(
     connection: Connection, idle_since: float | None, found: Sequence[Document]
 ) -> list[Document]:
     """Select the sessions none of whose events is of a later time."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.function_calls import called, responded
 
-from mongo_session_service.sessions.trim import CALL_LASTS, LONG_CALL_LASTS, Ties
+from mongo_session_service.maintenance.trim import CALL_LASTS, LONG_CALL_LASTS, Ties
 
 NOW = 100 * CALL_LASTS
 NAMES = st.sampled_from(["f", "g"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -21,25 +20,13 @@ from mongo_session_service import (
     StorageError,
     StorageUnavailableError,
 )
-from mongo_session_service.model.limits import Limits
+from mongo_session_service.maintenance import fork as copying
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.sessions import fork as copying
 from mongo_session_service.sessions import queries
 from mongo_session_service.transfer import ServiceSource, move
 
 KEY = SessionKey(**IDS)
 FORK = KEY._replace(session_id="fork")
-
-
-@pytest.fixture
-async def stepping(
-    mongodb_uri: str, database: str
-) -> AsyncIterator[MongoSessionService]:
-    """A service that forks in steps of ten events, so that few make a session long."""
-    async with MongoSessionService(
-        mongodb_uri, database=database, _limits=Limits(fork_step=10)
-    ) as service:
-        yield service
 
 
 async def fork(service: MongoSessionService, **how: Any) -> None:

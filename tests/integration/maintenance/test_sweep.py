@@ -105,7 +105,7 @@ async def test_a_service_without_expiring_sessions_asks_rarely(
 ) -> None:
     """However much it is used, it looks once in each interval."""
     log = CommandsSent()
-    limits = Limits(sweep_interval=1)
+    limits = Limits(sweep_interval=0.5, sweep_rest=0.1)
     async with AsyncMongoClient(mongodb_uri, event_listeners=[log]) as client:
         service = MongoSessionService(client=client, database=database, _limits=limits)
         session = await service.create_session(**SESSION)

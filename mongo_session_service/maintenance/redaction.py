@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 
 from mongo_session_service.codec import bson_values, documents
+from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.documents import INITIAL, REDACTIONS, log_begins
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.codec.redactor import is_redacted, redacted_document
@@ -40,16 +41,14 @@ from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
 from mongo_session_service.model.waiting_calls import WaitingCalls
 from mongo_session_service.sessions import history, queries, rewinds
-from mongo_session_service.sessions.details import announce_details, fields_update
+from mongo_session_service.sessions.batch import announce_details
 from mongo_session_service.sessions.event_log import (
     LogRange,
     read_log,
     read_session_head,
 )
+from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import refresh_waiting
-
-STEP: Final = 100
-"""Events redacted in one transaction."""
 
 ATTEMPTS: Final = 100
 """How often another writer may append while the log is read."""
@@ -57,14 +56,6 @@ ATTEMPTS: Final = 100
 _IDS_AT_ONCE: Final = 1000
 _SHOWN: Final = 3
 _BUSY: Final = "Nothing was redacted: others kept appending to the session. Try again."
-
-
-_Part = TypeVar("_Part")
-
-
-def _parts(several: Sequence[_Part], size: int) -> Iterator[Sequence[_Part]]:
-    for first in range(0, len(several), size):
-        yield several[first : first + size]
 
 
 class LoggedPart(NamedTuple):
@@ -96,7 +87,7 @@ async def find_part(
         return LoggedPart(key, head["create_time"], revisions)
     found: dict[str, int] = {}
     possible = [it for it in dict.fromkeys(wanted) if lookup_id("An event id", it)]
-    for some in _parts(possible, _IDS_AT_ONCE):
+    for some in cut_by_size(possible, _IDS_AT_ONCE):
         log = queries.event_by_id(key, {"$in": some})
         ids = [{"$match": log}, {"$project": {"event.id": 1}}]
         events = connection.retry(connection.aggregate, connection.events, ids)
@@ -125,7 +116,6 @@ async def _find_invocation(
 
 
 async def _find_copies(connection: Connection, part: LoggedPart) -> list[LoggedPart]:
-    """Find the same events in forks, and in forks of these."""
     key = part.key
     source = {"session_id": key.session_id, "create_time": part.created}
     wanted = {
@@ -147,7 +137,7 @@ async def _find_copies(connection: Connection, part: LoggedPart) -> list[LoggedP
     return copies
 
 
-async def _with_copies(
+async def _find_with_copies(
     connection: Connection, part: LoggedPart, *, forks: bool
 ) -> AsyncIterator[LoggedPart]:
     """Yield a part, then its copies until there are no others.
@@ -166,18 +156,18 @@ async def _with_copies(
 
 
 async def preview(
-    connection: Connection, part: LoggedPart, *, forks: bool
+    connection: Connection, part: LoggedPart, replacement: str, *, forks: bool
 ) -> Redactable:
-    """Count what would be redacted, and name the state that came from it."""
+    """Count what would be redacted, and name the state that would change."""
     count, names = 0, set[str]()
-    async for each in _with_copies(connection, part, forks=forks):
-        for some in _parts(each.revisions, STEP):
+    async for each in _find_with_copies(connection, part, forks=forks):
+        for some in cut_by_size(each.revisions, connection.limits.redacted_events):
             reading = partial(_find_events, connection, each.key, some, None)
             stored = await connection.retry(reading)
             count += sum(not is_redacted(event) for _, event in stored)
-        _, own = await _own_keys(connection, each)
+        own = await _find_kept_keys(connection, each, replacement)
         names.update(map(bson_values.unescape_key, own))
-        names.update(await connection.retry(_shared_keys, connection, each, None))
+        names.update(await connection.retry(_find_shared_keys, connection, each, None))
     return Redactable(count, tuple(sorted(names)))
 
 
@@ -196,7 +186,7 @@ async def redact(
         StorageUnavailableError: others kept appending.
     """
     count = 0
-    async for each in _with_copies(connection, part, forks=forks):
+    async for each in _find_with_copies(connection, part, forks=forks):
         if state:
             await _redact_state(connection, each, replacement)
         count += await _redact_log(connection, each, replacement)
@@ -208,9 +198,9 @@ async def _redact_state(
 ) -> None:
     """Replace the values in state that the events have set last."""
     for _ in range(ATTEMPTS):
-        revision, own = await _own_keys(connection, part)
+        revision, own = await _find_own_keys(connection, part)
         setting = partial(
-            _set_state, connection, part, replacement, revision=revision, own=own
+            _redact_values, connection, part, replacement, revision=revision, own=own
         )
         if await uninterrupted(run_transaction(connection, setting)):
             return
@@ -221,7 +211,7 @@ async def _redact_log(
     connection: Connection, part: LoggedPart, replacement: str
 ) -> int:
     count = 0
-    for some in _parts(part.revisions, STEP):
+    for some in cut_by_size(part.revisions, connection.limits.redacted_events):
         step = partial(_redact_step, connection, part, some, replacement)
         count += await uninterrupted(run_transaction(connection, step))
     if count:
@@ -329,14 +319,14 @@ async def _redact_initial_state(
             if value is not None and name in initial and initial[name] == value
         }
         if document and same:
-            values = _replaced(at, Owner.of_session(key), same, replacement)
+            values = _encode_replacement(at, Owner.of_session(key), same, replacement)
             change = {f"{INITIAL}.{name}": it for name, it in values.items()}
             await collection.update_one(
                 {"_id": document["_id"]}, {"$set": change}, session=txn
             )
 
 
-async def _own_keys(at: Connection, part: LoggedPart) -> tuple[int, set[str]]:
+async def _find_own_keys(at: Connection, part: LoggedPart) -> tuple[int, set[str]]:
     """Find the keys of a session's state that the events have set last, as stored.
 
     Also return the revision as of which that is so.
@@ -357,7 +347,20 @@ async def _own_keys(at: Connection, part: LoggedPart) -> tuple[int, set[str]]:
     return revision, {name for name, last in latest.items() if last in wanted}
 
 
-async def _shared_keys(at: Connection, part: LoggedPart, txn: Txn) -> dict[str, str]:
+async def _find_kept_keys(
+    at: Connection, part: LoggedPart, replacement: str
+) -> set[str]:
+    """Find those of the session's own keys whose values were not replaced before."""
+    _, own = await _find_own_keys(at, part)
+    values = _encode_replacement(at, Owner.of_session(part.key), own, replacement)
+    found = await at.retry(at.sessions.find_one, {"_id": part.key.id}, {"state": 1})
+    state = (found or {}).get("state", {})
+    return {name for name in own if state.get(name) != values[name]}
+
+
+async def _find_shared_keys(
+    at: Connection, part: LoggedPart, txn: Txn
+) -> dict[str, str]:
     """Find the keys of app and user state that still have the values of the events.
 
     Their fields' names, by keys as ADK shows them.
@@ -367,11 +370,11 @@ async def _shared_keys(at: Connection, part: LoggedPart, txn: Txn) -> dict[str, 
     app = await at.app_states.find_one({"_id": key.app_name}, session=txn)
     user_id = queries.user_state_id(key.app_name, key.user_id)
     user = await at.user_states.find_one({"_id": user_id}, session=txn)
-    for some in _parts(part.revisions, STEP):
+    for some in cut_by_size(part.revisions, at.limits.redacted_events):
         for stored, event in await _find_events(at, key, some, txn):
             if is_redacted(event):
                 continue
-            for prefix, state, delta in _shared_parts(stored, app, user):
+            for prefix, state, delta in _split_shared(stored, app, user):
                 keys |= {
                     prefix + bson_values.unescape_key(name): name
                     for name, value in delta.items()
@@ -380,7 +383,7 @@ async def _shared_keys(at: Connection, part: LoggedPart, txn: Txn) -> dict[str, 
     return keys
 
 
-def _shared_parts(
+def _split_shared(
     stored: Document, app: Document | None, user: Document | None
 ) -> Iterator[tuple[str, Document, Document]]:
     """Yield the scopes that sessions share: prefix, state, and what an event sets."""
@@ -394,7 +397,7 @@ def _shared_parts(
         yield prefix, state, bson_values.encode_fields(part)
 
 
-async def _set_state(
+async def _redact_values(
     at: Connection,
     part: LoggedPart,
     replacement: str,
@@ -405,9 +408,9 @@ async def _set_state(
 ) -> bool:
     """Replace values of state, unless the session has moved on."""
     key = part.key
-    shared = await _shared_keys(at, part, txn)
+    shared = await _find_shared_keys(at, part, txn)
     owner = Owner.of_session(key)
-    values = _replaced(at, owner, own, replacement)
+    values = _encode_replacement(at, owner, own, replacement)
     change: Document = {f"state.{name}": it for name, it in values.items()}
     where = {"_id": key.id, "create_time": part.created, "revision": revision}
     if ADK_METADATA in own and at.hooks.is_missing:
@@ -423,7 +426,7 @@ async def _set_state(
     ):
         names = {name for shown, name in shared.items() if shown.startswith(prefix)}
         if names:
-            values = _replaced(at, of, names, replacement)
+            values = _encode_replacement(at, of, names, replacement)
             change = {f"state.{name}": it for name, it in values.items()}
             await collection.update_one(
                 {"_id": id_}, {"$set": change, "$inc": {"revision": 1}}, session=txn
@@ -446,7 +449,7 @@ async def _redact_title(
     return title
 
 
-def _replaced(
+def _encode_replacement(
     at: Connection, owner: Owner, names: set[str], replacement: str
 ) -> dict[str, Any]:
     """Encode the replacement as the value of fields of state."""

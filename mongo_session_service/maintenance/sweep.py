@@ -40,7 +40,7 @@ _SUPERVISOR: Final = Supervisor("The sweep of expired sessions")
 
 @dataclass(slots=True)
 class SweepSchedule:
-    """When a service looks next for what has expired, in whichever event loop."""
+    """Times at which a service looks for what has expired, in whichever event loop."""
 
     interval: float
     rest: float
@@ -67,7 +67,7 @@ class SweepSchedule:
         """Seconds until the next look."""
         return max(self.due, self.rests_until) - time.monotonic()
 
-    def begin(self) -> None:
+    def begin_look(self) -> None:
         """Plan the look after one that begins now."""
         self.due = time.monotonic() + self.interval
         self.rests_until = time.monotonic() + self.rest
@@ -86,7 +86,7 @@ class Sweep:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start_timer(self) -> None:
         """Wait for the next look from now on; idempotent."""
         # In mongomock nobody is told of changes, and prune removes what has expired.
         if self._timer is None and self._connection.driver is not Driver.MOCK:
@@ -125,7 +125,7 @@ class Sweep:
     def _look(self) -> None:
         is_running = self._task is not None and not self._task.done()
         if self._schedule.delay <= 0 and not is_running:
-            self._schedule.begin()
+            self._schedule.begin_look()
             self._task = background(_SUPERVISOR.run_task(self._sweep))
         self._set_timer()
 
@@ -150,19 +150,19 @@ def _fire(sweep: weakref.ref[Sweep]) -> None:
 async def remove_all_expired(connection: Connection) -> float:
     """Remove what has expired; the seconds until more expires, as far as is known."""
     while True:
-        found = await _earliest(connection)
+        found = await _find_earliest(connection)
         due = [each["_id"] for each in found if each["wait"] <= 0]
         if not due:
             return min((each["wait"] for each in found), default=math.inf)
-        if await _remove(connection, due) == 0:
+        if await _remove_due(connection, due) == 0:
             return 0.0  # they are locked, for example by an append that renews them
 
 
-async def _earliest(connection: Connection) -> list[Document]:
+async def _find_earliest(connection: Connection) -> list[Document]:
     """The sessions that expire first, each with the seconds until then."""
     wait = {"$subtract": [{"$toDouble": "$expire_time"}, queries.SERVER_TIME]}
     stages: list[Document] = [
-        {"$match": queries.has_expiry()},
+        {"$match": queries.expiring()},
         {"$sort": {"expire_time": 1}},
         {"$limit": deletion.SESSIONS_AT_ONCE},
         {"$project": {"wait": wait}},
@@ -170,7 +170,7 @@ async def _earliest(connection: Connection) -> list[Document]:
     return await connection.aggregate(connection.sessions, stages)
 
 
-async def _remove(connection: Connection, ids: list[Document]) -> int:
+async def _remove_due(connection: Connection, ids: list[Document]) -> int:
     """Remove some sessions if they have expired, and are not locked.
 
     Returns:
@@ -186,4 +186,4 @@ async def _remove(connection: Connection, ids: list[Document]) -> int:
         if len(ids) == 1:
             return 0
         # The others need not wait for the one that is locked.
-        return sum([await _remove(connection, [each]) for each in ids])
+        return sum([await _remove_due(connection, [each]) for each in ids])

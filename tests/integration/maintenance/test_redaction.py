@@ -23,10 +23,9 @@ from mongo_session_service import (
     MongoSessionService,
     StorageUnavailableError,
 )
+from mongo_session_service.maintenance.fork import Fork
 from mongo_session_service.memory import remember
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.sessions import redaction
-from mongo_session_service.sessions.fork import Fork
 
 ADA = {"app_name": "app", "user_id": "user"}
 KEY = {**ADA, "session_id": "s"}
@@ -188,15 +187,13 @@ async def test_a_locked_session_is_not_redacted(
     assert CANARY in str(found.events)
 
 
-async def test_many_events_take_several_steps(
-    service: MongoSessionService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits(redacted_events=3)
+async def test_many_events_take_several_steps(service: MongoSessionService) -> None:
     """What an interrupted call has left is done by the next one."""
     session = await service.create_session(**KEY)
     events = [say(f"{CANARY} {number}", "i") for number in range(7)]
     for event in events:
         await service.append_event(session, event)
-    monkeypatch.setattr(redaction, "STEP", 3)
     ids = [each.id for each in events]
     assert await service.redact_events(**KEY, event_ids=ids[2:4]) == 2
     assert await service.redact_events(**KEY, invocation_id="i") == 5
@@ -222,13 +219,22 @@ async def test_the_command_says_what_it_does(
     )
     done = call(*at, events[0].id, "--state")
     assert done.stderr == "Redacted 1 event.\nReplaced in state: k0.\n"
+    again = call(*at, events[0].id, "--state")
+    assert again.stderr == "Redacted 0 events.\n"
+    other = call(*at, events[0].id, "--state", "--replacement", "-")
+    assert other.stderr == "Redacted 0 events.\nReplaced in state: k0.\n"
+    call(*at, events[0].id, "--state")
+    unknown = call(*at, "r1")
+    assert "no event with id 'r1'. `mongo-session-service show APP" in unknown.stderr
     await service.fork_session(**KEY, new_session_id="t")
+    tried = call(*at, events[1].id, "--dry-run")
+    assert tried.stderr.startswith("Copies in forks: 1 event. See --forks.\nWould ")
     tried = call(*at, events[1].id, "--dry-run", "--forks")
     assert tried.stderr.startswith("Would redact 2 events.\n")
     done = call(*at, events[1].id, "--forks")
     assert done.stderr.startswith("Redacted 2 events.\n")
     done = call(*at, "--invocation", "i", "--json")
-    assert done.stdout == '{"events": 1, "state_keys": ["k0", "k1", "k2"]}\n'
+    assert done.stdout == '{"events": 1, "state_keys": ["k1", "k2"]}\n'
     found = await service.get_session(**KEY)
     assert found is not None
     assert CANARY not in str(found.events)

@@ -1,0 +1,1 @@
+"""Changes of stored sessions as a whole: fork, trim, redaction, erasure, sweep."""

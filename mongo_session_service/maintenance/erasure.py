@@ -1,0 +1,109 @@
+"""Erasure: removes everything of an app, or of a user, whatever has stored it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mongo_session_service.driver.calls import repeat
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.translation import reporting_partial_removal
+from mongo_session_service.model.records import Document, SessionKey
+from mongo_session_service.model.results import Erased
+from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.deletion import erase_logs
+
+_AFTER_EVERY_EVENT: Final = SessionKey("\U0010ffff", "", "").event_id(0)
+"""After every event, as MongoDB compares strings: by their bytes."""
+
+
+async def erase_owner(at: Connection, app_name: str, user_id: str | None) -> Erased:
+    """Remove an app, or a user of it: sessions, states, and progress of all kinds.
+
+    Raises:
+        UnknownOutcomeError: a part may be removed; call it again for the rest.
+    """
+    sessions, events = await erase_logs(at, app_name, user_id)
+    owner = {"app_name": app_name} | ({} if user_id is None else {"user_id": user_id})
+    of_owner = {f"_id.{name}": id_ for name, id_ in owner.items()}
+    states = queries.all_user_states(app_name, user_id)
+    notes: Document = {"_id": {"of": owner}}
+    if user_id is None:
+        notes = {"$or": [{"_id": {"of": app_name}}, {"_id.of.app_name": app_name}]}
+    with reporting_partial_removal():
+        users = await repeat(at.user_states.delete_many, queries.routed(at, states))
+        await repeat(at.imports.delete_many, notes)
+        waiters = queries.all_sessions(app_name, user_id)
+        await repeat(at.leases.delete_many, waiters)
+        letters = await at.dead_letters.delete_many(of_owner)
+        apps = consumers = 0
+        if user_id is None:
+            app = await repeat(at.app_states.delete_one, {"_id": app_name})
+            apps = app.deleted_count
+            consumers = await _remove_consumers(at, app_name)
+        positions = await _erase_from_checkpoints(at, owner)
+    return Erased(
+        sessions=sessions,
+        events=events,
+        user_states=users.deleted_count,
+        app_states=apps,
+        dead_letters=letters.deleted_count,
+        checkpoints=consumers + positions,
+    )
+
+
+async def _remove_consumers(at: Connection, app_name: str) -> int:
+    """Remove the consumers of an app's changes, and count them."""
+    found = at.checkpoints.find({"app_name": app_name}, {"_id": 1})
+    names = [each["_id"] for each in await found.to_list(None)]
+    await at.dead_letters.delete_many({"_id.consumer": {"$in": names}})
+    for collection in (at.checkpoints, at.leases):
+        await collection.delete_many({"_id": {"$in": names}})
+    return len(names)
+
+
+async def _erase_from_checkpoints(at: Connection, owner: Document) -> int:
+    """Remove ids of an app, or of a user, from checkpoints; count those that had some.
+
+    No consumer receives anything twice, or misses anything that is not erased.
+    """
+    changed = 0
+    cursor = at.checkpoints.find({"position": {"$ne": None}}, {"_id": 1})
+    for name in [each["_id"] for each in await cursor.to_list(None)]:
+        while (checkpoint := await at.checkpoints.find_one({"_id": name})) is not None:
+            before = checkpoint["position"]
+            after = await _position_without(at, before, owner)
+            if after == before:
+                break
+            saved = await at.checkpoints.update_one(
+                {"_id": name, "position": before}, {"$set": {"position": after}}
+            )
+            if saved.matched_count:
+                changed += 1
+                break
+    return changed
+
+
+async def _position_without(
+    at: Connection, position: Document, owner: Document
+) -> Document:
+    """Move a stored position behind the events of an owner."""
+    ids = [position["replayed"], *(each["until"] for each in position["segments"])]
+    replayed, *ends = [
+        await _id_after(at, owner) if id_ and owner.items() <= id_.items() else id_
+        for id_ in ids
+    ]
+    segments = [
+        each | {"until": until}
+        for each, until in zip(position["segments"], ends, strict=True)
+    ]
+    return position | {"replayed": replayed, "segments": segments}
+
+
+async def _id_after(at: Connection, owner: Document) -> Document:
+    """Find an ``_id`` right before the first event after all of an owner's."""
+    # A document is greater than any text.
+    upper = owner | {SessionKey._fields[len(owner)]: {}}
+    following = at.events.find({"_id": {"$gt": upper}}, {"_id": 1}).sort("_id", 1)
+    for each in await following.limit(1).to_list(None):
+        return {**each["_id"], "revision": each["_id"]["revision"] - 1}
+    return _AFTER_EVERY_EVENT

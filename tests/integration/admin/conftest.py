@@ -1,0 +1,11 @@
+"""Commands find a database as it is, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def database(new_database: str) -> str:
+    """A database that is not there before."""
+    return new_database
