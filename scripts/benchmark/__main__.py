@@ -14,7 +14,7 @@ from benchmark.worker import StepError
 from mongo_session_service import MongoSessionServiceError
 from mongo_session_service.embedded import EmbeddedServerError
 
-PROGRAMS = ("services", "feed", "stuck", "turns")
+PROGRAMS = ("services", "feed", "page", "stuck", "turns")
 FAILURES = (
     *(WrongError, StepError),
     *(MongoSessionServiceError, EmbeddedServerError, PyMongoError),

@@ -13,7 +13,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def _settings() -> dict[str, Any]:
-    return tomllib.loads((_ROOT / "zensical.toml").read_text())["project"]
+    return tomllib.loads((_ROOT / ".zensical.toml").read_text())["project"]
 
 
 def _index(settings: dict[str, Any]) -> Iterator[str]:

@@ -1,0 +1,184 @@
+"""Measures the live page in Chromium: how long it takes, and how long it freezes.
+
+The command ``live`` serves sessions of so many events, and others that are hard to
+draw: 30,000 keys of state, a text of 10 MB, and 48 KB of ``* ``. For each: when its
+latest event is shown, when all events have been read, and, by the Long Tasks API, for
+how long at once the page did not answer. Then small events are appended, and the work
+of the page's main thread for each is what Chromium says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import os
+import shutil
+import sys
+import time
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from google.adk.events import Event, EventActions
+from google.genai import types
+from playwright.async_api import Page, async_playwright
+from pymongo import MongoClient
+
+from benchmark import circumstances
+from benchmark.circumstances import show_progress
+from benchmark.figures import WrongError
+from mongo_session_service import MongoSessionService
+
+KEY = {"app_name": "bench", "user_id": "ada"}
+NEW = 20
+"""Events that are appended while the page is open."""
+PATIENCE = 180_000
+"""Milliseconds for a session to be read."""
+LONG_TASKS = """
+  window.tasks = [];
+  const observer = new PerformanceObserver((list) => {
+    for (const { duration } of list.getEntries()) window.tasks.push(duration);
+  });
+  observer.observe({ type: "longtask", buffered: true });
+"""
+HARD = {
+    "30,000 keys": ("x", {f"key {number}": number for number in range(30_000)}),
+    "10 MB of text": ("lorem ipsum dolor " * 580_000, {}),
+    "48 KB of '* '": ("* " * 24_000, {}),
+}
+
+
+class Row(NamedTuple):
+    """Figures of one session: seconds, and milliseconds of tasks."""
+
+    name: str
+    shown: float
+    read: float
+    longest: float
+    long_tasks: int
+    new: float
+
+    def __str__(self) -> str:
+        """A line of the table."""
+        load = os.getloadavg()[0]
+        return (
+            f"{self.name:>15}: shown {self.shown:5.1f} s, all read {self.read:5.1f} s,"
+            f" longest task {self.longest:4.0f} ms, {self.long_tasks} over 50 ms,"
+            f" {self.new:4.1f} ms for a new event, load {load:.1f}"
+        )
+
+
+def said(text: str, delta: dict[str, Any]) -> Event:
+    """Make an event of an agent."""
+    content = types.ModelContent(types.Part(text=text))
+    actions = EventActions(state_delta=delta)
+    return Event(author="agent", content=content, actions=actions)
+
+
+async def fill(
+    service: MongoSessionService, uri: str, name: str, count: int, event: Event
+) -> None:
+    """Store a session that has an event so many times."""
+    session = await service.create_session(**KEY, session_id=name)
+    await service.append_event(session, event)
+    with MongoClient[dict[str, Any]](uri) as client:
+        events, where = client.adk.events, {"_id.session_id": name}
+        stored = events.find_one(where)
+        copies = []
+        for revision in range(2, count + 1):
+            each: Any = copy.deepcopy(stored)
+            each["_id"]["revision"], each["event"]["id"] = revision, f"e{revision}"
+            each["event"]["invocation_id"] = f"i{revision // 4}"
+            copies.append(each)
+        if copies:
+            events.insert_many(copies)
+        client.adk.sessions.update_one(where, {"$set": {"revision": count}})
+
+
+async def measure(
+    page: Page, service: MongoSessionService, url: str, name: str, count: int
+) -> Row:
+    """Open a session, unfold its latest event, and append to it."""
+    began = time.monotonic()
+    await page.goto(f"{url}&{urlencode(KEY | {'session_id': name})}")
+    last = page.locator(f'.event[data-revision="{count}"]')
+    await last.wait_for(timeout=PATIENCE)
+    shown = time.monotonic() - began
+    counted = page.locator("#event-count").get_by_text(f"{count:,}", exact=True)
+    await counted.wait_for(timeout=PATIENCE)
+    read = time.monotonic() - began
+    for more in await last.get_by_role("button", name="Show all").all():
+        await more.click()
+        await last.locator(".text > *").nth(9).wait_for()
+    session = await service.get_session(**KEY, session_id=name)
+    if session is None or len(session.events) != count:
+        raise WrongError(f"The session of {name} is not as it was stored.")
+    devtools = await page.context.new_cdp_session(page)
+    await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+    work = []
+    for number in range(NEW + 1):
+        found = await devtools.send("Performance.getMetrics")
+        work += [it["value"] for it in found["metrics"] if it["name"] == "TaskDuration"]
+        if number < NEW:
+            await service.append_event(session, said(f"new {number}", {"n": number}))
+            await page.get_by_text(f"new {number}", exact=True).wait_for()
+    tasks = await page.evaluate("window.tasks")
+    new = (work[-1] - work[0]) / NEW * 1000
+    return Row(name, shown, read, max(tasks, default=0), len(tasks), new)
+
+
+async def run(uri: str, counts: list[int], rounds: int) -> list[Row]:
+    """Measure each session in a page of its own, and print each row."""
+    rows = []
+    command = (sys.executable, "-m", "mongo_session_service", "live", "--uri", uri)
+    server = await asyncio.create_subprocess_exec(
+        *command, "--no-open", "--port", "0", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        line = ""
+        while server.stdout is not None and "http://" not in line:
+            line = (await server.stdout.readline()).decode()
+        url = line[line.index("http://") :].split()[0]
+        async with MongoSessionService(uri) as service, async_playwright() as player:
+            chromium = await player.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            )
+            for number in range(rounds):
+                sessions = {
+                    f"{count:,} events": (count, said("x", {"n": 0}))
+                    for count in counts
+                }
+                sessions |= {name: (1, said(*it)) for name, it in HARD.items()}
+                for name, (count, event) in sessions.items():
+                    own = f"{name} {number}"
+                    show_progress(own)
+                    await fill(service, uri, own, count, event)
+                    page = await chromium.new_page()
+                    await page.add_init_script(LONG_TASKS)
+                    rows.append(await measure(page, service, url, own, count))
+                    await page.close()
+                    show_progress("")
+                    print(rows[-1], flush=True)
+    finally:
+        server.terminate()
+        await server.wait()
+    return rows
+
+
+def main() -> int:
+    """Measure all sessions; the exit code."""
+    parser = argparse.ArgumentParser(
+        "scripts/bench page",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    circumstances.add_options(parser, quick="rough: 2 rounds")
+    parser.add_argument("--events", type=int, nargs="*", default=[20_000, 100_000])
+    arguments = circumstances.parse_arguments(parser)
+    facts = circumstances.collect_facts(arguments)
+    with circumstances.running_mongodb() as (uri, _):
+        rows = asyncio.run(run(uri, arguments.events, arguments.rounds))
+    print(f"The live page, {circumstances.described(facts)}")
+    figures = [row._asdict() for row in rows]
+    circumstances.write_json(arguments.json, {"about": facts, "figures": figures})
+    return 0
