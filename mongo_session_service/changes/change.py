@@ -35,7 +35,11 @@ class Change(BaseModel):
     Subscribers of the same session receive the same object: do not modify its content.
     """
 
-    model_config = ConfigDict(frozen=True, ser_json_bytes="base64")  # as ADK's events
+    model_config = ConfigDict(
+        frozen=True,
+        ser_json_bytes="base64",  # as ADK's events
+        use_attribute_docstrings=True,
+    )
 
     kind: ChangeKind
     app_name: str

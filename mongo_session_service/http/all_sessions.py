@@ -13,13 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.http import shapes
 from mongo_session_service.http.permission import Permission
 from mongo_session_service.http.session_routes import (
     SessionResources,
-    is_of_evaluation,
     json_response,
 )
 from mongo_session_service.http.shapes import AppName
@@ -169,21 +167,12 @@ class AllSessions(SessionResources):
         scope: Scope,
         query: shapes.OutlineQuery,
     ) -> Response:
-        async def is_shown(change: Change) -> bool:
-            key = change.session_key
-            return (
-                key is not None
-                and (query.include_eval or not is_of_evaluation(key.session_id))
-                and await self._may_read(request, key)
-            )
-
         async def permit() -> None:
             """Allow it: ``authorize`` is asked about each change."""
 
         async with self.answering(), AsyncExitStack() as opening:
-            outlines = await self.open_outlines(
-                scope, is_shown, opening, query.partials
-            )
+            may_show = partial(self._may_read, request)
+            outlines = await self.open_outlines(scope, query, may_show, opening)
             opening.pop_all()
         return self.stream_of(outlines, permit=permit)
 

@@ -13,7 +13,6 @@ from fastapi.exceptions import RequestValidationError
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -50,19 +49,6 @@ REFUSED: Final = (
     TurnTakenError,
 )
 """The errors that :func:`refusal_of` answers."""
-
-
-class ProblemDetails(BaseModel):
-    """A refusal, as problem details (RFC 9457)."""
-
-    type: str = Field("about:blank", description="The status says what it is.")
-    title: str = Field(examples=["Not Found"])
-    status: int = Field(examples=[404])
-    detail: str = Field(examples=["There is no such session."])
-    errors: list[dict[str, Any]] = Field(
-        default=[],
-        description="With 422: each mistake of the request; its loc, msg and type.",
-    )
 
 
 def refusal(

@@ -55,7 +55,7 @@ from mongo_session_service.model.validation import check_id
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import search
 
-EVAL_PREFIXES: Final = ("adk-eval-session-", "___eval___session___")
+_EVAL_PREFIXES: Final = ("adk-eval-session-", "___eval___session___")
 """What the ids of sessions begin with that ADK's evaluations make."""
 
 
@@ -81,7 +81,7 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
         "description": description,
         "content": {
             "application/problem+json": {
-                "schema": problems.ProblemDetails.model_json_schema()
+                "schema": shapes.ProblemDetails.model_json_schema()
             }
         },
     }
@@ -374,17 +374,13 @@ class SessionResources:
             if key is not None:
                 await self.permission.require(request, key, "read")
 
-        async def is_shown(change: Change) -> bool:
-            return change.session_key != key and (
-                query.include_eval or not is_of_evaluation(change.session_id)
-            )
+        async def is_other(shown: SessionKey) -> bool:
+            return shown != key
 
         await permit()
         actions: list[Action] = []
         async with self.answering(), AsyncExitStack() as opening:
-            outlines = await self.open_outlines(
-                scope, is_shown, opening, query.partials
-            )
+            outlines = await self.open_outlines(scope, query, is_other, opening)
             sources: list[Source] = [outlines]
             if key is not None:
                 actions = await self.permission.allowed_actions(request, key)
@@ -402,13 +398,22 @@ class SessionResources:
     async def open_outlines(
         self,
         scope: Scope,
-        is_shown: Callable[[Change], Awaitable[bool]],
+        query: shapes.OutlineQuery,
+        may_show: Callable[[SessionKey], Awaitable[bool]],
         opening: AsyncExitStack,
-        partials: bool,  # noqa: FBT001
     ) -> Outlines:
-        """Subscribe to the sessions of a scope."""
+        """Subscribe to those sessions of a scope that may be shown."""
+
+        async def is_shown(change: Change) -> bool:
+            key = change.session_key
+            return (
+                key is not None
+                and (query.include_eval or not _is_of_evaluation(key.session_id))
+                and await may_show(key)
+            )
+
         size = self.limits.http_unread_bytes
-        watching = self.service.watch(*scope, max_bytes=size, partials=partials)
+        watching = self.service.watch(*scope, max_bytes=size, partials=query.partials)
         return Outlines(await opening.enter_async_context(watching), is_shown)
 
     def stream_of(
@@ -452,7 +457,7 @@ class SessionResources:
             rows += [
                 row_of(each)
                 for each in page.sessions
-                if query.include_eval or not is_of_evaluation(each.id)
+                if query.include_eval or not _is_of_evaluation(each.id)
             ]
             token = page.next_page_token
             if token is None or len(rows) == query.limit:
@@ -484,9 +489,8 @@ class SessionResources:
             raise
 
 
-def is_of_evaluation(session_id: str | None) -> bool:
-    """Tell whether an id is one that ADK's evaluations give."""
-    return session_id is not None and session_id.startswith(EVAL_PREFIXES)
+def _is_of_evaluation(session_id: str) -> bool:
+    return session_id.startswith(_EVAL_PREFIXES)
 
 
 def row_of(summary: SessionSummary) -> dict[str, Any]:

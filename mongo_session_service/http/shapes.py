@@ -10,7 +10,7 @@ from google.adk.events.event import Event
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field
 
-from mongo_session_service.changes.change import ChangeKind
+from mongo_session_service.changes.change import Change
 from mongo_session_service.model.results import TurnPhase, WaitingCall
 from mongo_session_service.model.validation import MAX_ID_BYTES
 
@@ -32,7 +32,13 @@ LastEventId: TypeAlias = Annotated[
 """A revision, and if there is one the place of a partial: its turn and its position."""
 
 
-class SessionRow(BaseModel):
+class _Shape(BaseModel):
+    """A model whose attributes' docstrings are their descriptions in the schema."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class SessionRow(_Shape):
     """A session without its events and state. Times are seconds since 1970."""
 
     app_name: str = Field(examples=["chat"])
@@ -40,117 +46,99 @@ class SessionRow(BaseModel):
     session_id: str = Field(examples=["monday"])
     title: str | None = Field(examples=["A trip to Turin"])
     labels: dict[str, str] = Field(examples=[{"env": "prod"}])
-    revision: int = Field(description="How many events were appended.", examples=[12])
-    log_begins: int = Field(description="How many of these were trimmed.")
+    revision: int = Field(examples=[12])
+    """How many events were appended."""
+    log_begins: int
+    """How many of these were trimmed."""
     create_time: float
-    last_update_time: float = Field(description="Of the last event, or the creation.")
-    ttl: float | None = Field(description="Seconds that it lives after an append.")
-    expire_time: float | None = Field(description="When it expires, unless renewed.")
-    waiting: tuple[WaitingCall, ...] = Field(
-        description="The calls that wait for a person, the longest first."
-    )
-    waiting_more: int = Field(description="How many wait beside these.")
+    last_update_time: float
+    """Of the last event, or the creation."""
+    ttl: float | None
+    """Seconds that it lives after an append."""
+    expire_time: float | None
+    """When it expires, unless renewed."""
+    waiting: tuple[WaitingCall, ...]
+    """The calls that wait for a person, the longest first."""
+    waiting_more: int
+    """How many wait beside these."""
 
 
-class SessionList(BaseModel):
+class SessionList(_Shape):
     """A page of sessions."""
 
     sessions: list[SessionRow]
-    next_page_token: str | None = Field(description="None on the last page.")
+    next_page_token: str | None
+    """None on the last page."""
 
 
-class EventRow(BaseModel):
+class EventRow(_Shape):
     """An event, and where it stands in its session's log."""
 
     revision: int = Field(examples=[3])
     event: Event
 
 
-class EventList(BaseModel):
+class EventList(_Shape):
     """A page of a session's events."""
 
     events: list[EventRow]
-    has_more: bool = Field(
-        description="Whether more follow: ask for what is after, or newest first"
-        " before, the last revision of this page."
-    )
+    has_more: bool
+    """Whether more follow: ask for what is after, or newest first before, the last
+    revision of this page."""
 
 
-class TurnRow(BaseModel):
+class TurnRow(_Shape):
     """A running turn of a session, or one that has ended."""
 
     app_name: str
     user_id: str
     session_id: str
-    epoch: int = Field(description="Its number; a later turn has a higher one.")
+    epoch: int
+    """Its number; a later turn has a higher one."""
     status: TurnPhase
     since: datetime
     host: str
-    reason: str | None = Field(default=None, description="Why it was stopped.")
+    reason: str | None = None
+    """Why it was stopped."""
     error_type: str | None = None
 
 
-class SessionChange(BaseModel):
+class SessionChange(Change):
     """The ``data`` of a server-sent event, whose ``event`` is the ``kind``.
 
     What is not there is left out; an outline has no event, state and state_delta.
     """
 
-    kind: ChangeKind
-    app_name: str
-    user_id: str | None = None
-    session_id: str | None = None
-    revision: int | None = Field(
-        default=None, description="The session's, after this change."
-    )
-    event: Event | None = None
-    state_delta: dict[str, Any] | None = None
-    state: dict[str, Any] | None = Field(
-        default=None, description="All of it: a snapshot's."
-    )
-    title: str | None = None
-    labels: dict[str, str] | None = None
-    expire_time: float | None = None
-    turn: TurnRow | None = Field(
-        default=None, description="The running turn: of a partial and a turn."
-    )
-    turn_position: int | None = None
-    waiting: tuple[WaitingCall, ...] | None = Field(
-        default=None, description="What waits for a person from now on."
-    )
-    time: float = Field(description="Seconds since 1970.")
+    turn: TurnRow | None = None  # type: ignore[assignment]  # an object in JSON
+    """The running turn, in a ``partial`` and a ``turn``."""
 
 
-class SessionQuery(BaseModel):
+class SessionQuery(_Shape):
     """Which of the sessions are listed, and how many."""
 
-    title: str | None = Field(default=None, description="Exactly this title.")
-    label: list[Annotated[str, Field(pattern="=")]] = Field(
-        default=[], description="Exactly this label, as name=value; repeatable."
-    )
-    session_id: str | None = Field(default=None, description="Exactly this session.")
-    waiting: bool = Field(
-        default=False, description="Only those that wait for a person."
-    )
-    order_by: Literal["create_time", "update_time"] | None = Field(
-        default=None, description="The latest first; of their creation, unless given."
-    )
+    title: str | None = None
+    """Exactly this title."""
+    label: list[Annotated[str, Field(pattern="=")]] = []
+    """Exactly this label, as name=value; repeatable."""
+    session_id: str | None = None
+    """Exactly this session."""
+    waiting: bool = False
+    """Only those that wait for a person."""
+    order_by: Literal["create_time", "update_time"] | None = None
+    """The latest first; of their creation, unless given."""
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
-    page_token: str | None = Field(
-        default=None, description="The next_page_token of a page."
-    )
-    include_eval: bool = Field(
-        default=False, description="Also those that ADK's evaluations made."
-    )
+    page_token: str | None = None
+    """The next_page_token of a page."""
+    include_eval: bool = False
+    """Also those that ADK's evaluations made."""
 
     @property
     def labels(self) -> dict[str, str]:
         """The labels that a session is to have."""
-        pairs = (each.partition("=") for each in self.label)
-        return {name: value for name, _, value in pairs}
+        return dict(each.split("=", 1) for each in self.label)
 
 
-class EventQuery(BaseModel):
+class EventQuery(_Shape):
     """Which of a session's events are listed, and how many."""
 
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
@@ -159,59 +147,45 @@ class EventQuery(BaseModel):
     newest_first: bool = False
 
 
-class SessionRead(BaseModel):
+class SessionRead(_Shape):
     """Which of a session's events are shown, and at which of its revisions."""
 
-    at_revision: Revision | None = Field(
-        default=None,
-        description="The session as it was after so many events, 0 for its creation."
-        " State of the app and the user is as it is now.",
-    )
-    num_recent_events: int | None = Field(
-        default=None, ge=0, alias="numRecentEvents", description="Only the last events."
-    )
+    at_revision: Revision | None = None
+    """The session as it was after so many events, 0 for its creation. State of the app
+    and the user is as it is now."""
+    num_recent_events: int | None = Field(default=None, ge=0, alias="numRecentEvents")
+    """Only the last events."""
     after_timestamp: float | None = Field(
-        default=None,
-        allow_inf_nan=False,
-        alias="afterTimestamp",
-        description="Only events from this time on.",
+        default=None, allow_inf_nan=False, alias="afterTimestamp"
     )
+    """Only events from this time on."""
 
 
-class StreamQuery(BaseModel):
+class StreamQuery(_Shape):
     """What every stream may have."""
 
-    partials: bool = Field(
-        default=False,
-        description="Also how turns stand, and of a session what they say before it is"
-        " stored.",
-    )
+    partials: bool = False
+    """Also how turns stand, and of a session what they say before it is stored."""
 
 
 class OutlineQuery(StreamQuery):
     """What a stream of several sessions may have."""
 
-    include_eval: bool = Field(
-        default=False, description="Also what ADK's evaluations do."
-    )
+    include_eval: bool = False
+    """Also what ADK's evaluations do."""
 
 
 class StreamStart(StreamQuery):
     """Where the stream of a session begins; by a snapshot, unless given."""
 
-    after_revision: Revision | None = Field(
-        default=None, description="By the events after this revision, however old."
-    )
-    history: Literal["all", "newest_first"] | None = Field(
-        default=None,
-        description="all: by a snapshot without an id, and then every event."
-        " newest_first: by a snapshot, and beside what happens from then on the events"
-        " before it as 'earlier', the latest first; 'beginning' ends these.",
-    )
-    before_revision: Revision | None = Field(
-        default=None,
-        description="With newest_first and Last-Event-ID: 'earlier' goes on before it.",
-    )
+    after_revision: Revision | None = None
+    """By the events after this revision, however old."""
+    history: Literal["all", "newest_first"] | None = None
+    """all: by a snapshot without an id, and then every event. newest_first: by a
+    snapshot, and beside what happens from then on the events before it as 'earlier',
+    the latest first; 'beginning' ends these."""
+    before_revision: Revision | None = None
+    """With newest_first and Last-Event-ID: 'earlier' goes on before it."""
 
     @property
     def has_beginning(self) -> bool:
@@ -222,27 +196,22 @@ class StreamStart(StreamQuery):
 class UserStreamStart(OutlineQuery, StreamStart):
     """What the stream of a user's sessions has."""
 
-    session_id: str | None = Field(
-        default=None, description="Also the whole content of this session."
-    )
+    session_id: str | None = None
+    """Also the whole content of this session."""
 
 
-class SessionUpdate(BaseModel):
+class SessionUpdate(_Shape):
     """What is changed; what is left out stays as it is."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    title: str | None = Field(
-        default=None, description="None for no title.", examples=["A trip to Turin"]
-    )
-    labels: dict[str, str] | None = Field(
-        default=None,
-        description="All its labels; None for none.",
-        examples=[{"env": "prod"}],
-    )
+    title: str | None = Field(default=None, examples=["A trip to Turin"])
+    """None for no title."""
+    labels: dict[str, str] | None = Field(default=None, examples=[{"env": "prod"}])
+    """All its labels; None for none."""
 
 
-class TurnRequest(BaseModel):
+class TurnRequest(_Shape):
     """What an agent is asked; the fields of ADK's own ``/run_sse`` that fit."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -253,24 +222,19 @@ class TurnRequest(BaseModel):
         examples=[{"role": "user", "parts": [{"text": "What time is it?"}]}],
     )
     state_delta: dict[str, Any] | None = Field(default=None, alias="stateDelta")
-    invocation_id: str | None = Field(
-        default=None,
-        alias="invocationId",
-        description="Of an invocation to resume, if ADK's app is resumable.",
-    )
-    streaming: bool = Field(
-        default=True, description="Whether the model answers piece by piece."
-    )
-    interrupt: bool = Field(
-        default=False,
-        description="Stop the turn that runs; else it is answered by 409.",
-    )
+    invocation_id: str | None = Field(default=None, alias="invocationId")
+    """Of an invocation to resume, if ADK's app is resumable."""
+    streaming: bool = True
+    """Whether the model answers piece by piece."""
+    interrupt: bool = False
+    """Stop the turn that runs; else it is answered by 409."""
 
 
-class TurnBegun(BaseModel):
+class TurnBegun(_Shape):
     """A turn that runs from now on, whoever reads it."""
 
-    epoch: int = Field(description="Its number, as the session's stream shows it.")
+    epoch: int
+    """Its number, as the session's stream shows it."""
 
 
 class TurnStop(BaseModel):
@@ -279,11 +243,22 @@ class TurnStop(BaseModel):
     reason: str | None = Field(default=None, max_length=1000)
 
 
-class ForkRequest(BaseModel):
+class ProblemDetails(_Shape):
+    """A refusal, as problem details (RFC 9457)."""
+
+    type: str = "about:blank"
+    """The status says what it is."""
+    title: str = Field(examples=["Not Found"])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["There is no such session."])
+    errors: list[dict[str, Any]] = []
+    """With 422: each mistake of the request; its loc, msg and type."""
+
+
+class ForkRequest(_Shape):
     """Where a session is forked."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    at_revision: Revision | None = Field(
-        default=None, description="After so many events; after all, unless given."
-    )
+    at_revision: Revision | None = None
+    """After so many events; after all, unless given."""
