@@ -55,11 +55,19 @@ def test_a_page_works_twice(
             drop(admin, name)
 
 
-@pytest.mark.parametrize("name", ["search.py", "usage.py"])
-def test_a_recipe_is_an_example(name: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("search", "search.py"),
+        ("usage", "usage.py"),
+        ("ai-sdk", "ai_sdk.jsx"),
+        ("ai-sdk", "assistant_ui.jsx"),
+    ],
+)
+def test_a_recipe_is_an_example(page: str, name: str) -> None:
     """The program that its page shows is the one in examples/, which its tests run."""
-    page = PAGES[f"docs/guide/{name.removesuffix('.py')}.md"]
-    (shown,) = [block.text for block in page if block.title == name]
+    blocks = PAGES[f"docs/guide/{page}.md"]
+    (shown,) = [block.text for block in blocks if block.title == name]
 
     assert shown == (ROOT / "examples" / name).read_text()
 

@@ -86,7 +86,7 @@ PRINTED = {
 ENDLESS = {
     *("watch.py", "consumer_worker.py", "fastapi_chat.py", "sidebar.py", "inbox.py"),
     "live_turns.py",  # in test_live_turns_example.py
-    "ai_sdk.py",  # in test_ai_sdk.py
+    "ai_sdk.py",  # in test_front_ends.py
 }
 
 
@@ -420,12 +420,18 @@ async def test_the_example_of_a_test_passes(uri: str) -> None:
 def test_each_is_small_tested_and_described() -> None:
     """A new program belongs into this module and into examples/README.md."""
     described = (EXAMPLES / "README.md").read_text()
-    tested = {*PRINTED, *ENDLESS, "test_agent.py", "scripted_model.py"}
+    tested = {
+        *PRINTED,
+        *ENDLESS,
+        "test_agent.py",
+        "scripted_model.py",
+        "ai_sdk_stream.py",
+    }
 
     assert tested == {*PROGRAMS}
     assert len(PROGRAMS) > 10
     for path in EXAMPLES.rglob("*.*"):
-        if path.suffix in {".py", ".html", ".yaml"}:
+        if path.suffix in {".py", ".html", ".jsx", ".yaml"}:
             assert len(path.read_text().splitlines()) < MOST_LINES, path
     assert set(re.findall(r"\]\((\w+\.py)\)", described)) == tested
 

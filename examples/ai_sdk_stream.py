@@ -1,0 +1,49 @@
+"""ADK's events as the AI SDK has them: as messages, and as the stream of one."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+from google.adk.events import Event
+
+
+def message_of(event: Event) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "role": "user" if event.author == "user" else "assistant",
+        "parts": [{"type": "text", "text": said(event)}],
+    }
+
+
+def stream(events: AsyncIterator[Event]) -> StreamingResponse:
+    return StreamingResponse(
+        (f"data: {json.dumps(chunk)}\n\n" async for chunk in chunks(events)),
+        media_type="text/event-stream",
+        headers={"x-vercel-ai-ui-message-stream": "v1"},
+    )
+
+
+async def chunks(events: AsyncIterator[Event]) -> AsyncIterator[dict[str, str]]:
+    """The AI SDK's stream of a message: a text for each event of the agent's."""
+    sent: dict[str, int] = {}
+    async for event in events:
+        text = said(event)
+        if event.author == "user" or not text:
+            continue
+        if not sent:
+            yield {"type": "start"}
+        if event.id not in sent:
+            sent[event.id] = 0
+            yield {"type": "text-start", "id": event.id}
+        new = text if event.partial else text[sent[event.id] :]  # an event is whole
+        sent[event.id] += len(new)
+        yield {"type": "text-delta", "id": event.id, "delta": new}
+        if not event.partial:
+            yield {"type": "text-end", "id": event.id}
+    yield {"type": "finish"}
+
+
+def said(event: Event) -> str:
+    parts = (event.content and event.content.parts) or []
+    return "".join(it.text for it in parts if it.text and not it.thought)
