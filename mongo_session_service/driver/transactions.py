@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from pymongo import ReadPreference
@@ -19,6 +20,7 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service import telemetry
 from mongo_session_service.driver.calls import repeat
+from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.compat import renew_connections
 from mongo_session_service.driver.connection import (
     FAREWELL,
@@ -95,7 +97,10 @@ async def _run_committed(
     attempts: int | None,
     kept: Any,
 ) -> Result:
-    async with connection.writing(kept) as session:
+    async with (
+        connection.writing(kept) as session,
+        _none_begun_late(connection, session),
+    ):
         attempt = _Attempt(work, connection.database.name, attempts)
         try:
             # Two timers per transaction, one to interrupt the work and one its abort.
@@ -137,6 +142,32 @@ async def _run_committed(
                 raise PyMongoError(str(error), [_UNKNOWN]) from None
             raise
     return result
+
+
+@asynccontextmanager
+async def _none_begun_late(connection: Connection, session: Any) -> AsyncIterator[None]:
+    """If the block is cancelled, have the server refuse its transaction from now on.
+
+    The driver has aborted it. But the statement whose reply was not awaited may arrive
+    only now: a first one would begin the transaction again, and nobody would end it. It
+    is refused once its session has had a later transaction.
+    """
+
+    async def begin_and_abort(txn: Txn) -> None:
+        await connection.sessions.find_one({}, {"_id": 1}, session=txn)
+        await txn.abort_transaction()
+
+    async def overtake() -> None:
+        primary = {"read_preference": ReadPreference.PRIMARY}
+        with suppress(PyMongoError, TimeoutError):
+            async with asyncio.timeout(FAREWELL):
+                await session.with_transaction(begin_and_abort, **primary)
+
+    try:
+        yield
+    except asyncio.CancelledError:
+        await uninterrupted(overtake())
+        raise
 
 
 class _Attempt(Generic[Result]):

@@ -1,4 +1,7 @@
-"""A proxy that loses MongoDB's answers: what was asked is done, and nobody knows."""
+"""A proxy that loses MongoDB's answers: what was asked is done, and nobody knows.
+
+It can also hold a command back until whoever has sent it is gone.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,11 @@ class Proxy:
         self._lost: frozenset[int] = frozenset()
         self.commands: list[str] = []
         """What was sent since ``lose``."""
+        self._held_back = ""
+        self.is_holding = asyncio.Event()
+        """Set once it holds the command back."""
+        self._is_late = asyncio.Event()
+        self._is_done = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -54,6 +62,15 @@ class Proxy:
         self.commands = []
         self._lost = frozenset(numbers)
 
+    def hold_back(self, name: str) -> None:
+        """Hold the next command of this name back, and lose its answer."""
+        self._held_back = name
+
+    async def pass_on(self) -> None:
+        """Pass on what is held back; returns when the server has done it."""
+        self._is_late.set()
+        await self._is_done.wait()
+
     @property
     def has_lost(self) -> bool:
         """Whether there was one to be lost."""
@@ -72,11 +89,16 @@ class Proxy:
         try:
             with suppress(OSError, asyncio.IncompleteReadError):
                 while message := await _message(client[0]):
-                    if self._is_to_be_lost(message):
-                        back.cancel()
-                        await asyncio.wait([back])
-                        server[1].write(message)
-                        await _message(server[0])  # it is done
+                    name = _name(message)
+                    if name and name == self._held_back:
+                        self._held_back = ""
+                        self.is_holding.set()
+                        await self._is_late.wait()
+                        await self._lose_answer(message, back, *server)
+                        self._is_done.set()
+                        return
+                    if name and self._is_to_be_lost(name):
+                        await self._lose_answer(message, back, *server)
                         return
                     server[1].write(message)
         finally:
@@ -85,10 +107,19 @@ class Proxy:
             for each in writers:
                 each.close()
 
-    def _is_to_be_lost(self, message: bytes) -> bool:
-        name = _name(message)
-        if name is None:
-            return False
+    async def _lose_answer(
+        self,
+        message: bytes,
+        back: asyncio.Task[None],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        back.cancel()
+        await asyncio.wait([back])
+        writer.write(message)
+        await _message(reader)  # it is done
+
+    def _is_to_be_lost(self, name: str) -> bool:
         self.commands.append(name)
         return len(self.commands) in self._lost
 

@@ -11,10 +11,12 @@ import pytest
 from google.adk.events import Event, EventActions
 from pymongo import MongoClient
 from pymongo.asynchronous.database import AsyncDatabase
-from support.failpoints import failing, held, open_transactions
+from support.consumers import append, create
+from support.failpoints import VICTIM, failing, held, open_transactions
 from support.one_session import IDS, read
+from support.tcp_proxy import Proxy
 
-from mongo_session_service import MongoSessionService
+from mongo_session_service import Change, MongoSessionService
 
 BLOCKED = {"blockConnection": True, "blockTimeMS": 200}
 
@@ -103,6 +105,29 @@ async def test_those_who_wait_can_be_cancelled_alone(
 
     assert second.cancelled()
     assert [event.id for event in (await read(victim)).events] == ["0", "2"]
+
+
+async def test_a_statement_that_arrives_after_its_abort_begins_nothing(
+    admin: MongoClient, database: str
+) -> None:
+    """A handler that is cancelled leaves no transaction, in whatever order it ends."""
+
+    async def handle(_: Change, txn: Any) -> None:
+        await txn.client[database].bills.insert_one({}, session=txn)
+
+    async with Proxy(*admin.address) as proxy:
+        uri = f"{proxy.uri}&appName={VICTIM}"
+        async with MongoSessionService(uri, database=database) as service:
+            await append(service, await create(service))
+            proxy.hold_back("insert")
+            consumer = service.consumer("c")
+            running = asyncio.create_task(consumer.run(handle, transactional=True))
+            await proxy.is_holding.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await proxy.pass_on()
+            assert open_transactions(admin) == 0
 
 
 @pytest.mark.parametrize("command", ["insert", "update", "commitTransaction"])
