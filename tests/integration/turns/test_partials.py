@@ -71,6 +71,16 @@ async def read_until(changes: Subscription, text: str) -> list[Change]:
             return received
 
 
+async def read_until_stopped(changes: Subscription) -> list[Change]:
+    """What is received until the turn was stopped: nothing of it is written later."""
+    received: list[Change] = []
+    async for change in changes:
+        received.append(change)
+        if change.turn is not None and change.turn.status == "stopped":
+            break
+    return received
+
+
 async def read_until_end(changes: Subscription) -> list[Change]:
     """What is received until the turn has ended, and its last event is there."""
     received: list[Change] = []
@@ -123,8 +133,7 @@ async def test_the_status_of_the_turn_is_received(
         model.say("well")
         received = await read_until(changes, "well")
         await elsewhere.stop_turn(**IDS, reason="enough")
-        while received[-1].turn is None or received[-1].turn.status != "stopped":
-            received.append(await anext(changes))
+        received += await read_until_stopped(changes)
 
     turns = [each.turn for each in received if each.kind == "turn"]
     assert [each.status for each in turns] == ["running", "stopping", "stopped"]
@@ -452,7 +461,8 @@ async def test_a_deleted_session_leaves_nothing_said(
         async with watch(elsewhere) as changes:
             model.say("well")
             await read_until(changes, "well")
-        await running.stop()
+            await running.stop()
+            await read_until_stopped(changes)
         assert admin[database]["partials"].count_documents({}) > 0
         await delete()
         assert admin[database]["partials"].count_documents({}) == 0
