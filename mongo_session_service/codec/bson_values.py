@@ -100,7 +100,12 @@ def encode_value(value: Any, depth: int = 0) -> Any:
     if kind is list or kind is tuple:
         if depth == MAX_NATIVE_DEPTH:
             return _wrap(value)
-        return [encode_value(item, depth + 1) for item in value]
+        return [
+            item
+            if (type(item) is str and item.isascii()) or type(item) in _AS_THEY_ARE
+            else encode_value(item, depth + 1)
+            for item in value
+        ]
     return encode_value(json_form(value), depth)
 
 
@@ -134,7 +139,7 @@ def _encode_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
             return _encode_dict(json_form(value), depth)
         if not key.isidentifier() and _NOT_A_FIELD_NAME.search(key):
             return _wrap(value)
-        # What most items are, without a call for each.
+        # What most items are, without a call for each, as in a list.
         kind = type(item)
         if (kind is str and item.isascii()) or kind in _AS_THEY_ARE:
             encoded[key] = item
