@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from mongo_session_service.cli import options, terminal, transcript
+from mongo_session_service.cli import options, styles, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.cli.value_types import FUNCTION, START
 from mongo_session_service.errors import ConfigurationError, StorageError
@@ -68,14 +68,18 @@ async def consumers(place: options.Place, *, as_json: bool) -> None:
 def consumer_row(status: ConsumerStatus) -> dict[str, Text]:
     """Name the cells of a consumer's row."""
     lag = status.lag_seconds or 0.0
-    late = "red" if lag > _VERY_LATE else "yellow" if lag > _LATE else ""
+    late = styles.BAD if lag > _VERY_LATE else styles.WARNING if lag > _LATE else ""
     return {
         "NAME": styled(status.name, "bold"),
         "APP": styled("all" if status.app_name is None else status.app_name),
         "LAG": styled(transcript.duration_text(status.lag_seconds), late),
         "SAVED": styled(transcript.duration_text(status.checkpoint_age_seconds), late),
-        "DEAD LETTERS": styled(status.dead_letters, "red" * bool(status.dead_letters)),
-        "RUN BY": styled(status.owner or "nobody", "" if status.owner else "yellow"),
+        "DEAD LETTERS": styled(
+            status.dead_letters, styles.BAD if status.dead_letters else ""
+        ),
+        "RUN BY": styled(
+            status.owner or "nobody", "" if status.owner else styles.WARNING
+        ),
     }
 
 
@@ -226,8 +230,7 @@ async def remove(
 @click.option(
     "--to",
     type=START,
-    default="now",
-    show_default=True,
+    required=True,
     metavar="now|beginning|TIME",
     help="Where it reads on; TIME is ISO 8601, and as recent as MongoDB's oplog.",
 )
@@ -342,8 +345,8 @@ async def _require_consumer(
 
 def dead_letter_lines(letter: DeadLetter, width: int | None) -> list[Text]:
     """Describe a dead letter on one line or, if that is too wide, on several."""
-    head = transcript.timed_text(letter.time, styled(letter.public_error, "red"))
-    attempts = styled(f"({counted(letter.attempts, 'attempt')})", "dim")
+    head = transcript.timed_text(letter.time, styled(letter.public_error, styles.BAD))
+    attempts = styled(f"({counted(letter.attempts, 'attempt')})", styles.FAINT)
     who = "/".join(_key_parts(letter).values())
     about = transcript.change_name(
         letter.id["kind"], letter.id.get("revision"), who, width

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mongo_session_service.cli import options, terminal, transcript
+from mongo_session_service.cli import options, styles, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.cli.value_types import CONDITION
 from mongo_session_service.model.wording import counted, json_line
@@ -204,11 +204,11 @@ def _session_row(summary: SessionSummary) -> dict[str, Text]:
     about = styled(summary.title or "")
     if summary.labels:
         about.append("  " if summary.title else "")
-        about.append_text(styled(transcript.labels_text(summary.labels), "cyan"))
+        about.append_text(styled(transcript.labels_text(summary.labels), styles.NOTE))
     if summary.waiting:
         names = [each.name or each.call_id for each in summary.waiting]
         about.append("  " if about else "")
-        about.append_text(styled(f"waits for {', '.join(names[:3])}", "yellow"))
+        about.append_text(styled(f"waits for {', '.join(names[:3])}", styles.WARNING))
     return {
         "TITLE AND LABELS": about,
         "SESSION": styled(summary.id, "bold"),
@@ -308,14 +308,16 @@ class _SessionPage:
         if stored.event is None:
             self._sealed += stored.is_sealed
             terminal.show(_event_heading(stored, ""))
-            self._show_texts([_SEALED if stored.is_sealed else _UNREADABLE], "yellow")
+            self._show_texts(
+                [_SEALED if stored.is_sealed else _UNREADABLE], styles.WARNING
+            )
             return
         event = public_view({"event": stored.event})["event"]
         terminal.show(_event_heading(stored, event["author"]))
         self._show_texts(_event_texts(event))
-        self._show_texts(_error_texts(event), "red")
+        self._show_texts(_error_texts(event), styles.BAD)
         delta = event["actions"].get("stateDelta") or {}
-        self._show_texts(_state_texts(delta), "cyan")
+        self._show_texts(_state_texts(delta), styles.NOTE)
 
     def show_state(self) -> None:
         """Print the state, each scope by itself."""
@@ -356,7 +358,7 @@ def _details(summary: SessionSummary) -> Iterator[Text]:
         yield styled(summary.title, "bold")
     for name, value in named.items():
         if value:
-            yield Text.assemble((f"{name:9}", "dim"), printable(value))
+            yield Text.assemble((f"{name:9}", styles.FAINT), printable(value))
 
 
 def _trimmed_text(summary: SessionSummary) -> str:
@@ -378,7 +380,9 @@ def _event_heading(stored: LoggedEvent, author: str) -> Text:
 
     when = f"{transcript.moment(stored.timestamp)}  "
     return Text.assemble(
-        (f"r{stored.revision:<4} ", "dim"), (when, "dim"), (printable(author), "bold")
+        (f"r{stored.revision:<4} ", styles.FAINT),
+        (when, styles.FAINT),
+        (printable(author), "bold"),
     )
 
 

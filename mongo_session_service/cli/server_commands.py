@@ -13,7 +13,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from mongo_session_service.admin.privileges import FEATURES, role_for, script
-from mongo_session_service.cli import options, terminal
+from mongo_session_service.cli import options, styles, terminal
 from mongo_session_service.cli.terminal import kept_option
 from mongo_session_service.cli.value_types import ZONE
 from mongo_session_service.model.wording import counted
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "mongo-session-service"
 _MARKS: Final = {
-    "ok": ("\N{CHECK MARK}", "green"),
-    "warning": ("!", "yellow"),
-    "failed": ("\N{BALLOT X}", "red"),
-    "unknown": ("?", "cyan"),
+    "ok": ("\N{CHECK MARK}", styles.GOOD),
+    "warning": ("!", styles.WARNING),
+    "failed": ("\N{BALLOT X}", styles.BAD),
+    "unknown": ("?", styles.NOTE),
 }
 
 
@@ -186,8 +186,8 @@ def _remedies(found: Iterable[Finding]) -> Iterator[RenderableType]:
         steps.add_column(no_wrap=True)
         steps.add_column(overflow="fold")
         for remedy, checks in asking.items():
-            step = Text(terminal.printable(remedy), "cyan")
-            steps.add_row("-", step.append(f" ({', '.join(checks)})", "dim"))
+            step = Text(terminal.printable(remedy), styles.NOTE)
+            steps.add_row("-", step.append(f" ({', '.join(checks)})", styles.FAINT))
         yield Text("\nWhat to do:", "bold")
         yield steps
 

@@ -94,7 +94,7 @@ class CellRows:
 def shorten_ids(cells: list[Text], width: int) -> None:
     """Cut ids in the middle, to a width at which those that differ still do."""
     ids = {each.plain for each in cells}
-    for room in range(max(width, _SHORTEST_ID), max(map(len, ids))):
+    for room in range(max(width, _SHORTEST_ID), max(each.cell_len for each in cells)):
         cut = {each: without_middle(each, room) for each in ids}
         if len({*cut.values()}) == len(ids):
             cells[:] = [styled(cut[each.plain], str(each.style)) for each in cells]
@@ -102,11 +102,16 @@ def shorten_ids(cells: list[Text], width: int) -> None:
 
 
 def without_middle(text: str, width: int) -> str:
-    """Cut a text to a number of characters in its middle, where ids say least."""
-    if len(text) <= width:
+    """Cut a text to a number of columns in its middle, where ids say least."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
         return text
     end = (width - 1) // 2
-    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+    # Half of a wide character is a space.
+    first = set_cell_size(text, width - 1 - end).rstrip()
+    last = set_cell_size(text[::-1], end)[::-1].lstrip()
+    return f"{first}…{last}"
 
 
 def _stdout() -> Console:
@@ -198,8 +203,12 @@ def progress(
         TimeRemainingColumn,
     )
     from rich.table import Column
+    from rich.theme import Theme
 
-    console = Console(file=sys.stderr)
+    # Those of rich are hard to read on a light background.
+    plain = dict.fromkeys(["percentage", "remaining", "elapsed"], "default")
+    theme = Theme({f"progress.{name}": style for name, style in plain.items()})
+    console = Console(file=sys.stderr, theme=theme)
     bar = Progress(
         "{task.description}",
         BarColumn(bar_width=None),

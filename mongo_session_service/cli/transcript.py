@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from mongo_session_service.cli import styles
 from mongo_session_service.cli.terminal import printable, styled, without_middle
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 _KIND_STYLES: Final = {
     "snapshot": "bold",
-    "created": "green",
-    "redacted": "red",
-    "state": "yellow",
-    "updated": "yellow",
-    "deleted": "red",
+    "created": styles.GOOD,
+    "redacted": styles.BAD,
+    "state": styles.WARNING,
+    "updated": styles.WARNING,
+    "deleted": styles.BAD,
 }
 _INDENT: Final = " " * 10
 _NAME: Final = 13
@@ -40,6 +41,7 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
     public view has them. The first ``scope_length`` parts of its key are known from
     what is watched.
     """
+    from rich.cells import cell_len
     from rich.text import Text
 
     shown = json.loads(change.json_text)
@@ -56,20 +58,22 @@ def change_lines(change: Change, scope_length: int, width: int | None) -> list[T
         )
     if event := shown.get("event"):
         name, style, said = event["author"], "bold", _event_text(event, width)
-    begins = Text.assemble((f"{printable(name):{_NAME}}  ", style), printable(said))
+    author = printable(name)
+    gap = " " * max(_NAME - cell_len(author), 0)
+    begins = Text.assemble((f"{author}{gap}  ", style), printable(said))
     begins.rstrip()
     delta = _state_text(shown.get("state", shown["state_delta"]), width)
     kind = change.kind if event else ""
     about = change_name(kind, change.revision, who, width)
     head = timed_text(change.time, begins)
-    return fitting_lines(head, [styled(delta, "cyan"), about], width)
+    return fitting_lines(head, [styled(delta, styles.NOTE), about], width)
 
 
 def timed_text(time: float, text: Text) -> Text:
     """Put the time before a text."""
     from rich.text import Text
 
-    return Text.assemble((f"{moment(time)}  ", "dim"), text)
+    return Text.assemble((f"{moment(time)}  ", styles.FAINT), text)
 
 
 def change_name(kind: str, revision: int | None, who: str, width: int | None) -> Text:
@@ -79,7 +83,7 @@ def change_name(kind: str, revision: int | None, who: str, width: int | None) ->
     if width is not None:
         room = width - len(_INDENT) - len(" ".join(parts[:-1])) - 1
         parts[-1] = without_middle(parts[-1], max(room, 1))
-    return styled(" ".join(parts), "dim")
+    return styled(" ".join(parts), styles.FAINT)
 
 
 def fitting_lines(head: Text, pieces: Iterable[Text], width: int | None) -> list[Text]:

@@ -158,8 +158,10 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
                 on_progress=lambda now: advance(now.read),
             )
         where = place.describe(service)
-    since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
-    again = f"{since:%Y-%m-%dT%H:%M:%SZ}"
+    again = None
+    if not policies.is_dry_run:
+        since = datetime.fromtimestamp(moved.started - _MARGIN, UTC)
+        again = f"{since:%Y-%m-%dT%H:%M:%SZ}"
     if is_json:
         show_json(_figures(moved) | {"since": again})
     else:
@@ -167,7 +169,7 @@ async def _import(place: Place, kind: sources.Kind, options: dict[str, Any]) -> 
         verb = "Would move" if policies.is_dry_run else "Moved"
         events = counted(moved.events, "event")
         click.echo(f"{verb} {events} from {name} to {where}: {_counts_text(moved)}.")
-        if not policies.is_dry_run:
+        if again:
             click.echo(f"To catch up later, add --since {again}")
     return _is_any_found(moved, chosen) and moved.is_complete
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mongo_session_service.cli import options, terminal, transcript
+from mongo_session_service.cli import options, styles, terminal, transcript
 from mongo_session_service.cli.terminal import printable, styled
 from mongo_session_service.model.wording import json_line
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mongo_session_service.model.results import TurnInfo, TurnPhase
 
 STYLES: Final = {
-    "running": "green",
-    "stopping": "yellow",
-    "abandoned": "red",
+    "running": styles.GOOD,
+    "stopping": styles.WARNING,
+    "abandoned": styles.BAD,
     "ended": "",
-    "stopped": "yellow",
-    "failed": "red",
+    "stopped": styles.WARNING,
+    "failed": styles.BAD,
 }
 """How each status is shown."""
 

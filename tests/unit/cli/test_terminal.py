@@ -21,6 +21,7 @@ from mongo_session_service.cli.terminal import (
     printable,
     shorten_ids,
     styled,
+    without_middle,
 )
 from mongo_session_service.cli.transcript import (
     change_lines,
@@ -235,6 +236,34 @@ def test_ids_are_shortened_before_titles(width: int) -> None:
     if width >= 80:
         assert "EVENTS  UPDATED" in heading
         assert lines[0] != lines[1]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_ids_of_wide_characters_fit(width: int) -> None:
+    """Where a character takes two columns, rows are whole, and ids still different."""
+    ids = [f"{'会話' * 12}{last}" for last in "甲乙"]
+    _, *lines = printed(CellRows([listed(each, "Trip") for each in ids]), width)
+
+    assert max(map(cell_len, lines)) <= width
+    assert all(line.endswith("  1,200   3 min ago") for line in lines)
+    assert lines[0] != lines[1]
+
+
+@given(st.text(), st.integers(1, 40))
+def test_a_text_without_its_middle_fits(text: str, width: int) -> None:
+    """Its columns count, not its characters."""
+    assert cell_len(without_middle(printable(text), width)) <= width
+
+
+def test_what_is_said_begins_in_one_column() -> None:
+    """However wide the characters of its author are."""
+    said = types.ModelContent("hello")
+    begins = {
+        cell_len(change_lines(change_of(event), 3, None)[0].plain.partition("hello")[0])
+        for event in (Event(author=each, content=said) for each in ("bot", "助手"))
+    }
+
+    assert len(begins) == 1
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
