@@ -8,9 +8,8 @@ from typing import Literal
 
 from bson.timestamp import Timestamp
 
-from mongo_session_service.consumers.checkpoint import Checkpoint
+from mongo_session_service.consumers.checkpoint import Checkpoint, Position
 from mongo_session_service.consumers.leased_reader import log_id
-from mongo_session_service.consumers.position import Position
 from mongo_session_service.driver import snapshots
 from mongo_session_service.errors import (
     InvalidInputError,

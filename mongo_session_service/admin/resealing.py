@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
 
-from mongo_session_service.changes.decoder import RESEALED, decode_appended, session_key
+from mongo_session_service.changes.decoder import RESEALED, decode_appended, key_in_id
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import Judge, Owner
 from mongo_session_service.codec.resealer import Resealer
@@ -226,7 +226,7 @@ def _changes(name: str, document: Document, resealer: Resealer) -> Document | No
     if name == "events" and decode_appended(id_, document, resealer.hooks) is not None:
         return resealer.event(document)
     more = ("revision",) if name == "events" else ()
-    key = session_key(id_, (*SessionKey._fields, *more))
+    key = key_in_id(id_, (*SessionKey._fields, *more))
     return key and resealer.states(document, Owner.of_session(key))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,7 @@ from bson.timestamp import Timestamp
 from google.adk.sessions.state import State
 from pydantic import ValidationError
 
-from mongo_session_service.changes.change import Change
+from mongo_session_service.changes.change import Change, ChangeKind
 from mongo_session_service.codec import bson_values, documents, partials
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks, Owner
 from mongo_session_service.codec.waiting_fields import (
@@ -27,11 +27,10 @@ from mongo_session_service.codec.waiting_fields import (
     WAITING_FIELDS,
     decode_waiting,
 )
-from mongo_session_service.errors import StorageError, quoted
+from mongo_session_service.errors import HistoryLostError, StorageError, quoted
 from mongo_session_service.model import scopes
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
-from mongo_session_service.model.results import WaitingCall
 from mongo_session_service.sessions import queries
 
 logger = logging.getLogger(__name__)
@@ -48,219 +47,100 @@ _TRANSACTION: Final = ("lsid", "txnNumber")
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """An event was appended."""
+class ChangeRecord:
+    """A change as it is stored, which readers receive decoded, as a :class:`Change`."""
 
-    key: SessionKey
-    document: Document
-    hooks: Hooks = field(repr=False, compare=False)
-
-    def change(self) -> Change:
-        """The change that subscribers receive."""
-        event = documents.decode_event(self.document, self.hooks)
-        return Change(
-            kind="appended",
-            **self.key.id,
-            revision=self.document["_id"]["revision"],
-            event=event,
-            state_delta=event.actions.state_delta,
-            waiting=_decode_waiting(self.document, self.hooks),
-            time=event.timestamp,
-        )
-
-    def delta(self) -> Document:
-        """The event's delta, as stored, keys prefixed by scope.
-
-        Empty if another tool wrote it; reading the event raises then.
-        """
-        actions = self.document["event"].get("actions")
-        delta = actions.get("state_delta") if isinstance(actions, dict) else None
-        try:
-            delta = bson_values.decode_value(delta)
-        except bson_values.UnreadableError:
-            return {}
-        return delta if isinstance(delta, dict) else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Redacted:
-    """An event's content was replaced."""
-
-    key: SessionKey
-    document: Document
-    """The event as it is now."""
-    time: float
-    hooks: Hooks = field(repr=False, compare=False)
-
-    def change(self) -> Change:
-        """The change that subscribers receive."""
-        event = documents.decode_event(self.document, self.hooks)
-        return Change(kind="redacted", **self.key.id, event=event, time=self.time)
-
-
-@dataclass(frozen=True, slots=True)
-class Created:
-    """A session was created."""
-
-    key: SessionKey
-    document: Document
-    hooks: Hooks = field(repr=False, compare=False)
-
-    def change(self) -> Change:
-        """The change that subscribers receive, with the session's own initial state."""
-        return Change(
-            kind="created",
-            **self.key.id,
-            revision=self.document["revision"],
-            state_delta=documents.decode_session_state(
-                self.document, self.key, self.hooks
-            ),
-            waiting=_decode_waiting(self.document, self.hooks),
-            time=self.document["create_time"],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Updated:
-    """A session's title, labels or expiry were changed, or what waits, by a trim."""
-
-    key: SessionKey
-    details: Details
-    """All of them, as they are stored."""
-    time: float
-    waiting: Document = field(default_factory=dict)
-    """The calls that wait, as they are stored."""
+    kind: ChangeKind
+    owner: tuple[str, ...]
+    """The app, the user or the session that it concerns."""
+    content: Document | None
+    """Of an event and of a new session the ``document``; of an update the ``details``
+    and the calls that are ``waiting``; of shared state the ``delta``, keys prefixed by
+    scope, empty if no value has changed; of a log that was trimmed the ``document``
+    before it and the ``shared`` ones of its app and user. None if a dead letter could
+    not keep it."""
+    time: float = 0.0
+    """When it was committed, as far as the content does not tell a time."""
     hooks: Hooks = field(default=NO_HOOKS, repr=False, compare=False)
 
-    def change(self) -> Change:
-        """The change that subscribers receive."""
-        named = {"_id": self.key.id}
-        try:
-            return Change(
-                kind="updated",
-                **self.key.id,
-                title=self.details.title or None,
-                labels=dict(self.details.labels),
-                expire_time=self.details.expire_time,
-                waiting=decode_waiting(named | self.waiting, self.hooks).named,
-                time=self.time,
-            )
-        except ValidationError:  # it may quote what is stored
-            where = f"The details of session {quoted(self.key.session_id)}"
-            raise bson_values.UnreadableError(where) from None
+    @property
+    def key(self) -> SessionKey:
+        """The session that it concerns, if it is one."""
+        return SessionKey(*self.owner)
 
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """A session was deleted."""
-
-    key: SessionKey
-    time: float
+    @property
+    def expire_time(self) -> object:
+        """When a session expires that was created or updated; None for never."""
+        content = self.content or {}
+        stored = content.get("details") or content.get("document", {})
+        return stored.get("expire_time")
 
     def change(self) -> Change:
-        """The change that subscribers receive."""
-        return Change(kind="deleted", **self.key.id, time=self.time)
+        """Decode it.
 
-
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """A log begins at a later revision than 0: what was before it was trimmed."""
-
-    key: SessionKey
-    document: Document
-    """The one before the log, which holds the state as of then."""
-    shared: list[Document] = field(repr=False)
-    """The documents of its app's and its user's state, among others."""
-    hooks: Hooks = field(repr=False, compare=False)
-
-    def change(self) -> Change:
-        """The change that readers of the log receive: a snapshot."""
-        owner, initial = Owner.of_session(self.key), self.document[documents.INITIAL]
-        shared = documents.decode_shared_state(self.key, self.shared, self.hooks)
-        own = documents.decode_state(initial, owner, self.hooks)
-        return Change(
-            kind="snapshot",
-            **self.key.id,
-            revision=documents.log_begins(self.document),
-            state=scopes.merge(scopes.ScopedState(shared.app, shared.user, own)),
-            time=self.document["create_time"],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StateSet:
-    """Shared state was set: an app's, or a user's."""
-
-    app_name: str
-    user_id: str | None
-    delta: Document
-    """As stored, keys prefixed by scope; empty if no value has changed."""
-    time: float
-    hooks: Hooks = field(repr=False, compare=False)
-
-    def change(self) -> Change:
-        """The change that subscribers receive."""
-        owner = Owner(self.app_name, self.user_id)
-        return Change(
-            kind="state",
-            app_name=self.app_name,
-            user_id=self.user_id,
-            state_delta=self.hooks.loaded_state(self.delta, owner),
-            time=self.time,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TurnProgress:
-    """A running turn has said something, has begun, or has ended."""
-
-    key: SessionKey
-    document: Document
-    hooks: Hooks = field(repr=False, compare=False)
-
-    def change(self) -> Change:
-        """The change that subscribers receive."""
-        document, event = self.document, None
-        if "event" in document:
-            event = documents.decode_event(document, self.hooks)
-        noted = document["time"].replace(tzinfo=UTC).timestamp()
-        return Change(
-            kind="turn" if event is None else "partial",
-            **self.key.id,
-            event=event,
-            turn=partials.decode_turn(self.key, document["_id"]["epoch"], document),
-            turn_position=document["_id"]["n"],
-            time=noted if event is None else event.timestamp,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class OversizedChange:
-    """A dead letter's change that was too large to be stored."""
-
-    id: Document
-    """The dead letter's ``_id``."""
-
-    def change(self) -> Change:
-        """Never returns: the content is not stored."""
-        kind, session_id = self.id["kind"], self.id.get("session_id")
+        Raises:
+            StorageError: this release of ADK, or the application's hook, cannot read
+                what is stored; or it was too large to be kept.
+        """
+        named: Document = dict(zip(SessionKey._fields, self.owner, strict=False))
+        session_id = named.get("session_id")
         where = "the state" if session_id is None else f"session {quoted(session_id)}"
-        message = (
-            f"The change {kind!r} was too large to be stored as a dead letter: read"
-            f" {where} itself."
-        )
-        raise StorageError(message)
+        if self.content is None:
+            raise StorageError(
+                f"The change {self.kind!r} was too large to be stored as a dead letter:"
+                f" read {where} itself."
+            )
+        fields = {"kind": self.kind, "time": self.time, **self._decode(self.content)}
+        try:
+            return Change(**named, **fields)
+        except ValidationError:  # it may quote what is stored
+            what = f"The change {self.kind!r} of {where}"
+            raise bson_values.UnreadableError(what) from None
 
-
-ChangeRecord = Appended | Redacted | Created | Updated | Deleted | StateSet
-"""A record that subscribers and consumers receive as a :class:`Change`.
-
-Making one raises ``StorageError`` if this release of ADK, or the application's hook,
-cannot read what is stored."""
-
-
-LogRecord = ChangeRecord | Trimmed
-"""A record that consumers receive, who may read the log as well."""
+    def _decode(self, content: Document) -> Document:
+        hooks, document = self.hooks, content.get("document", {})
+        fields: Document = {}
+        if "event" in document:
+            event = documents.decode_event(document, hooks)
+            fields = {"event": event, "time": event.timestamp}
+        if WAITING in document:
+            fields["waiting"] = decode_waiting(document, hooks).named
+        match self.kind:
+            case "appended":
+                fields["revision"] = document["_id"]["revision"]
+                fields["state_delta"] = event.actions.state_delta
+            case "redacted":
+                return {"event": event}
+            case "created":
+                fields["revision"] = document["revision"]
+                fields["time"] = document["create_time"]
+                fields["state_delta"] = documents.decode_session_state(
+                    document, self.key, hooks
+                )
+            case "snapshot":
+                owner = Owner.of_session(self.key)
+                own = documents.decode_state(document[documents.INITIAL], owner, hooks)
+                shared = documents.decode_shared_state(
+                    self.key, content["shared"], hooks
+                )
+                fields["revision"] = documents.log_begins(document)
+                fields["time"] = document["create_time"]
+                fields["state"] = scopes.merge(replace(shared, session=own))
+            case "updated":
+                details = Details.of(content["details"])
+                waiting = {"_id": self.key.id, **content["waiting"]}
+                fields["title"] = details.title or None
+                fields["labels"] = dict(details.labels)
+                fields["expire_time"] = details.expire_time
+                fields["waiting"] = decode_waiting(waiting, hooks).named
+            case "state":
+                owner = Owner(*self.owner)
+                fields["state_delta"] = hooks.loaded_state(content["delta"], owner)
+            case "partial" | "turn":
+                epoch, number = document["_id"]["epoch"], document["_id"]["n"]
+                fields["turn"] = partials.decode_turn(self.key, epoch, document)
+                fields["turn_position"] = number
+        return fields
 
 
 class Names(NamedTuple):
@@ -278,13 +158,6 @@ class Names(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """A collection or the database was dropped."""
-
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
 class TombstoneRemoved:
     """A tombstone, not a session, is what the same transaction deletes next."""
 
@@ -295,16 +168,17 @@ RESEALED: Final = "resealed"
 """The field of an app's or a user's state that counts how often it was re-sealed, by
 which a re-seal is told from a write: no value has changed."""
 
-ChangeEvent = ChangeRecord | Dropped | TombstoneRemoved
+ChangeEvent = ChangeRecord | TombstoneRemoved
 """Everything that a document of the change stream can mean."""
 
 
-def pipeline(names: Names, app_name: str | None = None) -> list[Document]:
+def pipeline(connection: Any, app_name: str | None = None) -> list[Document]:
     """The filter of a change stream, for one app or for all.
 
     It has only plain comparisons, which the server can evaluate on its oplog. Without
     the drops, the stream of a dropped database would end without an error.
     """
+    names = Names.of_connection(connection)
     states = {"$in": [names.app_states, names.user_states]}
     writes: list[Document] = [
         {
@@ -366,17 +240,20 @@ def decode_change(change: Document, names: Names, hooks: Hooks) -> ChangeEvent |
 
     A document of another tool that does not have this package's form is skipped with a
     warning: it must not stop the stream.
+
+    Raises:
+        HistoryLostError: the database, or one of these collections, was dropped.
     """
     if change["operationType"] in _DROPS:
-        return _decode_drop(change, names)
+        _check_drop(change, names)
+        return None
     collection = change["ns"]["coll"]
     try:
         id_ = change["documentKey"]["_id"]
         if collection == names.events:
             found = decode_appended(id_, change.get("fullDocument"), hooks)
             if found and change["operationType"] == _OF_REDACTIONS:
-                at = committed_at(change)
-                return Redacted(found.key, found.document, at, hooks)
+                return replace(found, kind="redacted", time=committed_at(change))
             return found
         if collection == names.sessions:
             return _decode_session_change(id_, change, hooks)
@@ -391,26 +268,30 @@ def decode_change(change: Document, names: Names, hooks: Hooks) -> ChangeEvent |
         return None
 
 
-def decode_turn_progress(document: Document, hooks: Hooks) -> TurnProgress | None:
+def decode_turn_progress(document: Document, hooks: Hooks) -> ChangeRecord | None:
     """Decode a document of running turns, if this package wrote it."""
-    key = session_key(document.get("_id"), (*SessionKey._fields, "epoch", "n"))
+    key = key_in_id(document.get("_id"), (*SessionKey._fields, "epoch", "n"))
     is_ours = all(isinstance(document.get(it), of) for it, of in _OF_TURNS.items())
-    return TurnProgress(key, document, hooks) if key and is_ours else None
+    if key is None or not is_ours:
+        return None
+    kind: ChangeKind = "partial" if "event" in document else "turn"
+    noted = document["time"].replace(tzinfo=UTC).timestamp()
+    return ChangeRecord(kind, key, {"document": document}, noted, hooks)
 
 
 def decode_appended(
     id_: Any, document: Document | None, hooks: Hooks
-) -> Appended | None:
+) -> ChangeRecord | None:
     """Decode a document of the events collection, if this package wrote it."""
-    key = session_key(id_, (*SessionKey._fields, "revision"))
+    key = key_in_id(id_, (*SessionKey._fields, "revision"))
     if key is None or not document or not isinstance(id_["revision"], int):
         return None  # too large for the stream, and deleted before it was read
     if not isinstance(document.get("event"), dict):
         return None
-    return Appended(key, document, hooks)
+    return ChangeRecord("appended", key, {"document": document}, hooks=hooks)
 
 
-def readable_change(record: ChangeRecord | TurnProgress) -> Change | None:
+def readable_change(record: ChangeRecord) -> Change | None:
     """The change that subscribers receive, without its content if that is unreadable.
 
     One change must not end a stream, and the subscribers of a session count its
@@ -420,64 +301,87 @@ def readable_change(record: ChangeRecord | TurnProgress) -> Change | None:
         return record.change()
     except StorageError as error:
         logger.warning("Subscribers do not receive the content of a change. %s", error)
-    if isinstance(record, Appended):
-        event = record.document.get("event")
-        stored = event.get("timestamp") if isinstance(event, dict) else None
-        time = float(stored) if isinstance(stored, int | float) else 0.0
-        revision = record.document["_id"]["revision"]
-        return Change(kind="appended", **record.key.id, revision=revision, time=time)
-    if isinstance(record, Created):
-        revision, time = record.document["revision"], record.document["create_time"]
-        return Change(kind="created", **record.key.id, revision=revision, time=time)
-    return None
+    if record.kind not in {"appended", "created"} or record.content is None:
+        return None
+    document, time = record.content["document"], 0.0
+    revision = document.get("revision", document["_id"].get("revision"))
+    stored = document.get("create_time", document.get("event", {}).get("timestamp"))
+    if isinstance(stored, int | float):
+        time = float(stored)
+    return Change(kind=record.kind, **record.key.id, revision=revision, time=time)
+
+
+def stored_delta(appended: ChangeRecord) -> Document:
+    """The delta of an event, as stored, keys prefixed by scope.
+
+    Empty if another tool wrote it; reading the event raises then.
+    """
+    event = appended.content["document"]["event"] if appended.content else {}
+    actions = event.get("actions")
+    delta = actions.get("state_delta") if isinstance(actions, dict) else None
+    try:
+        delta = bson_values.decode_value(delta)
+    except bson_values.UnreadableError:
+        return {}
+    return delta if isinstance(delta, dict) else {}
 
 
 def decode_trimmed(
     document: Document, shared: list[Document], hooks: Hooks
-) -> Trimmed | None:
+) -> ChangeRecord | None:
     """Decode the document before a log, if the log was trimmed."""
-    key = session_key(document["_id"], (*SessionKey._fields, "revision"))
+    key = key_in_id(document["_id"], (*SessionKey._fields, "revision"))
     if key is None or not documents.log_begins(document):
         return None
-    return Trimmed(key, document, shared, hooks)
+    content = {"document": document, "shared": shared}
+    return ChangeRecord("snapshot", key, content, hooks=hooks)
 
 
 def _decode_session_change(
     id_: Any, change: Document, hooks: Hooks
 ) -> ChangeEvent | None:
     kind, document = change["operationType"], change.get("fullDocument") or {}
+    time = committed_at(change)
     if kind == "insert":
-        if key := session_key(id_, (*SessionKey._fields, queries.REMOVED)):
+        if key := key_in_id(id_, (*SessionKey._fields, queries.REMOVED)):
             return TombstoneRemoved(key)
-        if key := session_key(id_, (*SessionKey._fields, queries.UPDATED)):
-            waiting = {it: document[it] for it in WAITING_FIELDS if it in document}
-            details, time = Details.of(document), committed_at(change)
-            return Updated(key, details, time, waiting, hooks)
-    key = session_key(id_, SessionKey._fields)
-    if key is None or kind == "delete":
-        return key and Deleted(key, committed_at(change))
+        if key := key_in_id(id_, (*SessionKey._fields, queries.UPDATED)):
+            return updated_record(key, document, time, hooks)
+    key = key_in_id(id_, SessionKey._fields)
+    if key is None:
+        return None
+    if kind == "delete":
+        return ChangeRecord("deleted", key, {}, time, hooks)
     is_ours = all(isinstance(document.get(name), of) for name, of in _OURS.items())
-    return Created(key, document, hooks) if is_ours else None
+    content = {"document": document}
+    return ChangeRecord("created", key, content, time, hooks) if is_ours else None
 
 
-def _decode_state_change(id_: Any, change: Document, hooks: Hooks) -> StateSet | None:
-    if isinstance(id_, str):
-        prefix, app_name, user_id = State.APP_PREFIX, id_, None
-    elif (owner := _key_parts(id_, SessionKey._fields[:2])) is not None:
-        prefix, (app_name, user_id) = State.USER_PREFIX, owner
-    else:
+def updated_record(
+    key: SessionKey, document: Document, time: float, hooks: Hooks
+) -> ChangeRecord:
+    """The change that a session's title, labels, expiry or waiting calls are others."""
+    waiting = {name: document[name] for name in WAITING_FIELDS if name in document}
+    content = {"details": Details.of(document).fields(), "waiting": waiting}
+    return ChangeRecord("updated", key, content, time, hooks)
+
+
+def _decode_state_change(
+    id_: Any, change: Document, hooks: Hooks
+) -> ChangeRecord | None:
+    owner: tuple[str, ...] | None = (id_,) if isinstance(id_, str) else None
+    prefix = State.APP_PREFIX
+    if owner is None:
+        owner, prefix = _key_parts(id_, SessionKey._fields[:2]), State.USER_PREFIX
+    if owner is None:
         return None
     delta = {prefix + key: value for key, value in _written_delta(change).items()}
     if not delta and transaction_of(change) is None:
         return None  # in a transaction it may undo what an append of it has set
-    return StateSet(app_name, user_id, delta, committed_at(change), hooks)
+    return ChangeRecord("state", owner, {"delta": delta}, committed_at(change), hooks)
 
 
-def _decode_waiting(document: Document, hooks: Hooks) -> tuple[WaitingCall, ...] | None:
-    return decode_waiting(document, hooks).named if WAITING in document else None
-
-
-def session_key(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
+def key_in_id(id_: Any, fields: tuple[str, ...]) -> SessionKey | None:
     """The key in an ``_id`` with these fields; None if it has others."""
     texts = _key_parts(id_, fields)
     return None if texts is None else SessionKey(*texts)
@@ -499,17 +403,19 @@ def committed_at(change: Document) -> float:
     return float(cluster_time(change).time)
 
 
-def _decode_drop(change: Document, names: Names) -> Dropped | None:
+def _check_drop(change: Document, names: Names) -> None:
     kind, collection = change["operationType"], change.get("ns", {}).get("coll")
     target = change.get("to", {}).get("coll")  # replaced by the renamed one
     if kind in {"dropDatabase", "invalidate"}:
-        return Dropped("The database was dropped")
-    if target in names:
-        return Dropped(f"The collection {target!r} was replaced")
-    if collection in names:
+        what = "The database was dropped"
+    elif target in names:
+        what = f"The collection {target!r} was replaced"
+    elif collection in names:
         done = "dropped" if kind == "drop" else "renamed"
-        return Dropped(f"The collection {collection!r} was {done}")
-    return None
+        what = f"The collection {collection!r} was {done}"
+    else:
+        return
+    raise HistoryLostError(f"{what}: there is nothing left to read.")
 
 
 def needs_document(change: Document, names: Names) -> bool:

@@ -9,9 +9,12 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.adk.sessions.state import State
 
-from mongo_session_service.changes import decoder
-from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import Appended, ChangeEvent, StateSet
+from mongo_session_service.changes.decoder import (
+    ChangeEvent,
+    ChangeRecord,
+    TombstoneRemoved,
+    stored_delta,
+)
 from mongo_session_service.model import scopes
 from mongo_session_service.model.records import Document, SessionKey
 
@@ -75,78 +78,57 @@ class Router(Generic[_Subscriber]):
             if not self._by_topic[topic]:
                 del self._by_topic[topic]
 
-    def recipients(self, item: ChangeEvent | decoder.TurnProgress) -> list[_Subscriber]:
+    def recipients(self, record: ChangeRecord) -> list[_Subscriber]:
         """The subscribers of a change."""
         found: list[_Subscriber] = []
-        for topic in _topics_of(item):
+        for topic in _topics_of(record):
             found += self._by_topic.get(topic, ())
         return found
 
-    def note(self, item: ChangeEvent, transaction: object) -> None:
-        """Remember a change before its deliveries.
+    def route(
+        self, item: ChangeEvent, transaction: object
+    ) -> list[tuple[_Subscriber, ChangeRecord]]:
+        """The subscribers of the next change, each with as much of it as it lacks.
 
         Shared state is written once for all the appends of a transaction, after their
-        events. A subscriber that receives such an append knows its part already.
+        events. A subscriber that receives such an append knows its part already. Nobody
+        hears of the deletion of a tombstone.
         """
         if transaction is None or transaction != self._transaction:
             self._transaction = transaction
             self._writes = {}
             self._removed = set()
-        if isinstance(item, decoder.TombstoneRemoved):
+        if isinstance(item, TombstoneRemoved):
             self._removed.add(item.key)
-        if isinstance(item, Appended) and transaction is not None:
-            self._remember(item)
-
-    def is_suppressed(self, item: ChangeEvent) -> bool:
-        """Tell whether nobody hears of it: a tombstone was deleted, and no session."""
-        return isinstance(item, decoder.TombstoneRemoved) or (
-            isinstance(item, decoder.Deleted) and item.key in self._removed
-        )
-
-    def route(
-        self, item: ChangeEvent, transaction: object
-    ) -> list[tuple[_Subscriber, Change]]:
-        """The subscribers and their changes: one object where they are the same.
-
-        Content that cannot be read is left out, with a warning in the log.
-        """
-        self.note(item, transaction)
-        if self.is_suppressed(item):
             return []
-        if isinstance(item, StateSet):
+        if item.kind == "state":
             return list(self._route_state(item))
-        recipients = self.recipients(item)
-        if not recipients or not isinstance(item, decoder.ChangeRecord):
+        if item.kind == "deleted" and item.owner in self._removed:
             return []
-        change = decoder.readable_change(item)
-        return [(each, change) for each in recipients if change]
+        if item.kind == "appended" and transaction is not None:
+            self._remember(item)
+        return [(each, item) for each in self.recipients(item)]
 
-    def _remember(self, appended: Appended) -> None:
+    def _remember(self, appended: ChangeRecord) -> None:
         app_name, user_id, _ = key = appended.key
-        shared = scopes.split(appended.delta())
-        for scope, delta in (
-            ((app_name, None), shared.app),
+        shared = scopes.split(stored_delta(appended))
+        for owner, delta in (
+            ((app_name,), shared.app),
             ((app_name, user_id), shared.user),
         ):
-            writes = self._writes.setdefault(scope, {})
+            writes = self._writes.setdefault(owner, {})
             for name, value in delta.items():
                 writers = writes[name].writers if name in writes else set()
                 writes[name] = _Write(key, value, writers | {key})
 
-    def _route_state(self, item: StateSet) -> Iterator[tuple[_Subscriber, Change]]:
-        whole: Change | None = None
-        for each, part in self.parts(item):
-            change = whole if part is item and whole else decoder.readable_change(part)
-            if part is item:
-                whole = change
-            if change is not None:
-                yield each, change
-
-    def parts(self, item: StateSet) -> Iterator[tuple[_Subscriber, StateSet]]:
-        """The subscribers of a write to shared state, each with the part it lacks."""
-        writes = self._writes.get((item.app_name, item.user_id), {})
+    def _route_state(
+        self, record: ChangeRecord
+    ) -> Iterator[tuple[_Subscriber, ChangeRecord]]:
+        delta: Document = (record.content or {})["delta"]
+        prefix = State.APP_PREFIX if len(record.owner) == 1 else State.USER_PREFIX
+        writes = self._writes.get(record.owner, {})
         keys = {key for write in writes.values() for key in write.writers}
-        for each in self.recipients(item):
+        for each in self.recipients(record):
             scope = each.scope
             # Nearly all subscribers are to single sessions.
             has_written = (
@@ -155,10 +137,10 @@ class Router(Generic[_Subscriber]):
                 else any(map(scope.covers, keys))
             )
             if has_written:
-                if unknown := _unknown_part(item, writes, scope):
-                    yield each, replace(item, delta=unknown)
-            elif item.delta:
-                yield each, item
+                if unknown := _unknown_part(delta, prefix, writes, scope):
+                    yield each, replace(record, content={"delta": unknown})
+            elif delta:
+                yield each, record
 
 
 class _Write(NamedTuple):
@@ -171,16 +153,17 @@ class _Write(NamedTuple):
     """The sessions of all appends that set it."""
 
 
-def _unknown_part(item: StateSet, writes: dict[str, _Write], scope: Scope) -> Document:
+def _unknown_part(
+    delta: Document, prefix: str, writes: dict[str, _Write], scope: Scope
+) -> Document:
     """The part of a write to shared state that a scope's own events do not hold."""
     unknown = {
         prefixed: value
-        for prefixed, value in item.delta.items()
+        for prefixed, value in delta.items()
         if not _is_known_value(writes.get(prefixed.partition(":")[2]), value, scope)
     }
     # The transaction as a whole may have left a key unchanged, so that the write lacks
     # it. A subscriber whose event set it, but not last, still needs the final value.
-    prefix = State.APP_PREFIX if item.user_id is None else State.USER_PREFIX
     for name, write in writes.items():
         if not scope.covers(write.key) and any(map(scope.covers, write.writers)):
             unknown.setdefault(prefix + name, write.value)
@@ -204,23 +187,13 @@ def _topics(scope: Scope) -> list[Hashable]:
     return [own, of_app, ("state of user", *scope[:2])]
 
 
-def _topics_of(item: ChangeEvent | decoder.TurnProgress) -> list[Hashable]:
-    match item:
-        case StateSet(app_name, None):
-            return ["everything", ("state of app", app_name)]
-        case StateSet(app_name, user_id):
-            of_user = ("state of user", app_name, user_id)
-            return ["everything", ("states of users", app_name), of_user]
-        case (
-            Appended(key)
-            | decoder.Redacted(key)
-            | decoder.Created(key)
-            | decoder.Updated(key)
-            | decoder.Deleted(key)
-            | decoder.TurnProgress(key)
-        ):
-            # A session that is created has no subscribers of its own yet.
-            own = [] if isinstance(item, decoder.Created) else [("session", *key)]
-            return ["everything", ("app", key.app_name), ("user", *key[:2]), *own]
-        case _:
-            return []
+def _topics_of(record: ChangeRecord) -> list[Hashable]:
+    app_name, *_ = owner = record.owner
+    if record.kind != "state":
+        # A session that is created has no subscribers of its own yet.
+        own = [] if record.kind == "created" else [("session", *owner)]
+        return ["everything", ("app", app_name), ("user", *owner[:2]), *own]
+    if len(owner) == 1:
+        return ["everything", ("state of app", app_name)]
+    of_user = ("state of user", *owner)
+    return ["everything", ("states of users", app_name), of_user]

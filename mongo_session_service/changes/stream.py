@@ -61,7 +61,6 @@ class Stream:
     def __init__(
         self,
         connection: Connection,
-        names: Names,
         pipeline: list[Document],
         start: Timestamp | Document,
     ) -> None:
@@ -70,7 +69,7 @@ class Stream:
         ``start`` is a time on the deployment's clock, or a resume token.
         """
         self._connection = connection
-        self._names = names
+        self.names = Names.of_connection(connection)
         self._pipeline = pipeline
         self._start = start
         self._slim = False
@@ -185,7 +184,7 @@ class Stream:
 
     async def _complete(self, change: Document) -> None:
         """Read the document of a change that lacks content."""
-        if decoder.needs_document(change, self._names):
+        if decoder.needs_document(change, self.names):
             collection = self._connection.database[change["ns"]["coll"]]
             change["fullDocument"] = await collection.find_one(change["documentKey"])
 

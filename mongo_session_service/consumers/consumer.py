@@ -148,7 +148,7 @@ class Consumer:
             raise StopAsyncIteration
         async with reader.connection.call():
             delivery = await reader.next_delivery()
-        return delivery.item.change()
+        return delivery.record.change()
 
     def _check_not_running(self) -> None:
         """Refuse a second reader: its commits would include what run() has not done."""

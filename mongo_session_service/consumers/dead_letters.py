@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -13,17 +13,8 @@ import bson
 from google.adk.platform import time as platform_time
 
 from mongo_session_service._public import public
-from mongo_session_service.changes import decoder
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.decoder import (
-    Appended,
-    Created,
-    Deleted,
-    Redacted,
-    StateSet,
-    Trimmed,
-    Updated,
-)
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks, Owner
@@ -34,15 +25,11 @@ from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import StorageError
-from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey
 
 _LONGEST_MESSAGE: Final = 2000  # characters
 _LARGEST: Final = 16 * 1024**2 - 64 * 1024
 """Bytes of a stored change; IDs, the message and the command need the rest."""
-
-
-Item = decoder.LogRecord | decoder.OversizedChange
 
 
 @public
@@ -51,12 +38,14 @@ class DeadLetter:
     """A change that a consumer's handler failed on in every attempt."""
 
     consumer: str
-    item: Item
+    record: ChangeRecord
     error: str
     """The last exception: its type and text."""
     attempts: int
     time: float
     """When the last attempt failed, in seconds since 1970."""
+    id: Document = field(repr=False)
+    """Its ``_id``, which a change has however often it is delivered."""
 
     @property
     def change(self) -> Change:
@@ -66,7 +55,7 @@ class DeadLetter:
             StorageError: this release of ADK cannot read its event, or it was too
                 large to be kept: almost 16 MiB.
         """
-        return self.item.change()
+        return self.record.change()
 
     @property
     def public_error(self) -> str:
@@ -79,18 +68,13 @@ class DeadLetter:
                 return self.error
         return _error_type(self.error)
 
-    @property
-    def id(self) -> Document:
-        """Its ``_id``, which a change has however often it is delivered."""
-        return _id(self.consumer, self.item)
-
 
 def new_dead_letter(
-    consumer: str, item: Item, error: Exception, attempts: int
+    consumer: str, record: ChangeRecord, error: Exception, attempts: int
 ) -> DeadLetter:
     """The dead letter of a change whose last attempt failed now."""
-    now = platform_time.get_time()
-    return DeadLetter(consumer, item, _error_text(error), attempts, now)
+    now, id_ = platform_time.get_time(), _letter_id(consumer, record)
+    return DeadLetter(consumer, record, _error_text(error), attempts, now, id_)
 
 
 def _error_text(error: Exception) -> str:
@@ -109,10 +93,9 @@ async def store_dead_letter(
     """Store a dead letter; it replaces an earlier one of the same change."""
     # An error's text may quote content that the application's hook encrypts.
     error_type = _error_type(letter.error)
-    item = _encode(letter.item)
-    fits = size_of(letter.item) <= _LARGEST
+    fits = size_of(letter.record) <= _LARGEST
     document = {
-        "item": item if fits else None,
+        "item": _encode(letter.record) if fits else None,
         "error": letter.error if at.hooks.before_store is None else error_type,
         "attempts": letter.attempts,
         "time": letter.time,
@@ -148,9 +131,14 @@ async def load_dead_letters(
     for each in await repeat(lambda: ids.clone().to_list(None)):
         stored = await repeat(letters.find_one, each)
         if stored is not None:
-            error, attempts = stored["error"], stored["attempts"]
-            item = _decode(stored, hooks)
-            yield DeadLetter(consumer, item, error, attempts, stored["time"])
+            yield DeadLetter(
+                consumer,
+                _decode(stored, hooks),
+                stored["error"],
+                stored["attempts"],
+                stored["time"],
+                stored["_id"],
+            )
 
 
 async def replay_dead_letters(
@@ -159,7 +147,7 @@ async def replay_dead_letters(
     """Call a handler once on each dead letter; how many it handled and removed."""
     handled = 0
     async for letter in load_dead_letters(at, consumer):
-        work = handlers.handling_work(handler, letter.item, at)
+        work = handlers.handling_work(handler, letter.record, at)
         remove = partial(_remove_letter, at, letter)
         try:
             if transactional:
@@ -171,41 +159,46 @@ async def replay_dead_letters(
         except AlreadyHandledError:
             pass  # nothing is handled twice
         except handlers.HandlerFailedError as failed:
-            attempts = letter.attempts + 1
-            again = new_dead_letter(consumer, letter.item, failed.error, attempts)
+            again = replace(
+                letter,
+                error=_error_text(failed.error),
+                attempts=letter.attempts + 1,
+                time=platform_time.get_time(),
+            )
             await uninterrupted(repeat(store_dead_letter, at, again))
     return handled
 
 
-def size_of(item: Item) -> int:
+def size_of(record: ChangeRecord) -> int:
     """The bytes of a change's content, as it would be kept."""
-    content = _encode(item)
-    return 0 if content is None else len(bson.encode(content))
+    return len(bson.encode(_encode(record) or {}))
 
 
-def _id(consumer: str, item: Item) -> Document:
+def _letter_id(consumer: str, record: ChangeRecord) -> Document:
     """The ``_id`` of a change's letter, by which it is told from any other change."""
-    if isinstance(item, decoder.OversizedChange):
-        return item.id
-    id_: Document = {"consumer": consumer, "kind": _kind_of(item)}
-    match item:
-        case Appended(key, document) | Redacted(key, document):
+    content: Document = record.content or {}
+    document = content.get("document", {})
+    named = dict.fromkeys(("app_name", "user_id"))
+    named |= zip(SessionKey._fields, record.owner, strict=False)
+    id_ = {"consumer": consumer, "kind": record.kind, **named}
+    match record.kind:
+        case "appended" | "redacted":
             # The event's own id, too: a session may be created again under its name.
-            event = document["event"].get("id")
-            return {**id_, **document["_id"], "event": event}
-        case Created(key, document):
-            return {**id_, **key.id, "time": document["create_time"]}
-        case Trimmed(key, document):
+            id_["revision"] = document["_id"]["revision"]
+            id_["event"] = document["event"].get("id")
+            return id_ if record.kind == "appended" else {**id_, "time": record.time}
+        case "created":
+            return {**id_, "time": document["create_time"]}
+        case "snapshot":
             begins = documents.log_begins(document)
-            time = document["create_time"]
-            return {**id_, **key.event_id(begins), "time": time}
-        case Deleted(key, at):
-            return {**id_, **key.id, "time": at}
-        case Updated(key, details, at):
-            return {**id_, **key.id, "time": at, "digest": _digest(details.fields())}
-        case StateSet(app_name, user_id, delta, at):
-            of = {"app_name": app_name, "user_id": user_id}
-            return {**id_, **of, "time": at, "digest": _digest(encode_fields(delta))}
+            return {**id_, "revision": begins, "time": document["create_time"]}
+        case "updated":
+            return {**id_, "time": record.time, "digest": _digest(content["details"])}
+        case "state":
+            digest = _digest(encode_fields(content["delta"]))
+            return {**id_, "time": record.time, "digest": digest}
+        case _:  # deleted
+            return {**id_, "time": record.time}
 
 
 def _digest(content: Document) -> str:
@@ -226,7 +219,8 @@ def resealed_letter(stored: Document, resealer: Resealer) -> Document | None:
     if after == before:
         return None
     letter = {**stored, "item": after, "error": _error_type(stored["error"])}
-    return letter | {"_id": _id(id_["consumer"], _decode(letter, resealer.hooks))}
+    record = _decode(letter, resealer.hooks)
+    return letter | {"_id": _letter_id(id_["consumer"], record)}
 
 
 def _resealed(id_: Document, name: str, content: Any, resealer: Resealer) -> Any:
@@ -254,53 +248,18 @@ def _error_type(error: str) -> str:
     return error.partition(":")[0]
 
 
-_KINDS: Final[dict[str, tuple[type, tuple[str, ...]]]] = {
-    "appended": (Appended, ("document",)),
-    "redacted": (Redacted, ("document",)),
-    "created": (Created, ("document",)),
-    "updated": (Updated, ("details", "waiting")),
-    "deleted": (Deleted, ()),
-    "state": (StateSet, ("delta",)),
-    "snapshot": (Trimmed, ("document", "shared")),
-}
-"""The types of changes, and which of their fields are kept as a letter's content."""
-
-_ENCODERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "details": Details.fields,
-    "delta": encode_fields,
-}
-_DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "details": Details.of,
-    "delta": decode_fields,
-}
-
-
-def _kind_of(item: Item) -> str:
-    return next(kind for kind, (type_, _) in _KINDS.items() if type(item) is type_)
-
-
-def _encode(item: Item) -> Document | None:
+def _encode(record: ChangeRecord) -> Document | None:
     """The content of a change; None if it is too large to be read."""
-    if isinstance(item, decoder.OversizedChange):
-        return None
-    content = {name: getattr(item, name) for name in _KINDS[_kind_of(item)][1]}
-    return {
-        name: _ENCODERS[name](value) if name in _ENCODERS else value
-        for name, value in content.items()
-    }
+    if record.kind == "state" and record.content is not None:
+        return {"delta": encode_fields(record.content["delta"])}
+    return record.content
 
 
-def _decode(stored: Document, hooks: Hooks) -> Item:
+def _decode(stored: Document, hooks: Hooks) -> ChangeRecord:
     """The change of a stored letter."""
     id_, content = stored["_id"], stored["item"]
-    if content is None:
-        return decoder.OversizedChange(id_)
-    key = tuple(id_.get(name) for name in SessionKey._fields)
-    known = {**id_, "key": SessionKey(*key), "hooks": hooks}
-    for name, value in content.items():
-        known[name] = _DECODERS[name](value) if name in _DECODERS else value
-    type_, _ = _KINDS[id_["kind"]]
-    item: Item = type_(
-        **{each.name: known[each.name] for each in fields(type_) if each.name in known}
-    )
-    return item
+    if content and "delta" in content:
+        content = {"delta": decode_fields(content["delta"])}
+    parts = (id_.get(name) for name in SessionKey._fields)
+    owner = tuple(each for each in parts if each is not None)
+    return ChangeRecord(id_["kind"], owner, content, id_.get("time", 0.0), hooks)

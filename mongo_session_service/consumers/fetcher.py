@@ -15,15 +15,14 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Appended, LogRecord, StateSet, Trimmed
+from mongo_session_service.changes.decoder import ChangeRecord, Names
 from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
-from mongo_session_service.consumers.position import Position
+from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import Pace
-from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import read_page
@@ -38,15 +37,9 @@ _NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 class Delivery(NamedTuple):
     """A change, and the position after it."""
 
-    item: LogRecord
+    record: ChangeRecord
     position: Position
     """To be saved once the change is handled."""
-
-
-class _Recipient(NamedTuple):
-    """The consumer as a subscriber of the router."""
-
-    scope: Scope
 
 
 class Fetcher:
@@ -63,8 +56,8 @@ class Fetcher:
         self._connection = connection
         self._updates = updates
         self._page_size = connection.limits.replay_page_events
-        self._names = decoder.Names.of_connection(connection)
-        self._app_name = app_name
+        self.scope = Scope(app_name)
+        """The changes that its router gives it."""
         self.position = at
         """After everything delivered, and what was skipped since."""
         self._page: deque[Document] = deque()
@@ -77,8 +70,8 @@ class Fetcher:
         """The resume token of the latest change, which is never saved."""
         self._read_until = snapshots.NO_TIME
         """Everything that was committed until then has been read."""
-        self._router: Router[_Recipient] = Router()
-        self._router.attach(_Recipient(Scope(app_name)))
+        self._router: Router[Fetcher] = Router()
+        self._router.attach(self)
 
     async def fetch_deliveries(self) -> list[Delivery]:
         """Fetch the next deliveries, none if there were none for about a second.
@@ -123,13 +116,11 @@ class Fetcher:
         if self.position.is_replaying:
             return await self._replay_one()
         if self._stream is None:
-            pipeline = decoder.pipeline(self._names, self._app_name)
-            self._stream = Stream(
-                self._connection, self._names, pipeline, self.position.start
-            )
+            pipeline = decoder.pipeline(self._connection, self.scope.app_name)
+            self._stream = Stream(self._connection, pipeline, self.position.start)
         change = await self._stream.next_change()
         if change is not None:
-            return self._delivery_of(change)
+            return self._delivery_of(change, self._stream.names)
         token = self._stream.token
         if token:
             self._read_until = decoder.time_of_token(token)
@@ -137,35 +128,25 @@ class Fetcher:
             self.position = self.position.after_silence(token)
         return None
 
-    def _delivery_of(self, change: Document) -> Delivery | None:
+    def _delivery_of(self, change: Document, names: Names) -> Delivery | None:
         """The delivery that a change event results in, if any."""
         at, mark = decoder.cluster_time(change), decoder.mark_of(change)
         self._read_until = Timestamp(at.time, at.inc - 1)  # others may have its time
         self._latest_token = change["_id"]
-        item = decoder.decode_change(change, self._names, self._connection.hooks)
-        if self._was_delivered(mark, at):
-            if item is not None:
-                self._router.note(item, decoder.transaction_of(change))
-            return None
-        before = self.position
-        self.position = before.after_change(mark, at)
+        item = decoder.decode_change(change, names, self._connection.hooks)
+        is_known, before = self._was_delivered(mark, at), self.position
+        if not is_known:
+            self.position = before.after_change(mark, at)
+            is_appended = isinstance(item, ChangeRecord) and item.kind == "appended"
+            id_ = change["documentKey"]["_id"] if is_appended else None
+            if id_ and before.has_replayed(id_, at):
+                return None
         if item is None:
             return None
-        if isinstance(item, decoder.Dropped):
-            raise HistoryLostError(f"{item.what}: there is nothing left to consume.")
-        if isinstance(item, Appended) and before.has_replayed(item.document["_id"], at):
-            return None
-        self._router.note(item, decoder.transaction_of(change))
-        if isinstance(item, decoder.TombstoneRemoved):
-            return None
-        if self._router.is_suppressed(item):
-            return None
-        if isinstance(item, decoder.Updated) and not self._updates:
-            return None
-        if isinstance(item, StateSet):
-            part = next(self._router.parts(item), None)
-            return part and Delivery(part[1], self.position)
-        return Delivery(item, self.position)
+        for _, record in self._router.route(item, decoder.transaction_of(change)):
+            if not is_known and (self._updates or record.kind != "updated"):
+                return Delivery(record, self.position)
+        return None
 
     def _was_delivered(self, mark: str, at: Timestamp) -> bool:
         """Whether a change of the position's own time was delivered before."""
@@ -183,21 +164,20 @@ class Fetcher:
             return None
         document = self._page[0]
         id_, begins = document["_id"], documents.log_begins(document)
-        item: LogRecord | None
         if begins:
             # What a trim is about to remove is passed over.
             id_ = {**id_, "revision": begins}
-            item = await self._load_trimmed(document)
+            record = await self._load_trimmed(document)
         else:
             # None if another tool wrote the document.
-            item = decoder.decode_appended(id_, document, self._connection.hooks)
+            record = decoder.decode_appended(id_, document, self._connection.hooks)
         self._page.popleft()
         while begins and self._page and _is_trimmed_event(self._page[0]["_id"], id_):
             self._page.popleft()
         self.position = self.position.after_replayed(id_)
-        return Delivery(item, self.position) if item else None
+        return Delivery(record, self.position) if record else None
 
-    async def _load_trimmed(self, document: Document) -> Trimmed | None:
+    async def _load_trimmed(self, document: Document) -> ChangeRecord | None:
         """Load the state that begins a log that was trimmed."""
         at, id_ = self._connection, document["_id"]
         wanted = shared_state_queries(id_["app_name"], id_["user_id"])
@@ -213,7 +193,7 @@ class Fetcher:
             if await self._extend_page(queries.events_beside):
                 return True
             self.position = self.position.after_session().reading_later(now)
-        return await self._extend_page(partial(queries.of_app, self._app_name))
+        return await self._extend_page(partial(queries.of_app, self.scope.app_name))
 
     async def _extend_page(self, wanted: Callable[[Document | None], Document]) -> bool:
         """Read more of the log into the page; tell whether there was more."""

@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from mongo_session_service.changes.decoder import LogRecord, OversizedChange
-from mongo_session_service.consumers.position import Position
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import InvalidInputError, MongoSessionServiceError
@@ -22,9 +21,6 @@ Handler = Callable[..., Awaitable[object] | object]
 
 Work = Callable[[Txn], Awaitable[None]]
 """Work in a transaction, or without one if it receives None."""
-
-SavedWork = Callable[[Txn], Awaitable[Position | None]]
-"""Work that may return how far it has come, to be saved with it."""
 
 Result = TypeVar("Result")
 
@@ -81,7 +77,7 @@ def handler_connection() -> Connection:
 
 
 def handling_work(
-    handler: Handler, item: LogRecord | OversizedChange, connection: Connection
+    handler: Handler, record: ChangeRecord, connection: Connection
 ) -> Work:
     """The work of calling a handler with a change that came through a connection.
 
@@ -92,7 +88,7 @@ def handling_work(
     async def work(txn: Txn) -> None:
         token = _connection.set(connection)
         try:
-            change = item.change()
+            change = record.change()
             result = handler(change) if txn is None else handler(change, txn)
             if inspect.isawaitable(result):
                 await result

@@ -14,10 +14,13 @@ from typing import Any, Literal, Self
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.consumers.checkpoint import Checkpoint, store_checkpoint
+from mongo_session_service.consumers.checkpoint import (
+    Checkpoint,
+    Position,
+    SavedWork,
+    store_checkpoint,
+)
 from mongo_session_service.consumers.fetcher import Delivery, Fetcher
-from mongo_session_service.consumers.handler import SavedWork
-from mongo_session_service.consumers.position import Position
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.cancellation import SharedTask, uninterrupted

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from pymongo.errors import OperationFailure
 
 from mongo_session_service.consumers import dead_letters
 from mongo_session_service.consumers import handler as handlers
+from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.fetcher import Delivery
-from mongo_session_service.consumers.lanes import Lanes, end_tasks, lane_of
 from mongo_session_service.consumers.leased_reader import LeasedReader
-from mongo_session_service.consumers.position import Position
 from mongo_session_service.driver.calls import backoff
 from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.slices import Pace
 from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -76,9 +77,8 @@ class Processor:
         following: Delivery | None = first
         while following is not None:
             work = partial(self._handle_with_retries, reader, following)
-            started.append(
-                (following, lanes.start_in_lane(lane_of(following.item), work))
-            )
+            task = lanes.start_in_lane(following.record.owner, work)
+            started.append((following, task))
             following = reader.next_ready()
         tasks = [task for _, task in started]
         longest = reader.connection.limits.consumer_batch_seconds
@@ -118,7 +118,7 @@ class Processor:
         """
         if not reader.is_delivering():
             return False
-        work = handlers.handling_work(self.handler, delivery.item, reader.connection)
+        work = handlers.handling_work(self.handler, delivery.record, reader.connection)
         for attempt in range(self.max_attempts):
             try:
                 if self.transactional:
@@ -144,7 +144,7 @@ class Processor:
             type(error).__name__,
         )
         letter = dead_letters.new_dead_letter(
-            self.consumer, delivery.item, error, self.max_attempts
+            self.consumer, delivery.record, error, self.max_attempts
         )
         keep = partial(dead_letters.store_dead_letter, reader.connection, letter)
         if self.concurrency == 1:
@@ -193,5 +193,69 @@ class _Group:
     async def _handle_member(self, delivery: Delivery, txn: Txn) -> int:
         """Handle one of them; its size in bytes."""
         connection = self._reader.connection
-        await handlers.handling_work(self._handler, delivery.item, connection)(txn)
-        return dead_letters.size_of(delivery.item)
+        await handlers.handling_work(self._handler, delivery.record, connection)(txn)
+        return dead_letters.size_of(delivery.record)
+
+
+Lane: TypeAlias = tuple[str, ...]
+"""An app, a user or a session. Lanes are related if one begins with the other."""
+
+
+_OF_SESSION: Final = len(SessionKey._fields)
+
+
+class Lanes:
+    """Runs work, some at once, and after all related work that was started before."""
+
+    def __init__(self, width: int) -> None:
+        self._room = asyncio.Semaphore(width)
+        self._last: dict[Lane, asyncio.Task[bool]] = {}
+
+    def start_in_lane(
+        self, lane: Lane, work: Callable[[], Coroutine[None, None, bool]]
+    ) -> asyncio.Task[bool]:
+        """Start work, whose result is whether it was done; False if one before was not.
+
+        It begins as soon as there is room, and related work has ended.
+        """
+        before = [self._last[each] for each in self._related_lanes(lane)]
+        task = asyncio.create_task(self._run_after(before, work))
+        self._last[lane] = task
+        return task
+
+    def _related_lanes(self, lane: Lane) -> list[Lane]:
+        parts = [lane[:length] for length in range(1, len(lane))]
+        found = [each for each in (*parts, lane) if each in self._last]
+        if len(lane) < _OF_SESSION:
+            size = len(lane)
+            longer = (each for each in self._last if len(each) > size)
+            found += [each for each in longer if each[:size] == lane]
+        return found
+
+    async def _run_after(
+        self,
+        before: list[asyncio.Task[bool]],
+        work: Callable[[], Coroutine[None, None, bool]],
+    ) -> bool:
+        if before:
+            await asyncio.wait(before)
+        if not all(_has_succeeded(each) for each in before):
+            return False
+        async with self._room:
+            return await work()
+
+
+def _has_succeeded(task: asyncio.Task[bool]) -> bool:
+    return not task.cancelled() and task.exception() is None and task.result()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[bool]]) -> None:
+    """Cancel what has not ended, and wait until it has."""
+    ended = list(tasks)
+    left = [each for each in ended if not each.done()]
+    for each in left:
+        each.cancel()
+    if left:
+        await asyncio.wait(left)
+    for each in ended:
+        each.cancelled() or each.exception()  # retrieved: the first was raised

@@ -1,4 +1,4 @@
-"""Inbox: the bounded, thread-safe queue between the feed and one subscription.
+"""Inboxes: the bounded, thread-safe queues between the feed and its subscriptions.
 
 The feed runs in its own thread; a subscription is read in its caller's event loop. Only
 plain objects cross over, and one call into an event loop wakes all its readers.
@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import bson
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes.change import Change
-from mongo_session_service.changes.routing import Scope
+from mongo_session_service.changes.decoder import (
+    ChangeEvent,
+    cluster_time,
+    readable_change,
+    transaction_of,
+)
+from mongo_session_service.changes.routing import Router, Scope
+from mongo_session_service.errors import HistoryLostError, SlowSubscriberError
+from mongo_session_service.feed.stats import Counters
+from mongo_session_service.model.records import Document
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +175,62 @@ class Inbox:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
+
+
+class Inboxes:
+    """The inboxes that receive the changes of one stream."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.router: Router[Inbox] = Router()
+        self._counters = counters
+
+    def dispatch(self, item: ChangeEvent, change: Document) -> None:
+        """Put what a change event means into the inboxes that it concerns.
+
+        Content that cannot be read is left out, with a warning in the log.
+        """
+        at, size = cluster_time(change), 0
+        made: dict[int, Notification] = {}  # one object for all who receive the same
+        for inbox, record in self.router.route(item, transaction_of(change)):
+            if id(record) not in made:
+                size = size or len(bson.encode(change))
+                made[id(record)] = Notification(at, readable_change(record), size)
+            if made[id(record)].change is not None:
+                self._deliver(inbox, made[id(record)])
+
+    def _deliver(self, inbox: Inbox, notification: Notification) -> None:
+        """Put a notification into an inbox; end one that is full."""
+        try:
+            has_room = inbox.is_over or inbox.put(notification)
+        except RuntimeError:  # its loop is closed
+            has_room = True
+        if not has_room:
+            self._counters.drops += 1
+            inbox.clear()
+            inbox.end(SlowSubscriberError(None))
+        if inbox.is_over:
+            self.router.detach(inbox)
+
+    def detach_ended(self) -> None:
+        """Detach what has ended, or was left open in an event loop that is closed."""
+        for each in self.router:
+            if each.is_over:
+                self.router.detach(each)
+
+    def resynchronise(self, error: HistoryLostError) -> None:
+        """Have session subscriptions read from storage, and end all others."""
+        logger.warning("The change feed restarts. %s", error)
+        self._counters.resyncs += 1
+        for each in self.router:
+            if each.scope.is_session:
+                each.clear()
+                self._deliver(each, RESYNC)
+            else:
+                each.end(error)
+        self.detach_ended()
+
+    def end_all(self, error: Exception | None) -> None:
+        """End all inboxes."""
+        for each in self.router:
+            each.end(error)
+        self.detach_ended()

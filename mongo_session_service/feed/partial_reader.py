@@ -9,20 +9,16 @@ import asyncio
 import time
 from concurrent.futures import Future
 
-import bson
 from bson.timestamp import Timestamp
 
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Names
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.errors import HistoryLostError
-from mongo_session_service.feed.inbox import Inbox, Notification
-from mongo_session_service.feed.inboxes import Inboxes
+from mongo_session_service.feed.inbox import Inbox, Inboxes
 from mongo_session_service.feed.stats import Counters
-from mongo_session_service.model.records import Document
 
 
 class PartialReader:
@@ -64,11 +60,10 @@ class PartialReader:
 
     async def _follow_streams(self) -> None:
         connection = self.connection
-        names = Names.of_connection(connection)
         pipeline = decoder.partials_pipeline(connection.partials.name)
         while self.waiting or self._inboxes.router:
             start = await connection.retry(snapshots.latest_time, connection)
-            stream = Stream(connection, names, pipeline, start)
+            stream = Stream(connection, pipeline, start)
             self._attach_waiting(start)
             try:
                 await self._follow(stream)
@@ -97,14 +92,7 @@ class PartialReader:
             if self._inboxes.router:
                 wanted_at = time.monotonic()
             change = await stream.next_change()
-            if change is not None:
-                self._dispatch_partial(change)
-
-    def _dispatch_partial(self, change: Document) -> None:
-        document = change.get("fullDocument") or {}
-        item = decoder.decode_turn_progress(document, self.connection.hooks)
-        if item and (recipients := self._inboxes.router.recipients(item)):
-            size, at = len(bson.encode(document)), decoder.cluster_time(change)
-            notification = Notification(at, decoder.readable_change(item), size)
-            for inbox in recipients if notification.change else ():
-                self._inboxes.deliver(inbox, notification)
+            document = (change or {}).get("fullDocument") or {}
+            item = decoder.decode_turn_progress(document, self.connection.hooks)
+            if change is not None and item is not None:
+                self._inboxes.dispatch(item, change)

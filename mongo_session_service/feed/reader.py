@@ -14,23 +14,19 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
 
-import bson
 from bson.timestamp import Timestamp
 
 from mongo_session_service import errors
 from mongo_session_service.backend import Backend, Opener
 from mongo_session_service.changes import decoder
-from mongo_session_service.changes.decoder import Dropped, Names
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.supervisor import Supervisor
-from mongo_session_service.feed.inbox import Inbox, Notification
-from mongo_session_service.feed.inboxes import Inboxes
+from mongo_session_service.feed.inbox import Inbox, Inboxes
 from mongo_session_service.feed.partial_reader import PartialReader
 from mongo_session_service.feed.stats import Counters
 from mongo_session_service.model.limits import Limits
-from mongo_session_service.model.records import Document
 
 _SUPERVISOR: Final = Supervisor("The change feed")
 _OPLOG_MEASURED_EVERY: Final = 60.0  # seconds
@@ -134,21 +130,19 @@ class Reader:
     async def _follow_streams(self, opened: Backend) -> None:
         """Follow one stream after the other, until there are no subscriptions."""
         connection = opened.connection
-        names = Names.of_connection(connection)
         while not self._is_over(connection.limits):
             start = await connection.retry(snapshots.latest_time, connection)
-            pipeline = decoder.pipeline(names)
-            stream = Stream(connection, names, pipeline, start)
+            stream = Stream(connection, decoder.pipeline(connection), start)
             self._position = start
             self._counters.opened()
             opened.sweep.look_within(0)  # at what subscribers hear of next
             self._attach_waiting()
             try:
-                await self._follow(opened, stream, names)
+                await self._follow(opened, stream)
             finally:
                 await stream.close()
 
-    async def _follow(self, backend: Backend, stream: Stream, names: Names) -> None:
+    async def _follow(self, backend: Backend, stream: Stream) -> None:
         """Dispatch the stream's changes until it cannot be resumed."""
         connection = backend.connection
         reopened, measured_at, swept_at = 0, 0.0, 0.0
@@ -167,12 +161,11 @@ class Reader:
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
             if change is not None:
-                item = decoder.decode_change(change, names, connection.hooks)
-                self._dispatch(item, change)
-                if isinstance(item, decoder.Created):
-                    backend.sweep.expect(item.document.get("expire_time"))
-                elif isinstance(item, decoder.Updated):
-                    backend.sweep.expect(item.details.expire_time)
+                item = decoder.decode_change(change, stream.names, connection.hooks)
+                if item is not None:
+                    self._inboxes.dispatch(item, change)
+                if isinstance(item, decoder.ChangeRecord):
+                    backend.sweep.expect(item.expire_time)
                 self._position = decoder.cluster_time(change)
                 if self._counters.delivered % _BATCH == 0:
                     # The driver may have thousands buffered. A pause of 0 suffices in a
@@ -185,24 +178,6 @@ class Reader:
                 measured_at = time.monotonic()
                 window = await snapshots.oplog_window_if_known(connection)
                 self._counters.oplog_window = window
-
-    def _dispatch(self, item: decoder.ChangeEvent | None, change: Document) -> None:
-        """Put what a change event means into the inboxes that it concerns."""
-        if item is None:
-            return
-        if isinstance(item, Dropped):
-            text = f"{item.what}: there is nothing left to watch."
-            raise errors.HistoryLostError(text)
-        at = decoder.cluster_time(change)
-        notification = Notification(at, None)
-        size = 0
-        for inbox, payload in self._inboxes.router.route(
-            item, decoder.transaction_of(change)
-        ):
-            if notification.change is not payload:
-                size = size or len(bson.encode(change))
-                notification = Notification(at, payload, size)
-            self._inboxes.deliver(inbox, notification)
 
     def _attach_waiting(self) -> None:
         position = self._position

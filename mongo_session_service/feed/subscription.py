@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
@@ -14,11 +14,10 @@ from google.adk.platform import time as platform_time
 from mongo_session_service._public import public
 from mongo_session_service.changes.change import Change
 from mongo_session_service.changes.decoder import (
-    Appended,
-    Trimmed,
-    Updated,
+    ChangeRecord,
     decode_turn_progress,
     readable_change,
+    updated_record,
 )
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
@@ -117,20 +116,29 @@ async def load_view(
             after_revision = begins
         following = queries.events_after(key, after_revision)
         page = await event_log.read_page(connection, following, at=found.at)
-        appended = [Appended(key, each, hooks) for each in page.events]
-        missed += [each for each in map(readable_change, appended) if each]
+        missed += _appended_changes(key, page.events, hooks)
         is_complete = page.is_last
         if is_complete:
             missed += _shared_state_changes(key, heads, hooks, update_time)
             details = Details.of(session)
             if "title" in session or details.labels:  # an empty title was removed
-                updated = Updated(key, details, update_time, session, hooks)
+                updated = updated_record(key, session, update_time, hooks)
                 missed.append(updated.change())
     marker = Marker.of(session)
     turn = TurnView()
     if with_partials and is_complete:
         turn = await _load_turn(connection, key, session, found.at)
     return View(found.at, marker, missed, is_complete, begins, turn)
+
+
+def _appended_changes(
+    key: SessionKey, events: Iterable[Document], hooks: Hooks
+) -> list[Change]:
+    records = (
+        ChangeRecord("appended", key, {"document": each}, hooks=hooks)
+        for each in events
+    )
+    return [each for each in map(readable_change, records) if each]
 
 
 async def _load_turn(
@@ -166,7 +174,8 @@ async def _snapshot_at_cut(
     where = {"_id": key.event_id(0)}
     page = await event_log.read_page(connection, where, at=at)
     (beginning,) = page.events
-    return Trimmed(key, beginning, heads, connection.hooks).change()
+    content = {"document": beginning, "shared": heads}
+    return ChangeRecord("snapshot", key, content, hooks=connection.hooks).change()
 
 
 def _shared_state_changes(
@@ -187,9 +196,6 @@ def _shared_state_changes(
         for owner, part in ((None, app), (user_id, user))
         if (delta := scopes.merge(part))
     ]
-
-
-_THE_BEGINNING: Final = Timestamp(0, 0)
 
 
 @public
@@ -233,7 +239,7 @@ class Subscription:
         self._wants_partials = partials
         self._turns = HeardTurns() if partials else None
         self._inbox: Inbox | None = None
-        self._since = _THE_BEGINNING
+        self._since = snapshots.NO_TIME
         self._has_begun = self._is_closed = False
 
     @property
@@ -360,8 +366,7 @@ class SessionSubscription(Subscription):
                 page = await anext(pages, None)
             if page is None:
                 return
-            appended = (Appended(self._key, each, at.hooks) for each in page)
-            yield [each for each in map(readable_change, appended) if each]
+            yield _appended_changes(self._key, page, at.hooks)
 
     @property
     def is_following(self) -> bool:

@@ -37,8 +37,7 @@ async def connection(victim: MongoSessionService) -> Connection:
 
 
 def opened_at(connection: Connection, at: Timestamp) -> Stream:
-    names = decoder.Names.of_connection(connection)
-    return Stream(connection, names, decoder.pipeline(names), at)
+    return Stream(connection, decoder.pipeline(connection), at)
 
 
 async def test_a_long_search_in_the_oplog_is_waited_for(

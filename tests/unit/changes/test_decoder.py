@@ -10,17 +10,12 @@ from bson.timestamp import Timestamp
 
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import (
-    Appended,
-    Created,
-    Deleted,
-    Dropped,
+    ChangeRecord,
     Names,
-    StateSet,
     TombstoneRemoved,
-    Updated,
 )
 from mongo_session_service.codec.hooks import NO_HOOKS
-from mongo_session_service.model.metadata import Details
+from mongo_session_service.errors import HistoryLostError
 from mongo_session_service.model.records import SessionKey
 
 NAMES = Names("p_sessions", "p_events", "p_app_states", "p_user_states")
@@ -54,6 +49,7 @@ TIME = WALL_TIME.replace(tzinfo=dt.UTC).timestamp()
 EVENT = {"_id": KEY.event_id(3), "event": {}}
 REST = {"_id": KEY.id, "expire_time": 0.0}
 SILENT = {"_id": {**KEY.id, "removed": True}}
+DETAILS = {"title": "T", "ttl": 5.0, "expire_time": 7.0}
 SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
 
 
@@ -62,26 +58,26 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
     [
         (
             change("insert", documentKey={"_id": EVENT["_id"]}, fullDocument=EVENT),
-            Appended(KEY, EVENT, NO_HOOKS),
+            ChangeRecord("appended", KEY, {"document": EVENT}),
         ),
         (
             change(
                 "insert", "sessions", documentKey={"_id": KEY.id}, fullDocument=SESSION
             ),
-            Created(KEY, SESSION, NO_HOOKS),
+            ChangeRecord("created", KEY, {"document": SESSION}, TIME),
         ),
         (
             change("delete", "sessions", documentKey={"_id": KEY.id}),
-            Deleted(KEY, TIME),
+            ChangeRecord("deleted", KEY, {}, TIME),
         ),
         (
             change(
                 "insert",
                 "sessions",
                 documentKey={"_id": {**KEY.id, "updated": True}},
-                fullDocument={"title": "T", "ttl": 5.0, "expire_time": 7.0},
+                fullDocument=DETAILS,
             ),
-            Updated(KEY, Details("T", {}, 5.0, 7.0), TIME),
+            ChangeRecord("updated", KEY, {"details": DETAILS, "waiting": {}}, TIME),
         ),
         (
             change(
@@ -104,11 +100,11 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
         (change("delete", "sessions", documentKey=SILENT), None),
         (
             update("app_states", "a", updatedFields={"state.x%2Ey": 1, "revision": 2}),
-            StateSet("a", None, {"app:x.y": 1}, TIME, NO_HOOKS),
+            ChangeRecord("state", ("a",), {"delta": {"app:x.y": 1}}, TIME),
         ),
         (
             update("user_states", USER, removedFields=["state.x"]),
-            StateSet("a", "u", {"user:x": None}, TIME, NO_HOOKS),
+            ChangeRecord("state", ("a", "u"), {"delta": {"user:x": None}}, TIME),
         ),
         (
             change(
@@ -117,24 +113,35 @@ SESSION = {"_id": KEY.id, "state": {}, "revision": 0, "create_time": 1.0}
                 documentKey={"_id": USER},
                 fullDocument={"_id": USER, "state": {"x": {"%json": "1"}}},
             ),
-            StateSet("a", "u", {"user:x": 1}, TIME, NO_HOOKS),
+            ChangeRecord("state", ("a", "u"), {"delta": {"user:x": 1}}, TIME),
         ),
         (
             update("app_states", "a", updatedFields={"state": {"x%2Ey": 1}}),
-            StateSet("a", None, {"app:x.y": 1}, TIME, NO_HOOKS),
+            ChangeRecord("state", ("a",), {"delta": {"app:x.y": 1}}, TIME),
         ),
         (update("app_states", "a", updatedFields={"revision": 2}), None),
-        (change("drop"), Dropped("The collection 'p_events' was dropped")),
-        (change("rename"), Dropped("The collection 'p_events' was renamed")),
         (change("drop", "unrelated"), None),
-        (change("dropDatabase", ns={"db": "d"}), Dropped("The database was dropped")),
-        (change("invalidate", ns={"db": "d"}), Dropped("The database was dropped")),
         (change("insert", documentKey={"_id": EVENT["_id"]}, fullDocument=None), None),
     ],
 )
 def test_changes_are_interpreted(told: dict[str, Any], meaning: Any) -> None:
     """Each document of a stream means one thing, or nothing."""
     assert decoder.decode_change(told, NAMES, NO_HOOKS) == meaning
+
+
+@pytest.mark.parametrize(
+    ("told", "what"),
+    [
+        (change("drop"), "The collection 'p_events' was dropped"),
+        (change("rename"), "The collection 'p_events' was renamed"),
+        (change("dropDatabase", ns={"db": "d"}), "The database was dropped"),
+        (change("invalidate", ns={"db": "d"}), "The database was dropped"),
+    ],
+)
+def test_what_was_dropped_has_no_history(told: dict[str, Any], what: str) -> None:
+    """Readers end when what they read is gone, and are told what it was."""
+    with pytest.raises(HistoryLostError, match=what):
+        decoder.decode_change(told, NAMES, NO_HOOKS)
 
 
 @pytest.mark.parametrize(

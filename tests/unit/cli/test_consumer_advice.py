@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 from support.terminals import printed
 
-from mongo_session_service.changes.decoder import Deleted
+from mongo_session_service.changes.decoder import ChangeRecord
 from mongo_session_service.cli.consumer_commands import (
     advice,
     consumer_row,
     dead_letter_lines,
 )
 from mongo_session_service.cli.terminal import CellRows
-from mongo_session_service.consumers.dead_letters import DeadLetter
+from mongo_session_service.consumers.dead_letters import new_dead_letter
 from mongo_session_service.consumers.status import ConsumerStatus
-from mongo_session_service.model.records import SessionKey
 
 WELL = ConsumerStatus(
     name="billing",
@@ -43,8 +42,10 @@ def test_a_long_name_leaves_room_for_the_lag() -> None:
 def test_a_dead_letter_shows_its_error_in_a_narrow_terminal() -> None:
     """It, and the key of the change, stay whole, below the rest if need be."""
     error = "ValueError: the invoice has no number"
-    item = Deleted(SessionKey("shop", "ada", "5" * 36), 0.0)
-    letter = DeadLetter("billing", item, error, attempts=5, time=0.0)
+    deleted = ChangeRecord("deleted", ("shop", "ada", "5" * 36), {})
+    letter = replace(
+        new_dead_letter("billing", deleted, ValueError(), attempts=5), error=error
+    )
 
     lines = dead_letter_lines(letter, 80)
     shown = [printed(each, 80)[0].strip() for each in lines]

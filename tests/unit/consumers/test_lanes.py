@@ -6,10 +6,7 @@ import asyncio
 
 import pytest
 
-from mongo_session_service.changes.decoder import Deleted, StateSet
-from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.consumers.lanes import Lane, Lanes, end_tasks, lane_of
-from mongo_session_service.model.records import SessionKey
+from mongo_session_service.consumers.processor import Lane, Lanes, end_tasks
 
 APP, USER, SESSION = ("a",), ("a", "u"), ("a", "u", "s")
 
@@ -79,12 +76,3 @@ async def test_nothing_follows_what_was_not_done() -> None:
     assert course.begun == [0, 2]
     assert [course.tasks[each].result() for each in (1, 3)] == [False, False]
     assert isinstance(course.tasks[2].exception(), ValueError)
-
-
-def test_a_change_concerns_a_session_or_whose_state_it_sets() -> None:
-    """Lanes follow from changes."""
-    key = SessionKey("a", "u", "s")
-    state = [StateSet("a", user, {}, 0.0, Hooks()) for user in (None, "u")]
-
-    assert lane_of(Deleted(key, 0.0)) == SESSION
-    assert [lane_of(each) for each in state] == [APP, USER]

@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.consumers.position import (
+from mongo_session_service.consumers.checkpoint import (
     Position,
     decode_position,
     encode_position,
