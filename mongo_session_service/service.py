@@ -97,7 +97,7 @@ from mongo_session_service.sessions import (
 )
 from mongo_session_service.sessions.rebase import Rebased
 from mongo_session_service.telemetry import Operation, traced
-from mongo_session_service.turns import tickets, turn_status
+from mongo_session_service.turns import turn_status
 from mongo_session_service.turns.running_turns import (
     RunArguments,
     RunningTurn,
@@ -105,6 +105,7 @@ from mongo_session_service.turns.running_turns import (
 )
 from mongo_session_service.turns.seals import with_reason
 from mongo_session_service.turns.turn import Turn, Turns
+from mongo_session_service.turns.waiting_line import remove_silent_waiters
 
 if TYPE_CHECKING:
     from google.adk.runners import Runner
@@ -1344,7 +1345,7 @@ class MongoSessionService(BaseSessionService):
                 if progress is not None:
                     progress(pruned)
             if not is_dry_run:
-                await tickets.remove_silent_waiters(backend.connection)
+                await remove_silent_waiters(backend.connection)
         return pruned
 
     @traced

@@ -171,14 +171,7 @@ class PartialWriter:
 async def announce_abandoned(
     connection: Connection, key: SessionKey, epoch: int, time: datetime
 ) -> None:
-    """Have those who follow a turn receive that its process has died, if possible.
-
-    Args:
-        connection: Where to write.
-        key: The session.
-        epoch: That of the turn.
-        time: When that was noticed, by the server's clock.
-    """
+    """Have those who follow a turn receive that its process has died, if possible."""
     said = queries.routed(connection, queries.partials_of_turn(key, epoch))
     # The turn is taken over all the same, also by a user who may not read partials.
     with suppress(PyMongoError):

@@ -84,7 +84,8 @@ class RunningTurn:
         is_paced: bool = False,
         is_resumption: bool = False,
     ) -> None:
-        self._turn = turn
+        self.turn = turn
+        """The turn that it holds."""
         self._runner = runner
         self._run_arguments = run_arguments
         self._writer: PartialWriter
@@ -105,25 +106,20 @@ class RunningTurn:
         self._texts: dict[Hashable, PartialText] = {}
         """The texts said so far of events that are not whole yet."""
         self._inboxes: dict[EventInbox, asyncio.Event] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None]
 
     def __repr__(self) -> str:
-        return f"<RunningTurn {self.epoch} of session {self._turn.key.session_id!r}>"
+        return f"<RunningTurn {self.epoch} of session {self.turn.key.session_id!r}>"
 
     @property
     def epoch(self) -> int:
         """The number of the turn: each turn of a session has a higher one."""
-        return self._turn.epoch
-
-    @property
-    def turn(self) -> Turn:
-        """The turn that it holds."""
-        return self._turn
+        return self.turn.epoch
 
     @property
     def is_done(self) -> bool:
         """Whether the task has ended, and the turn is released."""
-        return self._task is not None and self._task.done()
+        return self._task.done()
 
     async def begin(self, writer: PartialWriter) -> None:
         """Start the task, and return when it has the turn.
@@ -138,9 +134,8 @@ class RunningTurn:
         # In a copy of the caller's context: spans of the turn are below the caller's.
         self._task = task = asyncio.create_task(self._hold_turn())
         task.add_done_callback(_ignore_failure)  # whoever asks receives it
-        begun = asyncio.create_task(self._has_begun.wait())
         try:
-            await asyncio.wait({task, begun}, return_when=asyncio.FIRST_COMPLETED)
+            await _wait_for_either(task, self._has_begun)
         except asyncio.CancelledError:
             if self._has_begun.is_set():
                 self._is_stopped.set()
@@ -148,8 +143,6 @@ class RunningTurn:
                 task.cancel()
             await uninterrupted(asyncio.wait({task}))
             raise
-        finally:
-            begun.cancel()
         if not self._has_begun.is_set():
             task.result()
 
@@ -165,20 +158,11 @@ class RunningTurn:
                     self._wanted.release()
                 if self.is_done and not inbox:
                     break
-                await self._more(has_more)
+                await _wait_for_either(self._task, has_more)
+                has_more.clear()
         finally:
             del self._inboxes[inbox]
         self._raise_failure()
-
-    async def _more(self, has_more: asyncio.Event) -> None:
-        """Wait until there are more events, or it has ended."""
-        more = asyncio.ensure_future(has_more.wait())
-        try:
-            ends: set[asyncio.Future[Any]] = {more, self._running_task()}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            more.cancel()
-            has_more.clear()
 
     async def result(self) -> list[Event]:
         """Wait for its end, and return all whole events of the runner.
@@ -193,12 +177,12 @@ class RunningTurn:
 
     async def wait_end(self) -> None:
         """Wait until it has ended, however."""
-        await asyncio.wait({self._running_task()})
+        await asyncio.wait({self._task})
 
     def request_stop(self, reason: str | None) -> None:
         """Have it stop soon; the first reason counts."""
         if not self._is_stopped.is_set():
-            self._turn.stop_reason = reason
+            self.turn.stop_reason = reason
             self._is_stopped.set()
 
     async def stop(self, reason: str | None = None) -> None:
@@ -213,67 +197,60 @@ class RunningTurn:
         self.request_stop(reason)
         await self.wait_end()
 
-    def _running_task(self) -> asyncio.Task[None]:
-        if self._task is None:
-            raise MongoSessionServiceError("This turn was not begun.")
-        return self._task
-
     def _raise_failure(self) -> None:
-        if error := self._running_task().exception():
+        if error := self._task.exception():
             raise error
 
     async def _hold_turn(self) -> None:
         """Hold the turn while the runner runs, and note its begin and end."""
         try:
-            async with self._turn:
+            async with self.turn:
                 if self._is_resumption:
-                    invocation_id = await self._turn.note_resumption()
+                    invocation_id = await self.turn.note_resumption()
                     if invocation_id is None:
                         return
                     self._run_arguments["invocation_id"] = invocation_id
-                self._partials = PartialQueue(self._turn.info("running"))
+                self._partials = PartialQueue(self.turn.info("running"))
                 self._note_status("running")
                 with self._span() as span:
                     running = asyncio.create_task(self._run_agent())
                     self._has_begun.set()
                     await self._await_agent(running)
                     await self._seal_log(running)
-                    span.status = self._turn.info().status
-                    span.error_type = self._turn.error_type
+                    span.status = self.turn.info().status
+                    span.error_type = self.turn.error_type
         finally:
             if self._partials is not None:
                 self._note_status()
-        if self._turn.error_type is not None:
+        if self.turn.error_type is not None:
             running.result()
 
     def _span(self) -> TurnSpan:
-        app_name, _, session_id = self._turn.key
-        database = self._turn.turns.database_name
+        app_name, _, session_id = self.turn.key
+        database = self.turn.turns.database_name
         return TurnSpan(database, app_name, session_id, self.epoch)
 
     async def _await_agent(self, running: asyncio.Task[None]) -> None:
         """Wait until the agent has ended by itself, or was stopped."""
-        stopped = asyncio.create_task(self._is_stopped.wait())
         try:
-            await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await _wait_for_either(running, self._is_stopped)
             if not running.done():
                 self._note_status("stopping")
                 await self._end_agent(running)
         finally:  # also when the event loop ends, which cancels all tasks
             running.cancel()
-            stopped.cancel()
 
     def _note_status(self, status: TurnPhase | None = None) -> None:
         """Have other processes receive how the turn stands, or how it ends."""
         if self._partials is not None:
-            self._partials.note_status(self._turn.info(status))
+            self._partials.note_status(self.turn.info(status))
             self._writer.write_soon(self._partials)
 
     async def _run_agent(self) -> None:
         arguments = self._run_arguments.copy()
         if "abort_signal" in signature(self._runner.run_async).parameters:
             arguments.setdefault("abort_signal", self._aborts)  # since ADK 2.11
-        key = self._turn.key
+        key = self.turn.key
         running = self._runner.run_async(
             user_id=key.user_id, session_id=key.session_id, **arguments
         )
@@ -297,7 +274,7 @@ class RunningTurn:
                 for kind, text in self._texts.items()
                 if text.event_id != event.id
             }
-        if event.partial and self._partials is not None and self._turn.is_held:
+        if event.partial and self._partials is not None and self.turn.is_held:
             self._partials.add_event(event)
             self._writer.write_soon(self._partials)
         for inbox, has_more in self._inboxes.items():
@@ -306,7 +283,7 @@ class RunningTurn:
 
     async def _end_agent(self, running: asyncio.Task[None]) -> None:
         """Have the runner end, gently at first."""
-        limits = self._turn.limits
+        limits = self.turn.limits
         self._aborts.set()
         self._wanted.release()
         _, pending = await asyncio.wait({running}, timeout=limits.abort_seconds)
@@ -318,12 +295,12 @@ class RunningTurn:
             logger.warning(
                 "The agent in the turn of session %s ignores that it was stopped and"
                 " cancelled. It stores nothing more.",
-                quoted(self._turn.key.session_id),
+                quoted(self.turn.key.session_id),
             )
 
     async def _seal_log(self, running: asyncio.Task[None]) -> None:
         """Leave no call open, and note how the turn has ended."""
-        turn = self._turn
+        turn = self.turn
         error = (
             None if running.cancelled() or not running.done() else running.exception()
         )
@@ -351,9 +328,28 @@ class RunningTurn:
                     self._publish(seal)
 
 
+async def _wait_for_either(task: asyncio.Task[None], event: asyncio.Event) -> None:
+    """Wait until a task has ended, or an event is set."""
+    is_set = asyncio.create_task(event.wait())
+    try:
+        ends: set[asyncio.Future[Any]] = {task, is_set}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        is_set.cancel()
+
+
 def _ignore_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()
+
+
+class _LoopTurns:
+    """The running turns of one event loop, and what serves them all."""
+
+    def __init__(self, writer: PartialWriter) -> None:
+        self.writer = writer
+        self.turns: set[RunningTurn] = set()
+        self.polling: asyncio.Task[None] | None = None
 
 
 class RunningTurns:
@@ -361,9 +357,7 @@ class RunningTurns:
 
     def __init__(self, backends: Backends) -> None:
         self.backends = backends
-        self._turns: dict[asyncio.AbstractEventLoop, set[RunningTurn]] = {}
-        self._polls: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-        self._writers: dict[asyncio.AbstractEventLoop, PartialWriter] = {}
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopTurns] = {}
 
     def __reduce__(self) -> tuple[type[RunningTurns], tuple[Backends]]:
         return type(self), (self.backends,)  # none runs where it is unpickled
@@ -376,61 +370,52 @@ class RunningTurns:
             SessionNotFoundError: the session is not stored.
         """
         loop = running_loop()
-        forget_closed_loops(self._turns)
-        forget_closed_loops(self._polls)
-        await running.begin(self._writer(loop))
-        self._turns.setdefault(loop, set()).add(running)
-        if loop not in self._polls:
-            self._polls[loop] = background(_SUPERVISOR.run_task(self._poll_stops, loop))
-
-    def _writer(self, loop: asyncio.AbstractEventLoop) -> PartialWriter:
-        if loop not in self._writers:
-            forget_closed_loops(self._writers)
-            self._writers[loop] = PartialWriter(self.backends)
-        return self._writers[loop]
+        if loop not in self._loops:
+            forget_closed_loops(self._loops)
+            self._loops[loop] = _LoopTurns(PartialWriter(self.backends))
+        here = self._loops[loop]
+        await running.begin(here.writer)
+        here.turns.add(running)
+        if here.polling is None or here.polling.done():
+            here.polling = background(_SUPERVISOR.run_task(self._poll_stops, here))
 
     def find(self, key: SessionKey) -> RunningTurn | None:
         """The turn of a session that runs in this event loop."""
-        for each in self._turns.get(running_loop(), ()):
+        here = self._loops.get(running_loop())
+        for each in here.turns if here else ():
             if each.turn.key == key and not each.is_done:
                 return each
         return None
 
     async def stop_all(self, grace: float) -> None:
-        """Stop what does not end in time, and wait for it; of other event loops, all.
-
-        Args:
-            grace: Seconds that turns of this event loop have to end by themselves.
-        """
-        here = running_loop()
-        for loop, turns in list(self._turns.items()):
-            for each in turns if loop is not here else ():
+        """Stop all turns; those of this event loop if they outlast so many seconds."""
+        here = self._loops.pop(running_loop(), None)
+        for loop, others in list(self._loops.items()):
+            for each in others.turns:
                 with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(each.request_stop, _CLOSED)
-        if turns := {each for each in self._turns.pop(here, ()) if not each.is_done}:
-            await asyncio.wait(
-                {asyncio.ensure_future(it.wait_end()) for it in turns}, timeout=grace
-            )
+        if here is None:
+            return
+        if turns := {each for each in here.turns if not each.is_done}:
+            ends = {asyncio.ensure_future(each.wait_end()) for each in turns}
+            await asyncio.wait(ends, timeout=grace)
             await asyncio.gather(*(each.stop(_CLOSED) for each in turns))
-        if poll := self._polls.pop(here, None):
-            poll.cancel()
-        if writer := self._writers.pop(here, None):
-            await writer.finish(_LAST_WRITE)
+        if here.polling is not None:
+            here.polling.cancel()
+        await here.writer.finish(_LAST_WRITE)
 
-    async def _poll_stops(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _poll_stops(self, here: _LoopTurns) -> None:
         """Look which turns are to be stopped, as long as any runs here."""
         pause = 0.0
-        while turns := {each for each in self._turns.get(loop, ()) if not each.is_done}:
-            self._turns[loop] = turns
+        while here.turns:
             with suppress(MongoSessionServiceError):  # it looks again soon
                 async with self.backends.call(sets_up=False) as backend:
                     pause = backend.connection.limits.stop_poll_seconds
-                    keys = [each.turn.key for each in turns]
+                    keys = [each.turn.key for each in here.turns]
                     stops = await turn_status.requested_stops(backend.connection, keys)
-                for each in turns:
+                for each in here.turns:
                     epoch, reason = stops.get(each.turn.key, (0, None))
                     if epoch == each.epoch:
                         each.request_stop(reason)
             await asyncio.sleep(pause)
-        self._turns.pop(loop, None)
-        del self._polls[loop]
+            here.turns = {each for each in here.turns if not each.is_done}

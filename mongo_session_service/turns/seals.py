@@ -28,11 +28,9 @@ def with_reason(event: Event, reason: str | None) -> Event:
 
 
 def stop_seals(events: Sequence[Event], root_agent_name: str) -> list[Event]:
-    """Seal the invocations that a stop has cut off, unless ADK has done it.
+    """Seal the invocations of a turn that a stop has cut off, unless ADK has done it.
 
-    Args:
-        events: The events of the stopped turn, in the order of the log.
-        root_agent_name: The author of the event that seals what left no call open.
+    The root agent is the author of the event that seals what left no call open.
     """
     seals: list[Event] = []
     for invocation_id, own in _by_invocation(events).items():
@@ -54,11 +52,7 @@ def stop_seals(events: Sequence[Event], root_agent_name: str) -> list[Event]:
 
 
 def abandoned_seals(events: Sequence[Event]) -> list[Event]:
-    """Seal the calls that a dead process has left open; those for people stay open.
-
-    Args:
-        events: The events of the abandoned turn, in the order of the log.
-    """
+    """Seal the calls that an abandoned turn has left open; not those for people."""
     return [
         seal
         for own in _by_invocation(events).values()
@@ -106,9 +100,7 @@ def _answers(
 def interrupted(pieces: Iterable[Event], log: Iterable[Event]) -> list[Event]:
     """Make whole events of the answers that a stop has interrupted; thoughts go.
 
-    Args:
-        pieces: What was said so far, one partial event for each text.
-        log: The events of the turn that are stored.
+    A piece says all that was said so far of one text. Those in the log are left out.
     """
     stored = {each.id for each in log}
     return [

@@ -37,11 +37,10 @@ from mongo_session_service.model.records import (
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
-from mongo_session_service.turns import tickets, turn_status
+from mongo_session_service.turns import turn_status, waiting_line
 from mongo_session_service.turns.partial_writer import announce_abandoned
 from mongo_session_service.turns.seals import abandoned_seals, with_reason
-from mongo_session_service.turns.tickets import Ticket
-from mongo_session_service.turns.waiting_line import WaitingLine
+from mongo_session_service.turns.waiting_line import Ticket, WaitingLine
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +82,13 @@ class Turns:
                     raise turn_stopped_error(key.session_id)
         return None
 
-    def waiting_line(self, backend: Backend) -> WaitingLine:
+    def line_here(self, backend: Backend) -> WaitingLine:
         """The line of those who wait in the running event loop."""
         loop = running_loop()
-        line = self._lines.get(loop)
-        if line is None:
+        if loop not in self._lines:
             forget_closed_loops(self._lines)
-            line = self._lines[loop] = WaitingLine(backend.connection)
-        return line
+            self._lines[loop] = WaitingLine(backend.connection)
+        return self._lines[loop]
 
     def announce_release(self) -> None:
         """Have all who wait in this process look now."""
@@ -186,7 +184,7 @@ class Turn:
                 at = backend.connection
                 self._lease = Lease(at, at.sessions.name, self.key.id, "turn.")
                 self._client_sessions = backend.client_sessions
-                self._line = self.turns.waiting_line(backend)
+                self._line = self.turns.line_here(backend)
                 try:
                     session = await self._begin_turn(backend)
                 except BaseException:
@@ -253,7 +251,7 @@ class Turn:
     async def _acquire(self, ticket: Ticket | None = None) -> bool:
         """Acquire the turn if it is free, and not awaited by those with a ticket."""
         self._lease.client_sessions = await self._client_sessions.ids()
-        where = tickets.stored_session_filter(self._lease.connection, self.key)
+        where = waiting_line.stored_session_filter(self._lease.connection, self.key)
         if ticket is None:
             where["turn.is_awaited"] = None
         async with self._line.acquiring:
@@ -264,15 +262,15 @@ class Turn:
             self._since = turn["since"]
             self._first_revision = turn.get("first_revision", 0)
         if turn is not None and ticket and turn["ticket"] == ticket.number:
-            await uninterrupted(tickets.end_line(self._lease.connection, ticket))
+            await uninterrupted(waiting_line.end_line(self._lease.connection, ticket))
         return turn is not None
 
     async def _try_once(self) -> None:
         if await self._acquire():
             return
         at, key = self._lease.connection, self.key
-        turn = (await tickets.load_turn_states(at, [key])).get(key)
-        if turn and turn.is_free and not await tickets.first_tickets(at, [key]):
+        turn = (await waiting_line.load_turn_states(at, [key])).get(key)
+        if turn and turn.is_free and not await waiting_line.first_tickets(at, [key]):
             await self._acquire(await self._draw_ticket())  # all who waited have died
 
     async def _wait_in_line(self) -> None:
@@ -289,7 +287,7 @@ class Turn:
 
     async def _draw_ticket(self) -> Ticket:
         async def draw() -> Ticket:
-            drawing = tickets.draw_ticket(self._lease.connection, self.key)
+            drawing = waiting_line.draw_ticket(self._lease.connection, self.key)
             self._ticket = await self._lease.write_past_dead_holder(drawing)
             return self._ticket
 
@@ -297,7 +295,7 @@ class Turn:
 
     async def _return_ticket(self) -> None:
         if self._ticket is not None:
-            await tickets.return_ticket(self._lease.connection, self._ticket)
+            await waiting_line.return_ticket(self._lease.connection, self._ticket)
             self._ticket = None
 
     async def _busy_error(self) -> TimeoutError:
@@ -307,7 +305,7 @@ class Turn:
             SessionNotFoundError: the session is not stored.
         """
         at = self._lease.connection
-        where = tickets.stored_session_filter(at, self.key)
+        where = waiting_line.stored_session_filter(at, self.key)
         session = await repeat(at.sessions.find_one, where, {"turn": 1})
         if session is None:
             raise session_not_found_error(self.key.session_id)

@@ -18,8 +18,7 @@ from mongo_session_service import MongoSessionService, MongoSessionServiceError
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import Lease, LeaseRenewer
 from mongo_session_service.model.records import SessionKey
-from mongo_session_service.turns import tickets, turn_status
-from mongo_session_service.turns.waiting_line import WaitingLine
+from mongo_session_service.turns import turn_status, waiting_line
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -201,20 +200,20 @@ async def test_a_long_line_of_long_ids_dies_of_no_size(
     at = (await service._backends.here()).connection  # noqa: SLF001
     key = SessionKey(**parts)
     async with service.turn(**parts):
-        first = await tickets.draw_ticket(at, key)
+        first = await waiting_line.draw_ticket(at, key)
         line = [first._replace(number=number) for number in range(1, 1401)]
         stored = [{"_id": each.id, "renewed_at": LONG_AGO} for each in line]
         await at.leases.insert_many(stored[1:])
         renewed_by = asyncio.create_task(renewed(at, len(line)))
-        waiting_line = WaitingLine(at)
+        line_here = waiting_line.WaitingLine(at)
         with ExitStack() as joined:
-            waiters = [joined.enter_context(waiting_line.join(it)) for it in line]
+            waiters = [joined.enter_context(line_here.join(it)) for it in line]
             await renewed_by
             many = [key._replace(session_id=f"{n:04}" * 1024) for n in range(1400)]
-            assert list(await tickets.load_turn_states(at, [*many, key])) == [key]
-            assert await tickets.first_tickets(at, [*many, key]) == {key: 1}
+            assert list(await waiting_line.load_turn_states(at, [*many, key])) == [key]
+            assert await waiting_line.first_tickets(at, [*many, key]) == {key: 1}
             assert await turn_status.requested_stops(at, [*many, key]) == {}
-            waiting_line.fail_all()
+            line_here.fail_all()
             for each in waiters:
                 with pytest.raises(MongoSessionServiceError, match="closed"):
                     await each.called()
