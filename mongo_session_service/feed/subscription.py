@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from bson.timestamp import Timestamp
 from google.adk.platform import time as platform_time
@@ -49,17 +49,6 @@ from mongo_session_service.sessions.snapshot_read import (
 logger = logging.getLogger(__name__)
 
 
-class TurnView(NamedTuple):
-    """The turn of a session at one point in time."""
-
-    past_epoch: int = 0
-    """The epoch of the latest that is over."""
-    said: Sequence[Change] = ()
-    """Changes that tell what the running one has said and noted, and not stored."""
-    stored_ids: Sequence[str] = ()
-    """The ids of the events that it has stored."""
-
-
 @dataclass(frozen=True, slots=True)
 class View:
     """A session at one point in time, and what a subscriber to it has missed."""
@@ -71,7 +60,12 @@ class View:
     """Whether these are all; else they are a page of the session's events."""
     log_begins: int
     """The revision after which the session's log begins."""
-    turn: TurnView
+    past_epoch: int = 0
+    """The epoch of the latest turn that is over."""
+    said: Sequence[Change] = ()
+    """Changes that tell what the running turn has said and noted, and not stored."""
+    stored_ids: Sequence[str] = ()
+    """The ids of the events that it has stored."""
 
 
 async def load_view(
@@ -124,11 +118,10 @@ async def load_view(
             if "title" in session or details.labels:  # an empty title was removed
                 updated = updated_record(key, session, update_time, hooks)
                 missed.append(updated.change())
-    marker = Marker.of(session)
-    turn = TurnView()
+    view = View(found.at, Marker.of(session), missed, is_complete, begins)
     if with_partials and is_complete:
-        turn = await _load_turn(connection, key, session, found.at)
-    return View(found.at, marker, missed, is_complete, begins, turn)
+        return await _with_turn(connection, key, session, view)
+    return view
 
 
 def _appended_changes(
@@ -141,17 +134,18 @@ def _appended_changes(
     return [each for each in map(readable_change, records) if each]
 
 
-async def _load_turn(
-    connection: Connection, key: SessionKey, session: dict[str, Any], at: Timestamp
-) -> TurnView:
+async def _with_turn(
+    connection: Connection, key: SessionKey, session: dict[str, Any], view: View
+) -> View:
+    """Add to a view what the turn of the session has said."""
     turn = session.get("turn") or {}
     if "holder" not in turn:
-        return TurnView(turn.get("epoch", 0))
+        return replace(view, past_epoch=turn.get("epoch", 0))
     wanted = [Query("partials", queries.partials_of_turn(key, turn["epoch"]), order=1)]
     if "first_revision" in turn:
         own = queries.events_after(key, turn["first_revision"] - 1)
         wanted.append(Query("events", own, fields=("event.id",)))
-    found = await read_snapshot(connection, *wanted, at=at)
+    found = await read_snapshot(connection, *wanted, at=view.at)
     read = await in_slices(found.decoded())
     stored_ids = [each["event"]["id"] for each in read if "n" not in each["_id"]]
     stored = {*stored_ids}
@@ -162,7 +156,8 @@ async def _load_turn(
         for each in changes
         if each and (each.event is None or each.event.id not in stored)
     ]
-    return TurnView(turn["epoch"] - 1, said, stored_ids)
+    past_epoch = turn["epoch"] - 1
+    return replace(view, past_epoch=past_epoch, said=said, stored_ids=stored_ids)
 
 
 async def _snapshot_at_cut(
@@ -465,8 +460,8 @@ class SessionSubscription(Subscription):
     def _continue_from(self, view: View) -> None:
         self._waiting.extend(view.missed)
         if view.is_complete:
-            self._turn.note_over(view.turn.past_epoch)
-            self._turn.note_stored(view.turn.stored_ids)
-            self._waiting.extend(filter(self._turn.is_news, view.turn.said))
+            self._turn.note_over(view.past_epoch)
+            self._turn.note_stored(view.stored_ids)
+            self._waiting.extend(filter(self._turn.is_news, view.said))
             self._since = view.at
             self._is_following = True
