@@ -188,12 +188,7 @@ class ConflictError(TransferError):
 
 
 def stale_session_error(session_id: str, change: str = "") -> StaleSessionError:
-    """Make the error for an append to a session that has moved on.
-
-    Args:
-        session_id: The session.
-        change: How it has moved on, as far as is known.
-    """
+    """Make the error for an append to a session that has moved on, in some way."""
     from google.adk.errors import StaleSessionError
 
     how = f": {change}" if change else ""

@@ -197,11 +197,7 @@ class _Log:
                     yield each["_id"]["revision"], self._decoded(each)
 
     async def session(self, event: Event) -> Session | None:
-        """The session with all its events; None if it is not stored any more.
-
-        Raises:
-            StorageUnavailableError: it cannot be read yet as of the event.
-        """
+        """The session with all its events; None if it is not stored any more."""
         store = SessionStore(self._connection)
         stored = await self._connection.retry(store.load_session, self.key)
         if stored is None:

@@ -76,12 +76,7 @@ class ChangeRecord:
         return stored.get("expire_time")
 
     def change(self) -> Change:
-        """Decode it.
-
-        Raises:
-            StorageError: this release of ADK, or the application's hook, cannot read
-                what is stored; or it was too large to be kept.
-        """
+        """Decode it; a StorageError if this release of ADK, or the hook, cannot."""
         named: Document = dict(zip(SessionKey._fields, self.owner, strict=False))
         session_id = named.get("session_id")
         where = "the state" if session_id is None else f"session {quoted(session_id)}"
@@ -236,13 +231,10 @@ def mark_of(change: Document) -> str:
 
 
 def decode_change(change: Document, names: Names, hooks: Hooks) -> ChangeEvent | None:
-    """Decode a change; None if subscribers need not know.
+    """Decode a change; None if subscribers need not know, an error after a drop.
 
     A document of another tool that does not have this package's form is skipped with a
     warning: it must not stop the stream.
-
-    Raises:
-        HistoryLostError: the database, or one of these collections, was dropped.
     """
     if change["operationType"] in _DROPS:
         _check_drop(change, names)

@@ -95,11 +95,8 @@ class Stream:
     async def next_change(self) -> Document | None:
         """The next change, or None if there was none for about a second.
 
-        Raises:
-            HistoryLostError: the stream cannot be resumed.
-            ConfigurationError: the server has no change streams.
-            StorageUnavailableError: it failed for ``RETRY_LIMIT`` seconds in a row.
-            StorageError: the server refused.
+        HistoryLostError if the stream cannot be resumed, StorageUnavailableError once
+        it has failed for ``RETRY_LIMIT`` seconds in a row.
         """
         waiting = pauses()
         while True:

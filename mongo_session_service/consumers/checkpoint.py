@@ -195,11 +195,7 @@ class Checkpoint:
         self._is_released = False
 
     async def claim(self) -> bool:
-        """Acquire the lease if it is free, and enter its epoch into the checkpoint.
-
-        Raises:
-            ConfigurationError: the name is in use for another app's changes.
-        """
+        """Acquire the lease if it is free, and enter its epoch into the checkpoint."""
         at = self.connection
         stored = await store_checkpoint(at, self._name, self._app_name)
         if (begun := stored["app_name"]) != self._app_name:
@@ -248,11 +244,7 @@ class Checkpoint:
         await at.leases.delete_one({"_id": name, "holder.token": self.lease.token})
 
     def check_lease(self) -> None:
-        """Refuse to go on if the lease is known to be lost.
-
-        Raises:
-            LeaseLostError: another reader has taken over, or it was released.
-        """
+        """Refuse to go on if the lease is known to be lost, or was released."""
         if self.lease.is_lost or self._is_released:
             seconds = self.connection.limits.lease_seconds
             raise LeaseLostError(
@@ -262,12 +254,7 @@ class Checkpoint:
             )
 
     async def save(self, position: Position) -> None:
-        """Save a position, unless a later save came first.
-
-        Raises:
-            LeaseLostError: another reader has taken over; nothing was saved.
-            HistoryLostError: the checkpoint was dropped.
-        """
+        """Save a position, unless a later save, or another reader, came first."""
         self.check_lease()
         self._serial += 1
         serial, self._saved_serial = self._serial, None

@@ -112,11 +112,7 @@ class AlreadyHandledError(Exception):
 async def _remove_letter(
     at: Connection, letter: DeadLetter, txn: Txn, _: object = None
 ) -> None:
-    """Remove a letter, after its change was handled.
-
-    Raises:
-        AlreadyHandledError: in a transaction, if it is gone.
-    """
+    """Remove a letter, after its change was handled."""
     removed = await at.dead_letters.delete_one({"_id": letter.id}, session=txn)
     if txn is not None and not removed.deleted_count:
         raise AlreadyHandledError

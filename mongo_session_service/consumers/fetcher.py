@@ -77,10 +77,6 @@ class Fetcher:
         """Fetch the next deliveries, none if there were none for about a second.
 
         They are from one reply of MongoDB: at most some hundreds, of 16 MB.
-
-        Raises:
-            HistoryLostError: the change stream cannot be resumed.
-            StorageUnavailableError: MongoDB has been unreachable for a minute.
         """
         found: list[Delivery] = []
         pace = Pace()

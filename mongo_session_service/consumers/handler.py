@@ -30,11 +30,7 @@ _MOST_ABORTED_TRANSACTIONS: Final = 3
 
 
 def check_handler(handler: object, *, transactional: bool) -> None:
-    """Require a function that takes a change, and in a transaction its session.
-
-    Raises:
-        InvalidInputError: it is not a function, or takes other arguments.
-    """
+    """Require a function that takes a change, and in a transaction its session."""
     check_callable("handler", handler)
     arguments = (None, None) if transactional else (None,)
     try:
@@ -62,11 +58,7 @@ _connection: ContextVar[Connection | None] = ContextVar("_connection", default=N
 
 
 def handler_connection() -> Connection:
-    """The connection of the consumer whose handler is running.
-
-    Raises:
-        MongoSessionServiceError: no consumer runs it.
-    """
+    """The connection of the consumer whose handler is running."""
     found = _connection.get()
     if found is None:
         raise MongoSessionServiceError(
@@ -113,11 +105,8 @@ async def in_transaction(
     """Do work, then finish with its result, as one transaction; returns the result.
 
     A cancellation interrupts the work but not the commit, whose outcome would otherwise
-    be unknown.
-
-    Raises:
-        HandlerFailedError: the handler failed, or ignored a server error that had
-            aborted the transaction.
+    be unknown. A handler has failed, too, if it ignores that the server has aborted the
+    transaction, time and again.
     """
     is_working = False
     aborted = 0

@@ -95,13 +95,7 @@ class LeasedReader:
     async def acquire_name(
         cls, connection: Connection, settings: ConsumerSettings, renewer: LeaseRenewer
     ) -> Self:
-        """Wait for the lease, and resume at the checkpoint.
-
-        Raises:
-            ConfigurationError: the name is in use for another app, or the client or
-                the server has no change streams.
-            HistoryLostError: the checkpoint belongs to another events collection.
-        """
+        """Wait for the lease, and resume at the checkpoint."""
         snapshots.check_watchable(connection)
         checkpoint = Checkpoint(connection, settings.name, settings.app_name)
         stands_by = False
@@ -181,9 +175,7 @@ class LeasedReader:
     async def next_delivery(self) -> Delivery:
         """The next change; if this is cancelled, the next call returns it.
 
-        Raises:
-            StopAsyncIteration: it was closed, or has come to its end.
-            HistoryLostError: the change stream cannot be resumed.
+        StopAsyncIteration tells that it was closed, or has come to its end.
         """
         while not self.is_over and self._fetcher is not None:
             if (delivery := self.next_ready()) is not None:

@@ -56,11 +56,7 @@ class Waker:
         self._is_scheduled = False
 
     def schedule(self, inbox: Inbox) -> None:
-        """Wake the reader of this inbox; from any thread.
-
-        Raises:
-            RuntimeError: the loop is closed.
-        """
+        """Wake the reader of this inbox; from any thread, while its loop is open."""
         if self.is_closed:
             raise RuntimeError("The event loop is closed.")
         self._pending.append(inbox)
@@ -119,11 +115,7 @@ class Inbox:
         return self._has_ended and self._end is None
 
     def put(self, notification: Notification) -> bool:
-        """Add a notification; False if the inbox is full.
-
-        Raises:
-            RuntimeError: the reader's loop is closed.
-        """
+        """Add a notification; False if the inbox is full."""
         self._bytes += notification.size
         if self._bytes > self._max_bytes:
             waiting = sum(each.size for each in self._notifications.copy())
@@ -158,11 +150,7 @@ class Inbox:
         self._arrived.set()
 
     async def next_notification(self) -> Notification:
-        """The next notification; a cancelled call has taken none.
-
-        Raises:
-            StopAsyncIteration: the inbox has ended.
-        """
+        """The next notification, or the end; a cancelled call has taken none."""
         while True:
             # Checked first: what was added before the end is read before it.
             has_ended = self._has_ended

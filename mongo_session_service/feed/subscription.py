@@ -299,11 +299,7 @@ class Subscription:
         return position
 
     async def _next_notification(self) -> Notification:
-        """The next notification that is later than the starting point.
-
-        Raises:
-            StopAsyncIteration: there are no more.
-        """
+        """The next notification that is later than the starting point."""
         inbox = self.inbox
         try:
             while (notification := await inbox.next_notification()).at <= self._since:
@@ -345,11 +341,7 @@ class SessionSubscription(Subscription):
         return self._revision
 
     async def earlier(self, before_revision: int) -> AsyncGenerator[list[Change]]:
-        """The session's events before a revision in pages, the latest first.
-
-        Raises:
-            SessionNotFoundError: it is not stored any more.
-        """
+        """The session's events before a revision in pages, the latest first."""
         wanted = event_log.LogRange(before=before_revision, newest_first=True)
         pages: AsyncGenerator[list[Document]] | None = None
         while True:

@@ -235,11 +235,7 @@ class AllSessions(SessionResources):
         return await self._stream(request, self._within, query)
 
     def _of_app(self, app_name: str) -> Scope:
-        """Return what may be shown of an app.
-
-        Raises:
-            HTTPException: nothing may.
-        """
+        """Return what may be shown of an app, if anything may."""
         if self._within.app_name not in {None, app_name}:
             raise HTTPException(403, "This app is not shown here.")
         return Scope(check_id("app_name", app_name), self._within.user_id)

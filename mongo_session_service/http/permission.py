@@ -73,11 +73,7 @@ class Permission:
     def __init__(
         self, authorize: Authorize, seconds: float, within: Scope | None = None
     ) -> None:
-        """Only what lies ``within`` is allowed at all.
-
-        Raises:
-            ConfigurationError: ``authorize`` cannot be asked.
-        """
+        """Only what lies ``within`` is allowed at all."""
         if not callable(authorize):
             message = (
                 "authorize must be a function (request, *, app_name, user_id,"
@@ -92,11 +88,7 @@ class Permission:
     async def require(
         self, request: Request, key: SessionKey | Scope, action: Action
     ) -> None:
-        """Refuse a request that may not do an action to a session or a user's.
-
-        Raises:
-            HTTPException: 403, or as :meth:`allows` does.
-        """
+        """Refuse a request that may not do an action to a session or a user's."""
         if not await self.allows(request, key, action):
             raise HTTPException(403, _MAY_NOT)
 
@@ -105,9 +97,7 @@ class Permission:
     ) -> bool:
         """Ask whether a request may do an action to a session or a user's.
 
-        Raises:
-            HTTPException: that of ``authorize``; 500 if it fails otherwise or answers
-                neither True nor False; 503 if it takes too long.
+        If ``authorize`` fails: an HTTPException of its own, with 500, or 503 if too late.
         """
         pairs = zip(self._within, key, strict=True)
         if any(own not in {None, asked} for own, asked in pairs):

@@ -76,11 +76,7 @@ def _names(parameter: Any) -> set[str]:
 
 
 def _check_query(request: Request, known: frozenset[str]) -> None:
-    """Refuse parameters that nobody reads: they may be misspelt.
-
-    Raises:
-        RequestValidationError: one is unknown, or there twice.
-    """
+    """Refuse parameters that nobody reads, which may be misspelt, or are doubled."""
     counts = Counter(name for name, _ in request.query_params.multi_items())
     doubled = (name for name in counts if counts[name] > 1 and name != "label")
     mistakes = dict.fromkeys(doubled, "Give this parameter once")
@@ -100,9 +96,6 @@ def _check_origin(request: Request) -> None:
 
     A page of this server says so in ``Origin``. A form can set no header, and a script
     of another site none but those that the server allows it.
-
-    Raises:
-        HTTPException: neither is so.
     """
     origin = request.headers.get("origin", "").partition("://")[2]
     is_own = bool(origin) and origin == request.headers.get("host")
@@ -115,11 +108,7 @@ def _check_origin(request: Request) -> None:
 
 
 def _check_content_type(request: Request) -> None:
-    """Refuse a body that does not say that it is JSON.
-
-    Raises:
-        HTTPException: it says something else, or nothing.
-    """
+    """Refuse a body that does not say that it is JSON."""
     has_body = request.headers.get("content-length", "0") != "0"
     if has_body or "transfer-encoding" in request.headers:
         kind = request.headers.get("content-type", "").partition(";")[0].strip()

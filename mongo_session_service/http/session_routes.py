@@ -475,11 +475,7 @@ class SessionResources:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
-        """Give a read as long as a client should wait for it.
-
-        Raises:
-            StorageUnavailableError: it took longer.
-        """
+        """Give a read as long as a client should wait for it."""
         try:
             async with asyncio.timeout(self.limits.http_answer_seconds) as timer:
                 yield

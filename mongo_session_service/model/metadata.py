@@ -90,11 +90,7 @@ NO_DETAILS: Final = Details()
 
 
 def one_title(title: object, display_name: object) -> object:
-    """The title that is given by either name.
-
-    Raises:
-        InvalidInputError: both are given, and differ.
-    """
+    """The title that is given by either name."""
     if title is not None and display_name is not None and title != display_name:
         message = "title and display_name are two names of one thing: give one of them."
         raise InvalidInputError(message)

@@ -192,12 +192,7 @@ class SessionHead:
 
 
 def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
-    """The checked key of a session, its id stripped as ADK's own services do.
-
-    Raises:
-        InvalidInputError: a part is not a string, is empty, is not valid Unicode or has
-            more than 4,096 bytes.
-    """
+    """The checked key of a session, its id stripped as ADK's own services do."""
     if isinstance(session_id, str):
         session_id = str.strip(session_id)
     return SessionKey(
@@ -208,11 +203,7 @@ def session_key(app_name: str, user_id: str, session_id: str) -> SessionKey:
 
 
 def lookup_key(app_name: str, user_id: str, session_id: str) -> SessionKey | None:
-    """The key to look a session up by; None if no session can have these ids.
-
-    Raises:
-        InvalidInputError: a part is not a string.
-    """
+    """The key to look a session up by; None if no session can have these ids."""
     if isinstance(session_id, str):
         session_id = str.strip(session_id)
     app = lookup_id("app_name", app_name)

@@ -106,9 +106,7 @@ def waiting_calls(
 ) -> list[WaitingCall]:
     """Find the calls that wait after a log, the longest first.
 
-    Args:
-        log: Revisions and steps, without those that rewinds have undone.
-        before: The calls that waited before it.
+    The log has no steps that rewinds have undone; what waited before it is given.
     """
     waiting = {each.call_id: each for each in before}
     for revision, step in log:

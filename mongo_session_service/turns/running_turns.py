@@ -122,14 +122,7 @@ class RunningTurn:
         return self._task.done()
 
     async def begin(self, writer: PartialWriter) -> None:
-        """Start the task, and return when it has the turn.
-
-        What it says is given to a writer.
-
-        Raises:
-            TimeoutError: it was not free in time.
-            SessionNotFoundError: the session is not stored.
-        """
+        """Start the task, whose partials a writer gets; return when it has the turn."""
         self._writer = writer
         # In a copy of the caller's context: spans of the turn are below the caller's.
         self._task = task = asyncio.create_task(self._hold_turn())
@@ -363,12 +356,7 @@ class RunningTurns:
         return type(self), (self.backends,)  # none runs where it is unpickled
 
     async def start(self, running: RunningTurn) -> None:
-        """Have a turn begin, and end when its session's document says so.
-
-        Raises:
-            TimeoutError: it was not free in time.
-            SessionNotFoundError: the session is not stored.
-        """
+        """Have a turn begin, and end when its session's document says so."""
         loop = running_loop()
         if loop not in self._loops:
             forget_closed_loops(self._loops)

@@ -69,11 +69,7 @@ class Turns:
         return type(self), (self.backends, self.renewer, self.database_name)
 
     def held_turn(self, key: SessionKey) -> Turn | None:
-        """The turn of a session in whose body the caller is.
-
-        Raises:
-            LeaseLostError: it was stopped, and the caller has not noticed.
-        """
+        """The turn of a session in whose body the caller is, unless it was stopped."""
         for each in _held.get():
             if each.key == key and each.turns is self:
                 if each.is_held:
@@ -155,11 +151,7 @@ class Turn:
         return None
 
     async def append_event(self, event: Event) -> None:
-        """Append an event at the end of the log, after whatever is there.
-
-        Raises:
-            LeaseLostError: another caller has taken the turn over.
-        """
+        """Append an event at the end of the log, after whatever is there."""
         started = time.monotonic()
         async with self.turns.backends.call() as backend:
             end = await backend.store.load_end(self.key)
@@ -198,12 +190,7 @@ class Turn:
         _held.set(tuple(each for each in _held.get() if each.is_held))
 
     async def _begin_turn(self, backend: Backend) -> Session:
-        """Acquire the turn, and load the session as it is then.
-
-        Raises:
-            TimeoutError: the caller does not wait for as long.
-            SessionNotFoundError: the session is not stored.
-        """
+        """Acquire the turn in time, and load the session as it is then."""
         if not self._limit:
             await self._try_once()
         else:
@@ -299,11 +286,7 @@ class Turn:
             self._ticket = None
 
     async def _busy_error(self) -> TimeoutError:
-        """The error that says who has the turn.
-
-        Raises:
-            SessionNotFoundError: the session is not stored.
-        """
+        """The error that says who has the turn."""
         at = self._lease.connection
         where = waiting_line.stored_session_filter(at, self.key)
         session = await repeat(at.sessions.find_one, where, {"turn": 1})

@@ -70,11 +70,7 @@ class TurnStatus(NamedTuple):
 
 
 async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
-    """Draw a ticket; from now on nobody acquires the turn who has none.
-
-    Raises:
-        SessionNotFoundError: the session is not stored.
-    """
+    """Draw a ticket; from now on nobody acquires the turn who has none."""
     session = await repeat(
         connection.plain(connection.sessions).find_one_and_update,
         stored_session_filter(connection, key),
@@ -176,12 +172,7 @@ class Waiter:
         self._error: Exception | None = None
 
     async def called(self) -> None:
-        """Wait until the turn is free, and nobody is before this caller.
-
-        Raises:
-            SessionNotFoundError: the session was deleted.
-            MongoSessionServiceError: the service was closed.
-        """
+        """Wait until the turn is free for this caller, or for an error."""
         await self._is_called.wait()
         self._is_called.clear()
         if self._error is not None:
