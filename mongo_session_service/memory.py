@@ -76,10 +76,10 @@ def remember(memory_service: BaseMemoryService) -> Callable[[Change], Awaitable[
             "memory_service must be an instance of ADK's BaseMemoryService, not"
             f" {type(memory_service).__name__}."
         )
-    return _Feeder(memory_service).handle
+    return _MemoryFeeder(memory_service).handle
 
 
-class _Feeder:
+class _MemoryFeeder:
     """Feeds one memory service; what is due is told from storage alone."""
 
     def __init__(self, memory: BaseMemoryService) -> None:
@@ -91,7 +91,7 @@ class _Feeder:
         key = change.session_key
         if key is None:
             return
-        log = _Log(handlers.handler_connection(), key)
+        log = _SessionLog(handlers.handler_connection(), key)
         if change.kind in {"deleted", "redacted"}:
             await self._forget(key)
             # It may be the end of an earlier session of this id, or of an event.
@@ -100,7 +100,7 @@ class _Feeder:
         elif change.event is not None and change.revision is not None:
             await self._remember(log, change.revision, change.event)
 
-    async def _remember(self, log: _Log, revision: int, event: Event) -> None:
+    async def _remember(self, log: _SessionLog, revision: int, event: Event) -> None:
         due = await log.due(revision, event)
         if not due:
             return
@@ -139,7 +139,7 @@ class _Feeder:
             )
 
 
-class _Log:
+class _SessionLog:
     """The event log of a session, as a memory service is to get it."""
 
     def __init__(self, connection: Connection, key: SessionKey) -> None:

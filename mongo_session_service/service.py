@@ -349,7 +349,7 @@ class MongoSessionService(BaseSessionService):
         async with self._backends.call() as backend:
             reading = backend.store.read_shared_state(key)
             now = backend.connection.clock.now()
-            new = replace(new, details=new.details.renewed(now))
+            new = replace(new, details=new.details.with_renewed_expiry(now))
             await backend.writer.create(new)
             backend.sweep.expect(new.details.expire_time)
             with reporting_stored_unread():

@@ -122,7 +122,7 @@ class ChangeRecord:
                 fields["time"] = document["create_time"]
                 fields["state"] = scopes.merge(replace(shared, session=own))
             case "updated":
-                details = Details.of(content["details"])
+                details = Details.from_document(content["details"])
                 waiting = {"_id": self.key.id, **content["waiting"]}
                 fields["title"] = details.title or None
                 fields["labels"] = dict(details.labels)
@@ -354,7 +354,10 @@ def updated_record(
 ) -> ChangeRecord:
     """The change that a session's title, labels, expiry or waiting calls are others."""
     waiting = {name: document[name] for name in WAITING_FIELDS if name in document}
-    content = {"details": Details.of(document).fields(), "waiting": waiting}
+    content = {
+        "details": Details.from_document(document).to_document(),
+        "waiting": waiting,
+    }
     return ChangeRecord("updated", key, content, time, hooks)
 
 

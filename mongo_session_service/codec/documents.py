@@ -89,7 +89,7 @@ def session_document(session: NewSession) -> Document:
         "revision": 0,
         "create_time": session.create_time,
         "update_time": session.create_time,
-        **session.details.fields(),
+        **session.details.to_document(),
     }
     if session.log_begins:
         document[LOG_BEGINS] = session.log_begins
@@ -282,7 +282,7 @@ def encode_new_session(
     """A session with its initial state, ready to be stored."""
     flat = _json_state(_check_state(state))
     if hooks.is_missing:
-        details = details.named(flat)
+        details = details.with_display_name(flat)
     else:
         flat = hooks.state_to_store(flat, Owner.of_session(key))
     delta = _split_scopes(bson_values.encode_values(flat))
@@ -657,7 +657,10 @@ def summary(
     if (key := key_of(id_)) is None:
         raise unreadable_session(id_)
     try:
-        details, waiting = Details.of(document), decode_waiting(document, hooks)
+        details, waiting = (
+            Details.from_document(document),
+            decode_waiting(document, hooks),
+        )
         return SessionSummary(
             id=key.session_id,
             app_name=key.app_name,

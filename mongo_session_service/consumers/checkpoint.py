@@ -240,7 +240,7 @@ class Checkpoint:
         """Remove it with its dead letters and its lease."""
         at, name = self.connection, self._name
         await at.dead_letters.delete_many({"_id.consumer": name})
-        await at.checkpoints.delete_one(self._mine)
+        await at.checkpoints.delete_one(self._own_filter)
         await at.leases.delete_one({"_id": name, "holder.token": self.lease.token})
 
     def check_lease(self) -> None:
@@ -316,7 +316,7 @@ class Checkpoint:
             "serial": serial,
         }
         found: Document | None = await stored.find_one_and_update(
-            {**self._mine, "serial": expected},
+            {**self._own_filter, "serial": expected},
             {"$set": saved, "$currentDate": {"saved_at": True}},
             return_document=True,
             session=txn,
@@ -332,7 +332,7 @@ class Checkpoint:
                 f"The checkpoint of consumer {quoted(self._name)} was dropped: its"
                 " position is unknown."
             )
-        if not self._mine.items() <= found.items():
+        if not self._own_filter.items() <= found.items():
             self._lose_lease()
         return found
 
@@ -341,7 +341,7 @@ class Checkpoint:
         self.check_lease()
 
     @property
-    def _mine(self) -> Document:
+    def _own_filter(self) -> Document:
         """The filter of the checkpoint while this reader is the latest."""
         return {"_id": self._name, "epoch": self._epoch, "owner": self.lease.token}
 

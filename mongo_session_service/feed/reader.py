@@ -134,7 +134,7 @@ class Reader:
             start = await connection.retry(snapshots.latest_time, connection)
             stream = Stream(connection, decoder.pipeline(connection), start)
             self._position = start
-            self._counters.opened()
+            self._counters.note_open()
             opened.sweep.look_within(0)  # at what subscribers hear of next
             self._attach_waiting()
             try:
@@ -157,7 +157,7 @@ class Reader:
                 self._inboxes.resynchronise(error)
                 await asyncio.sleep(PAUSE_AFTER_LOSS)
                 return
-            self._counters.heard(change)
+            self._counters.note_answer(change)
             self._counters.reconnects += stream.reopened - reopened
             reopened = stream.reopened
             if change is not None:

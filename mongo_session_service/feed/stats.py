@@ -60,12 +60,12 @@ class Counters:
     lag: float = 0.0
     heard_at: float = 0.0
 
-    def opened(self) -> None:
+    def note_open(self) -> None:
         """Note that the stream is open."""
         self.is_running = True
         self.heard_at = time.monotonic()
 
-    def heard(self, change: dict[str, Any] | None) -> None:
+    def note_answer(self, change: dict[str, Any] | None) -> None:
         """Note an answer of the stream."""
         self.heard_at = time.monotonic()
         if change is None:

@@ -114,7 +114,7 @@ async def load_view(
         is_complete = page.is_last
         if is_complete:
             missed += _shared_state_changes(key, heads, hooks, update_time)
-            details = Details.of(session)
+            details = Details.from_document(session)
             if "title" in session or details.labels:  # an empty title was removed
                 updated = updated_record(key, session, update_time, hooks)
                 missed.append(updated.change())

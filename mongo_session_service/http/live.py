@@ -102,23 +102,23 @@ def live_app(
     app = FastAPI(title="Sessions", openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts)
     add_error_handlers(app)
-    app.add_api_route("/", _part)
-    app.add_api_route("/static/{name:path}", _part)
+    app.add_api_route("/", _static_file)
+    app.add_api_route("/static/{name:path}", _static_file)
     router = resources.router({"token"})
     app.include_router(router, dependencies=[Depends(check_token)])
     return app
 
 
-def _part(name: str = _PAGE) -> Response:
+def _static_file(name: str = _PAGE) -> Response:
     """Answer with the page, or with a script or style sheet of it."""
     kind = _TYPES.get(name.rpartition(".")[2])
-    if kind is None or name not in _read_parts():
+    if kind is None or name not in _static_files():
         raise HTTPException(404, "There is no such file.")
-    return Response(_read_parts()[name], 200, _HEADERS, kind)
+    return Response(_static_files()[name], 200, _HEADERS, kind)
 
 
 @cache
-def _read_parts() -> dict[str, str]:
+def _static_files() -> dict[str, str]:
     """Read the page, its scripts and its style sheet, by their paths."""
     folder = files(__package__) / "static"
     return {

@@ -97,7 +97,7 @@ class Permission:
     ) -> bool:
         """Ask whether a request may do an action to a session or a user's.
 
-        If ``authorize`` fails: an HTTPException of its own, with 500, or 503 if too late.
+        If ``authorize`` fails: its own HTTPException, or one with 500; 503 if too late.
         """
         pairs = zip(self._within, key, strict=True)
         if any(own not in {None, asked} for own, asked in pairs):

@@ -198,7 +198,9 @@ class Fork:
             at, key, beginning = self.connection, self.source, self.beginning
             known, state = await history.states_at(at, key, beginning, self.revision)
         now = platform_time.get_time()
-        details = self._copied_details(state).renewed(self.connection.clock.now())
+        details = self._copied_details(state).with_renewed_expiry(
+            self.connection.clock.now()
+        )
         size = check_initial_state(known)
         delta = ScopedState(session=known)
         begins = log_begins(head)
@@ -227,9 +229,9 @@ class Fork:
         head, hooks = self.beginning.session, self.connection.hooks
         named = state.get(ADK_METADATA)
         if named == head["state"].get(ADK_METADATA) or not hooks.is_missing:
-            return Details.of(head)
+            return Details.from_document(head)
         past = decode_fields({ADK_METADATA: named})
-        return replace(Details.of(head), title=display_name(past))
+        return replace(Details.from_document(head), title=display_name(past))
 
     async def store_session(self, document: Document, apart: list[Update]) -> None:
         """Replace the reservation with the session, if the source still exists."""

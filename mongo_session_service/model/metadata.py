@@ -52,7 +52,7 @@ class Details:
     """Seconds since 1970."""
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Details:
+    def from_document(cls, document: Mapping[str, Any]) -> Details:
         """The details in a session's document."""
         return cls(
             title=document.get("title"),
@@ -61,25 +61,25 @@ class Details:
             expire_time=document.get("expire_time"),
         )
 
-    def named(self, state: Mapping[str, Any]) -> Self:
+    def with_display_name(self, state: Mapping[str, Any]) -> Self:
         """With the title that is the display name in a state, for want of its own."""
         if self.title is not None or (title := display_name(state)) is None:
             return self
         return replace(self, title=title)
 
-    def renewed(self, now: float) -> Self:
+    def with_renewed_expiry(self, now: float) -> Self:
         """With the whole time to live from now on, if there is one."""
         return self if self.ttl is None else replace(self, expire_time=now + self.ttl)
 
-    def shown(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Show them to people: only those it has, labels by name."""
         shown = {name: getattr(self, name) for name in DETAILS}
         shown["labels"] = dict(sorted(self.labels.items())) or None
         return {name: value for name, value in shown.items() if value is not None}
 
-    def fields(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         """Return them as fields of a session's document: only those it has."""
-        fields = self.shown()
+        fields = self.to_json()
         if self.labels:
             fields["labels"] = label_list(self.labels)
         return fields

@@ -277,12 +277,12 @@ def _title_and_details(
 ) -> Iterator[Difference]:
     """Compare titles, wherever they are stored, and details if the source has them."""
     known = incoming.details
-    title = (known or NO_DETAILS).named(here).title
+    title = (known or NO_DETAILS).with_display_name(here).title
     stored: Document = {name: session[name] for name in DETAILS if name in session}
     if (name := display_name(there)) is not None:
         stored.setdefault("title", name)
     if known is not None:
-        if not is_same_value(replace(known, title=title).fields(), stored):
+        if not is_same_value(replace(known, title=title).to_document(), stored):
             reason = "title, labels or time to live are different"
             yield Difference("details", reason)
     elif title is not None and title != stored.get("title"):

@@ -112,7 +112,7 @@ def encode_item(item: SharedState | SessionHeader | Event) -> str:
     state = _sorted(item.state)
     if isinstance(item, SessionHeader):
         times = {"create_time": item.create_time, "update_time": item.update_time}
-        known = item.details.shown() if item.details else {}
+        known = item.details.to_json() if item.details else {}
         if item.log_begins:
             known[LOG_BEGINS] = item.log_begins
         if item.forked_from:

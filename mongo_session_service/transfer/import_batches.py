@@ -263,7 +263,7 @@ class BatchEncoder:
                 size += more
             details, name = header.details, None
             if self._hooks.is_missing:
-                details = details and details.named(header.state)
+                details = details and details.with_display_name(header.state)
                 name = display_name(header.state)
             self._current = Incoming(
                 key,

@@ -269,7 +269,7 @@ class Turn:
             ticket = await self._draw_ticket()
         with line.join(ticket) as waiter:
             while not self._lease.epoch:
-                await waiter.called()
+                await waiter.until_called()
                 await self._acquire(ticket)
 
     async def _draw_ticket(self) -> Ticket:

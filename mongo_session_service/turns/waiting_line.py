@@ -171,7 +171,7 @@ class Waiter:
         self._is_called = asyncio.Event()
         self._error: Exception | None = None
 
-    async def called(self) -> None:
+    async def until_called(self) -> None:
         """Wait until the turn is free for this caller, or for an error."""
         await self._is_called.wait()
         self._is_called.clear()

@@ -193,7 +193,7 @@ class StoreSource(BaseSource):
                 decode_state(document["state"], owner, self.connection.hooks),
                 update_time=document["update_time"],
                 create_time=document["create_time"],
-                details=Details.of(document),
+                details=Details.from_document(document),
                 initial=decode_state(initial, owner, self.connection.hooks),
                 revision=document["revision"],
                 log_begins=log_begins(document),

@@ -86,10 +86,10 @@ def test_what_is_stored_is_read_back() -> None:
     """Details are the same after storage, and take no place if there are none."""
     details = created(title="T" * 1000, labels={"b": "", "a": "x" * 256}, ttl=MAX_TTL)
 
-    assert Details.of({"_id": "other", **details.fields()}) == details
-    assert details.fields()["labels"][0] == {"name": "a", "value": "x" * 256}
-    assert created(labels={}).fields() == NO_DETAILS.fields() == {}
-    assert Details.of({}) == NO_DETAILS
+    assert Details.from_document({"_id": "other", **details.to_document()}) == details
+    assert details.to_document()["labels"][0] == {"name": "a", "value": "x" * 256}
+    assert created(labels={}).to_document() == NO_DETAILS.to_document() == {}
+    assert Details.from_document({}) == NO_DETAILS
 
 
 @pytest.mark.parametrize(
