@@ -163,12 +163,23 @@ def decode_value(value: Any) -> Any:
 
 def is_same_value(one: Any, other: Any) -> bool:
     """Tell whether two decoded values are equal type for type, in any order of keys."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            is_same_value(each, other[key]) for key, each in one.items()
-        )
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(is_same_value, one, other))
+    pairs = [(one, other)]  # a call for each level would need a shallow call stack
+    while pairs:
+        one, other = pairs.pop()
+        if isinstance(one, dict) and isinstance(other, dict):
+            if one.keys() != other.keys():
+                return False
+            pairs += ((each, other[key]) for key, each in one.items())
+        elif isinstance(one, list) and isinstance(other, list):
+            if len(one) != len(other):
+                return False
+            pairs += zip(one, other, strict=True)
+        elif not _is_same_scalar(one, other):
+            return False
+    return True
+
+
+def _is_same_scalar(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return repr(one) == repr(other)  # NaN is NaN, and 0.0 is not -0.0
     # The driver reads some ints as a class of its own.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any
 
 from bson import Decimal128, Int64, ObjectId
 
-from mongo_session_service.codec.bson_values import is_same_value
+from mongo_session_service.codec.bson_values import MAX_DEPTH, is_same_value
 
 OTHERS: list[Any] = [
     *(None, True, 1, 1.0, float("nan"), 0.0, -0.0, False, 0, "", "ab", "1", "True"),
@@ -31,3 +32,19 @@ def test_equal_values_are_the_same() -> None:
         one = {"a": each, "b": {"x": 1, "y": [each]}}
         other = {"b": {"y": [each], "x": Int64(1)}, "a": each}
         assert is_same_value(one, other)
+
+
+def test_the_deepest_values_are_compared_in_any_call_stack() -> None:
+    """Whoever imports or verifies may have called through hundreds of functions."""
+
+    def deep(innermost: int) -> Any:
+        value: Any = innermost
+        for _ in range(MAX_DEPTH):
+            value = {"k": value}
+        return value
+
+    def called_through(functions: int, call: Callable[[], bool]) -> bool:
+        return called_through(functions - 1, call) if functions else call()
+
+    assert called_through(600, lambda: is_same_value(deep(1), deep(1)))
+    assert not called_through(600, lambda: is_same_value(deep(1), deep(2)))
