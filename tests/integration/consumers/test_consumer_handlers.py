@@ -121,12 +121,12 @@ async def test_every_kind_of_change_can_become_a_dead_letter(
     service: MongoSessionService,
 ) -> None:
     """A dead letter gives back the very change that was delivered."""
-    consumer = service.consumer("c")
+    consumer = service.consumer("c", updates=True)
     seen: list[Change] = []
 
     def handler(change: Change) -> None:
         seen.append(change)
-        if len(seen) == 5:
+        if len(seen) == 7:
             running.cancel()
         raise ValueError
 
@@ -136,7 +136,10 @@ async def test_every_kind_of_change_can_become_a_dead_letter(
         app_name="app", user_id="user", state={"app:x$.y": {"a": 2**70}, "user:z": 1}
     )
     await append(service, session)
-    await service.delete_session(app_name="app", user_id="user", session_id=session.id)
+    key = {"app_name": "app", "user_id": "user", "session_id": session.id}
+    await service.redact_events(**key, event_ids=[session.events[0].id])
+    await service.update_session(**key, title="New", labels={"a": "b"})
+    await service.delete_session(**key)
     await asyncio.wait([running], timeout=PATIENCE)
     buried = [each.change async for each in consumer.dead_letters()]
 
@@ -145,10 +148,12 @@ async def test_every_kind_of_change_can_become_a_dead_letter(
         "state",
         "state",
         "appended",
+        "redacted",
+        "updated",
         "deleted",
     ]
     assert buried == seen[: len(buried)]
-    assert len(buried) >= 4
+    assert len(buried) >= 6
 
 
 async def test_a_write_and_the_checkpoint_are_one_transaction(
