@@ -930,19 +930,10 @@ class MongoSessionService(BaseSessionService):
             newest_first=newest_first,
             hooks=self._hooks,
         )
-        after = (
-            None if page_token is None else search.position_in_token(page_token, wanted)
-        )
         async with self._backends.call() as backend:
-            at = backend.connection
-            await search.check_order(at, wanted)
-            page = await search.load_page(
-                at, wanted, after, limit, with_state=with_state
+            return await search.load_page(
+                backend.connection, wanted, page_token, limit, with_state=with_state
             )
-        following = (
-            None if page.last is None else search.page_token_after(page.last, wanted)
-        )
-        return SessionPage(sessions=page.summaries, next_page_token=following)
 
     @traced
     async def get_event(

@@ -62,21 +62,18 @@ async def sessions(
             not exist.
     """
     looked_for = search.new_search(**wanted, hooks=NO_HOOKS)
-    after: search.PagePosition | None = None
-    left = limit
+    token, left = None, limit
     async with backends_of(service).call(sets_up=False) as backend:
-        await search.check_order(backend.connection, looked_for)
         while left is None or left > 0:
             size = search.MAX_LIMIT if left is None else min(left, search.MAX_LIMIT)
             page = await search.load_page(
-                backend.connection, looked_for, after, size, with_state=False
+                backend.connection, looked_for, token, size, with_state=False
             )
-            for each in page.summaries:
+            for each in page.sessions:
                 yield each
-            if page.last is None:
+            if (token := page.next_page_token) is None:
                 return
-            after = page.last
-            left = None if left is None else left - len(page.summaries)
+            left = None if left is None else left - len(page.sessions)
 
 
 async def details(service: MongoSessionService, key: SessionKey) -> SessionSummary:

@@ -29,7 +29,7 @@ from mongo_session_service.model.metadata import (
     label_list,
 )
 from mongo_session_service.model.records import Document
-from mongo_session_service.model.results import SessionSummary
+from mongo_session_service.model.results import SessionPage, SessionSummary
 from mongo_session_service.model.validation import check_choice, check_flag, check_id
 from mongo_session_service.schema.indexes import BY_ACTIVITY
 from mongo_session_service.schema.setup import has_index
@@ -211,12 +211,8 @@ def _has_title_part(part: str) -> Document:
     return {"$cond": [is_text, {"$gte": [place, 0]}, False]}
 
 
-async def check_order(connection: Connection, search: Search) -> None:
-    """Require the index that a search needs, if it is not part of every setup.
-
-    Raises:
-        InvalidInputError: it does not exist.
-    """
+async def _check_order(connection: Connection, search: Search) -> None:
+    """Require the index that a search needs, if it is not part of every setup."""
     if search.order_by == "create_time" or search.is_of_user:
         return
     if not await connection.retry(has_index, connection, BY_ACTIVITY):
@@ -374,29 +370,17 @@ def _decode_token(text: str) -> PagePosition | None:
     return place if is_time and {*map(type, place[1:])} == {str} else None
 
 
-class Page(NamedTuple):
-    """A page of a search's results."""
-
-    summaries: list[SessionSummary]
-    last: PagePosition | None
-    """The place of the last session; None if no session follows it."""
-
-
 async def load_page(
     connection: Connection,
     search: Search,
-    after: PagePosition | None,
+    page_token: object,
     limit: int,
     *,
     with_state: bool,
-) -> Page:
-    """The sessions after a place; those that cannot be read are left out.
-
-    Raises:
-        StorageUnavailableError: MongoDB was unavailable for a minute.
-        StorageError: what sessions share is not as this package stores it, or the
-            application's hook failed.
-    """
+) -> SessionPage:
+    """Load the first page, or that of a token, without what cannot be read."""
+    after = None if page_token is None else position_in_token(page_token, search)
+    await _check_order(connection, search)
     now = connection.clock.now()
     read = partial(search.stages, after, limit + 1, now, with_state=with_state)
     load = partial(_load_found, connection, with_state=with_state)
@@ -415,8 +399,10 @@ async def load_page(
         states = {each.key: each.state for each in await in_slices(decoded)}
         shown = [each for each in shown if documents.key_of(each["_id"]) in states]
     summaries = documents.summaries(shown, connection.hooks, states)
-    is_last = len(found) <= limit
-    return Page(summaries, None if is_last else search.position_of(found[limit - 1]))
+    following = None
+    if len(found) > limit:
+        following = page_token_after(search.position_of(found[limit - 1]), search)
+    return SessionPage(sessions=summaries, next_page_token=following)
 
 
 async def _load_found(
