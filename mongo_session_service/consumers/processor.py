@@ -98,15 +98,35 @@ class Processor:
     async def _handle_group(self, reader: LeasedReader, first: Delivery) -> int:
         """Handle changes in one transaction; how many are to be handled alone instead.
 
-        They are if any of them fails, or if the transaction would have to be repeated:
-        one of them may be the cause.
+        It takes what was read already while there is time and room. They are handled
+        alone if any of them fails, or if the transaction would have to be repeated: one
+        of them may be the cause.
         """
-        group = _Group(self.handler, reader, first)
+        members: list[Delivery] = []
+        at, limits = reader.connection, reader.connection.limits
+
+        async def handle_members(txn: Txn) -> Position:
+            if members:
+                raise _NotRepeatedError
+            end, size = time.monotonic() + limits.group_seconds, 0
+            following: Delivery | None = first
+            while following is not None:
+                members.append(following)
+                work = handlers.handling_work(self.handler, following.record, at)
+                await work(txn)
+                size += dead_letters.size_of(following.record)
+                is_full = size >= limits.group_bytes or time.monotonic() >= end
+                if is_full or len(members) == limits.group_changes:
+                    break
+                following = reader.next_ready()
+            return members[-1].position
+
         try:
-            await reader.save(first.position, group.handle_members)
+            await reader.save(first.position, handle_members)
         except (handlers.HandlerFailedError, _NotRepeatedError, OperationFailure):
-            reader.put_back(group.members)
-            return len(group.members)
+            undone = members or [first]
+            reader.put_back(undone)
+            return len(undone)
         return 0
 
     async def _handle_with_retries(
@@ -156,45 +176,6 @@ class Processor:
 
 class _NotRepeatedError(Exception):
     """A transaction of several changes is not repeated."""
-
-
-class _Group:
-    """Changes that are handled in one transaction, as many as were read already."""
-
-    def __init__(
-        self, handler: handlers.Handler, reader: LeasedReader, first: Delivery
-    ) -> None:
-        self._handler = handler
-        self._reader = reader
-        self._is_begun = False
-        self.members = [first]
-
-    async def handle_members(self, txn: Txn) -> Position:
-        """Handle the first change, and others while there is time and room.
-
-        Returns the position after them.
-        """
-        if self._is_begun:
-            raise _NotRepeatedError
-        self._is_begun = True
-        limits = self._reader.connection.limits
-        end = time.monotonic() + limits.group_seconds
-        size = await self._handle_member(self.members[0], txn)
-        while (
-            time.monotonic() < end
-            and size < limits.group_bytes
-            and len(self.members) < limits.group_changes
-            and (delivery := self._reader.next_ready()) is not None
-        ):
-            self.members.append(delivery)
-            size += await self._handle_member(delivery, txn)
-        return self.members[-1].position
-
-    async def _handle_member(self, delivery: Delivery, txn: Txn) -> int:
-        """Handle one of them; its size in bytes."""
-        connection = self._reader.connection
-        await handlers.handling_work(self._handler, delivery.record, connection)(txn)
-        return dead_letters.size_of(delivery.record)
 
 
 Lane: TypeAlias = tuple[str, ...]
