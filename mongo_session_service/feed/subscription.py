@@ -393,10 +393,6 @@ class SessionSubscription(Subscription):
             self._is_following = ahead <= 1
             self._waiting += [change] if ahead == 1 else []
 
-    def _queue_deleted(self) -> None:
-        gone = Change(kind="deleted", **self._key.id, time=platform_time.get_time())
-        self._waiting.append(gone)
-
     def _deliver(self, change: Change) -> Change:
         if change.revision is not None:
             self._revision = change.revision
@@ -431,7 +427,8 @@ class SessionSubscription(Subscription):
         if self._create_time is None:
             self._start_from(view)
         elif view is None or view.marker.create_time != self._create_time:
-            self._queue_deleted()
+            now = platform_time.get_time()
+            self._waiting.append(Change(kind="deleted", **self._key.id, time=now))
         else:
             self._continue_from(view)
 

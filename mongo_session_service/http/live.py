@@ -164,7 +164,7 @@ class AllSessions(SessionResources):
         """Lists the apps, with the latest session of each."""
         shown = []
         query = shapes.SessionQuery(limit=_MAX_COUNT, include_eval=include_eval)
-        async with self.answering():
+        async with self.answer_in_time():
             async with backends_of(self.service).call() as opened:
                 names = await search.list_apps(opened.connection)
             for name in filter(partial(lookup_id, "app_name"), names):
@@ -189,7 +189,7 @@ class AllSessions(SessionResources):
         index of what it looks for.
         """
         scope = self._of_app(app_name)
-        async with self.answering():
+        async with self.answer_in_time():
             order = query.order_by or "create_time"
             searches = (query.session_id, query.label, query.waiting)
             is_search = query.title is not None or any(searches)
@@ -209,7 +209,7 @@ class AllSessions(SessionResources):
     async def list_turns(self, request: Request, app_name: AppName) -> Response:
         """Lists the sessions of an app whose turns run, are stopping or abandoned."""
         scope = self._of_app(app_name)
-        async with self.answering():
+        async with self.answer_in_time():
             found = await self.service.find_turns(
                 app_name=scope.app_name, user_id=scope.user_id
             )
@@ -263,7 +263,7 @@ class AllSessions(SessionResources):
         async def permit() -> None:
             """Allow it: ``authorize`` is asked about each change."""
 
-        async with self.answering(), AsyncExitStack() as opening:
+        async with self.answer_in_time(), AsyncExitStack() as opening:
             may_show = partial(self._may_read, request)
             outlines = await self.open_outlines(scope, query, may_show, opening)
             opening.pop_all()

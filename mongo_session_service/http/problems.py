@@ -48,10 +48,10 @@ REFUSED: Final = (
     MongoSessionServiceError,
     TurnTakenError,
 )
-"""The errors that :func:`refusal_of` answers."""
+"""The errors that :func:`problem_of_error` answers."""
 
 
-def refusal(
+def problem_response(
     status: int,
     detail: str,
     headers: Mapping[str, str] | None = None,
@@ -68,14 +68,14 @@ def refusal(
     )
 
 
-def refusal_of(error: Exception) -> Response:
+def problem_of_error(error: Exception) -> Response:
     """Make the answer to a request that failed with one of the errors in ``REFUSED``.
 
     What it says holds nothing that is stored, and nothing of the request's content.
     """
     match error:
         case HTTPException():
-            return refusal(error.status_code, str(error.detail), error.headers)
+            return problem_response(error.status_code, str(error.detail), error.headers)
         case RequestValidationError():
             mistakes = [
                 {name: each[name] for name in ("loc", "msg", "type")}
@@ -86,27 +86,27 @@ def refusal_of(error: Exception) -> Response:
                 f"{name or 'body'}: {each['msg']}"
                 for name, each in zip(named, mistakes, strict=True)
             ]
-            return refusal(422, "; ".join(told), errors=mistakes)
+            return problem_response(422, "; ".join(told), errors=mistakes)
         case DocumentTooLargeError() | InvalidInputError():
             is_too_large = isinstance(error, DocumentTooLargeError)
-            return refusal(413 if is_too_large else 422, error.message)
+            return problem_response(413 if is_too_large else 422, error.message)
         case SessionNotFoundError():
-            return refusal(404, "There is no such session.")
+            return problem_response(404, "There is no such session.")
         case StaleSessionError():
             why = "The session was written to meanwhile. Load it, and try again."
-            return refusal(409, why)
+            return problem_response(409, why)
         case TurnTakenError():
             why = "Another turn of the session runs. Wait for its end, or stop it."
-            return refusal(409, why)
+            return problem_response(409, why)
         case AlreadyExistsError() | LeaseLostError():
-            return refusal(409, str(error))
+            return problem_response(409, str(error))
         case UnknownOutcomeError():
-            return refusal(503, "It is not known whether this was done.")
+            return problem_response(503, "It is not known whether this was done.")
         case StorageUnavailableError():
-            return refusal(503, UNAVAILABLE, _LATER)
+            return problem_response(503, UNAVAILABLE, _LATER)
         case _:
             logger.error("A request failed. %s", error)
-            return refusal(500, SEE_LOG)
+            return problem_response(500, SEE_LOG)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -121,7 +121,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """
 
     async def refuse(_: Request, error: Exception) -> Response:
-        return refusal_of(error)
+        return problem_of_error(error)
 
     for each in REFUSED:
         app.add_exception_handler(each, refuse)

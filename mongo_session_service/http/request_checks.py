@@ -62,7 +62,7 @@ class SessionRoute(APIRoute):
                 _check_content_type(request)
                 return await answer(_with_limited_body(request))
             except problems.REFUSED as error:
-                return problems.refusal_of(error)
+                return problems.problem_of_error(error)
 
         return answer_or_refuse
 

@@ -202,11 +202,11 @@ class SessionResources:
                 response_model=model,
                 response_class=ChangeStream if model is SessionChange else JSONResponse,
                 status_code=status,
-                dependencies=[self._asks(action)] if action else [],
+                dependencies=[self._permission_check(action)] if action else [],
             )
         return router
 
-    def _asks(self, action: Action) -> Any:
+    def _permission_check(self, action: Action) -> Any:
         """Make the dependency of a route that asks for the permission to it."""
 
         async def ask_of_user(request: Request, scope: OfUser) -> None:
@@ -221,7 +221,7 @@ class SessionResources:
         self, scope: OfUser, query: Annotated[shapes.SessionQuery, Query()]
     ) -> Response:
         """Lists a user's sessions, a page at a time; the latest first."""
-        async with self.answering():
+        async with self.answer_in_time():
             order = query.order_by or "create_time"
             rows, token = await self.find_rows(scope, query, order)
         return json_response({"sessions": rows, "next_page_token": token})
@@ -233,7 +233,7 @@ class SessionResources:
         recent, at_revision = query.num_recent_events, query.at_revision
         if at_revision is not None and query.after_timestamp is not None:
             raise InvalidInputError("Give at_revision or afterTimestamp, not both.")
-        async with self.answering():
+        async with self.answer_in_time():
             if at_revision is None:
                 config = GetSessionConfig(
                     num_recent_events=recent, after_timestamp=query.after_timestamp
@@ -256,7 +256,7 @@ class SessionResources:
         """Lists a session's events, a page at a time."""
         shown: list[str] = []
         size, has_more, pace = 0, False, Pace()
-        async with self.answering(), AsyncExitStack() as reading:
+        async with self.answer_in_time(), AsyncExitStack() as reading:
             held = await self.budget.reserve_page()
             reading.callback(held.release)
             found = self.service.iter_events(
@@ -280,7 +280,7 @@ class SessionResources:
         """Changes a session's title and labels; what is left out stays as it is."""
         fields = update.model_dump(exclude_unset=True)
         found = await self.service.update_session(**key.id, **fields)
-        return json_response(row_of(found))
+        return json_response(session_row(found))
 
     async def fork_session(
         self, key: Key, fork: shapes.ForkRequest | None = None
@@ -343,7 +343,7 @@ class SessionResources:
         is a ``reason``.
         """
         place = StreamPlace.of_id(last_event_id)
-        async with self.answering():
+        async with self.answer_in_time():
             actions = await self.permission.allowed_actions(request, key)
             content = await open_content(self.service, key, query, place, self.budget)
         permit = partial(self.permission.require, request, key, "read")
@@ -379,7 +379,7 @@ class SessionResources:
 
         await permit()
         actions: list[Action] = []
-        async with self.answering(), AsyncExitStack() as opening:
+        async with self.answer_in_time(), AsyncExitStack() as opening:
             outlines = await self.open_outlines(scope, query, is_other, opening)
             sources: list[Source] = [outlines]
             if key is not None:
@@ -455,7 +455,7 @@ class SessionResources:
                 page_token=token,
             )
             rows += [
-                row_of(each)
+                session_row(each)
                 for each in page.sessions
                 if query.include_eval or not _is_of_evaluation(each.id)
             ]
@@ -471,10 +471,10 @@ class SessionResources:
         async with backends_of(self.service).call() as opened:
             at = opened.connection
             found = await search.find_by_id(at, app_name, user_id, session_id)
-        return [row_of(each) for each in found]
+        return [session_row(each) for each in found]
 
     @asynccontextmanager
-    async def answering(self) -> AsyncIterator[None]:
+    async def answer_in_time(self) -> AsyncIterator[None]:
         """Give a read as long as a client should wait for it."""
         try:
             async with asyncio.timeout(self.limits.http_answer_seconds) as timer:
@@ -489,7 +489,7 @@ def _is_of_evaluation(session_id: str) -> bool:
     return session_id.startswith(_EVAL_PREFIXES)
 
 
-def row_of(summary: SessionSummary) -> dict[str, Any]:
+def session_row(summary: SessionSummary) -> dict[str, Any]:
     """Describe a session as lists show it."""
     rest = summary.model_dump(exclude={"state", "id", "app_name", "user_id"})
     names = {"app_name": summary.app_name, "user_id": summary.user_id}

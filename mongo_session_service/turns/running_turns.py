@@ -203,14 +203,14 @@ class RunningTurn:
                     if invocation_id is None:
                         return
                     self._run_arguments["invocation_id"] = invocation_id
-                self._partials = PartialQueue(self.turn.info("running"))
+                self._partials = PartialQueue(self.turn.turn_info("running"))
                 self._note_status("running")
                 with self._span() as span:
                     running = asyncio.create_task(self._run_agent())
                     self._has_begun.set()
                     await self._await_agent(running)
                     await self._seal_log(running)
-                    span.status = self.turn.info().status
+                    span.status = self.turn.turn_info().status
                     span.error_type = self.turn.error_type
         finally:
             if self._partials is not None:
@@ -236,7 +236,7 @@ class RunningTurn:
     def _note_status(self, status: TurnPhase | None = None) -> None:
         """Have other processes receive how the turn stands, or how it ends."""
         if self._partials is not None:
-            self._partials.note_status(self.turn.info(status))
+            self._partials.note_status(self.turn.turn_info(status))
             self._writer.write_soon(self._partials)
 
     async def _run_agent(self) -> None:

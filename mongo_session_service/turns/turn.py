@@ -315,7 +315,7 @@ class Turn:
         finally:
             self.turns.announce_release()
 
-    def info(self, status: TurnPhase | None = None) -> TurnInfo:
+    def turn_info(self, status: TurnPhase | None = None) -> TurnInfo:
         """The turn with this status; by default that with which it ends."""
         ended: TurnPhase = "failed" if self.error_type else "ended"
         return TurnInfo(
@@ -332,6 +332,6 @@ class Turn:
         # Perhaps with another client: the body may have closed the service.
         async with self.turns.backends.call(sets_up=False) as backend:
             self._lease.connection = backend.connection
-            ended = encode_turn(self.info())
+            ended = encode_turn(self.turn_info())
             await self._lease.release_lease(ended, forget=("stop", "first_revision"))
             await self._return_ticket()
