@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import subprocess
 import venv
 from collections import Counter
@@ -16,6 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.async_api import Browser, expect
+from support.front_ends import bundle, serve_page
 
 from mongo_session_service.embedded.mongod import HOST, free_ports
 
@@ -77,7 +81,7 @@ class Chat:
 
         Their ids are left out: the middleware makes some of them each time.
         """
-        body = {"threadId": "t", "appName": "ag_ui", "userId": "ada"}
+        body = {"threadId": "t", "appName": "my_app", "userId": "ada"}
         reply = httpx.post(f"{self._url(server)}agents/state", json=body, timeout=60)
         return [{**each, "id": None} for each in reply.json()["messages"]]
 
@@ -185,3 +189,31 @@ def test_a_chat_goes_on_at_any_server(
             if mode == "turns":
                 seen = sorted(int(text(events).split()[-1]) for events in runs)
                 assert seen == [7 + 2 * TURNS + 2 * n for n in range(8)]
+
+
+async def test_copilotkit_streams_and_shows_what_is_stored(
+    python: Path, mongodb_uri: str, database: str, browser: Browser, tmp_path: Path
+) -> None:
+    """A page that is loaded again in the middle of an answer does not lose it."""
+    packages = ("@copilotkit/react-core@1", "@ag-ui/client@0.0.59")
+    script = bundle(ROOT / "examples/copilotkit.jsx", packages, tmp_path)
+    (port,) = free_ports(1)
+    with server(python, mongodb_uri, database, port, "rebase"):
+        page = await browser.new_page()
+        await serve_page(page, script)
+        await page.goto(f"http://{HOST}:{port}/")
+        messages = page.locator(".message")
+        await page.get_by_label("Message").fill("count")
+        await page.get_by_label("Message").press("Enter")
+        await expect(messages).to_have_text(["user: count", re.compile("1 2 3")])
+        assert "40" not in (await messages.last.text_content() or "")
+
+        await page.reload()
+        await expect(messages.first).to_have_text("user: count")
+        async with asyncio.timeout(30):
+            while await messages.count() < 2:
+                await page.reload()
+                await expect(messages.first).to_have_text("user: count")
+
+        whole = "assistant: " + " ".join(map(str, range(1, 41)))
+        await expect(messages).to_have_text(["user: count", whole])

@@ -62,6 +62,7 @@ def test_a_page_works_twice(
         ("usage", "usage.py"),
         ("ai-sdk", "ai_sdk.jsx"),
         ("ai-sdk", "assistant_ui.jsx"),
+        ("ag-ui", "copilotkit.jsx"),
     ],
 )
 def test_a_recipe_is_an_example(page: str, name: str) -> None:

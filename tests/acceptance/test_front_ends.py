@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, Route, expect
-from support import npm
+from playwright.async_api import Page, expect
 from support.adk_tools import with_database
+from support.front_ends import bundle, serve_page
 
 from mongo_session_service.embedded.mongod import HOST, free_ports
 
@@ -54,35 +52,6 @@ async def server(uri: str, port: int) -> AsyncIterator[str]:
     finally:
         process.terminate()
         await process.communicate()
-
-
-def bundle(program: Path, packages: tuple[str, ...], folder: Path) -> str:
-    """A page's program and all that it imports, as one script."""
-    npm.install(folder, "react", "react-dom", "esbuild", *packages)
-    shutil.copy(program, folder)
-    script = folder / "bundle.js"
-    # Minified, it is React's build for production.
-    options = ["--bundle", "--minify", "--format=esm", f"--outfile={script}"]
-    options += ["--jsx=automatic"]
-    esbuild = folder / "node_modules/.bin/esbuild"
-    subprocess.run(
-        [esbuild, program.name, *options], cwd=folder, check=True, capture_output=True
-    )
-    return script.read_text()
-
-
-async def serve_page(page: Page, script: str) -> None:
-    """Answer requests for a page at any server, as if files were beside its routes."""
-
-    async def answer(route: Route) -> None:
-        html = '<!doctype html><body><script type="module" src="/page.js"></script>'
-        await route.fulfill(content_type="text/html", body=html)
-
-    async def answer_script(route: Route) -> None:
-        await route.fulfill(content_type="text/javascript", body=script)
-
-    await page.route(re.compile(r"^http://[^/]+/(\?.*)?$"), answer)
-    await page.route("**/page.js", answer_script)
 
 
 @pytest.mark.parametrize("name", PACKAGES)

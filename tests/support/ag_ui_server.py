@@ -26,11 +26,11 @@ from pymongo import AsyncMongoClient
 from mongo_session_service import MongoSessionService
 from support.command_log import CommandsSent
 
-APP, USER = "ag_ui", "ada"
+APP, USER = "my_app", "ada"
 
 
 class Model(BaseLlm):
-    """Asks for approval before it deletes anything; repeats all else."""
+    """Asks for approval before it deletes anything, counts, and repeats all else."""
 
     model: str = "fake"
 
@@ -39,8 +39,18 @@ class Model(BaseLlm):
         llm_request: LlmRequest,
         stream: bool = False,  # noqa: ARG002, FBT001, FBT002  ADK's
     ) -> AsyncGenerator[LlmResponse, None]:
-        """Yield one whole answer, which says how much of the chat was seen."""
+        """Yield one whole answer, which says how much of the chat was seen.
+
+        Only what it counts comes in pieces: a number every tenth of a second, to 40.
+        """
         last = llm_request.contents[-1].parts[-1]
+        if last.text and last.text.startswith("count"):
+            numbers = [f"{number} " for number in range(1, 41)]
+            for text in numbers:
+                yield LlmResponse(content=types.ModelContent(text), partial=True)
+                await asyncio.sleep(0.1)
+            yield LlmResponse(content=types.ModelContent("".join(numbers)))
+            return
         if last.function_response:
             answer = types.Part(text=f"heard {last.function_response.response}")
         elif last.text.startswith("delete"):
