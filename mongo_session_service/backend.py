@@ -21,17 +21,16 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from mongo_session_service.driver.calls import repeat
-from mongo_session_service.driver.cancellation import (
+from mongo_session_service.driver.calls import retry_soon
+from mongo_session_service.driver.clocks import LatestWrite, ServerClock
+from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import (
     SwallowedCancellation,
     background,
     running_loop,
 )
-from mongo_session_service.driver.causal import Latest
-from mongo_session_service.driver.client_sessions import ClientSessions
-from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.server_clock import ServerClock
+from mongo_session_service.driver.transactions import ClientSessions
 from mongo_session_service.driver.translation import FOREIGN_LOOP
 from mongo_session_service.driver.uri import ConnectionSettings, open_client
 from mongo_session_service.errors import ConfigurationError
@@ -125,7 +124,7 @@ class Backends:
         if self._uri is not None:
             closing = weakref.finalize(self, _close_forgotten, self._pid, self._entries)
             closing.atexit = False  # their event loops have closed them by then
-        self._latest = Latest()
+        self._latest = LatestWrite()
         self.clock = ServerClock()
         self._sweeps = SweepSchedule.of_limits(self._settings.limits)
         limit = self._read_cache_bytes
@@ -160,8 +159,7 @@ class Backends:
     async def here(self, *, sets_up: bool = False) -> Backend:
         """Return the running loop's backend, opened on its first use.
 
-        Raises:
-            ConfigurationError: the client is borrowed and belongs to another loop.
+        A borrowed client that belongs to another loop is refused.
         """
         if self._pid != os.getpid():
             # After a fork the parent's sockets, loops and held lock are not ours.
@@ -195,11 +193,11 @@ class Backends:
         await self._set_up(connection, builds=True)
         if index is not None:
             async with connection.call():
-                await repeat(create_index, connection, index)
+                await retry_soon(create_index, connection, index)
 
     async def _set_up(self, connection: Connection, *, builds: bool) -> None:
         async with connection.call():
-            self._missing, is_to_be_built = await repeat(
+            self._missing, is_to_be_built = await retry_soon(
                 set_up, connection, builds=builds
             )
         self._is_set_up = True
@@ -244,11 +242,7 @@ class Backends:
             )
             store = SessionStore(connection, self._read_cache)
             client_sessions = ClientSessions(connection, MAX_TRANSACTIONS)
-            writer = Writer(
-                connection,
-                BatchStore(connection, client_sessions),
-                together=self._settings.transactions,
-            )
+            writer = Writer(connection, BatchStore(connection, client_sessions))
             rebaser = Rebaser(connection, store, writer)
             sweep = Sweep(connection, self._sweeps)
             entry = Backend(
@@ -272,9 +266,8 @@ class Backends:
         """
         with self._lock:
             entry = self._entries.pop(running_loop(), None)
-        if entry is not None and entry.keeper is not None:
-            await entry.sweep.stop()
-            await entry.keeper.aclose()
+        if entry is not None:
+            await _close_backend(entry)
 
     async def close(self) -> None:
         """Close every client this service opened, in whichever loop it runs.

@@ -18,9 +18,9 @@ from mongo_session_service.changes.change import Change
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.consumers import handler as handlers
-from mongo_session_service.driver import snapshots
-from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.errors import InvalidInputError, StorageUnavailableError
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions.event_log import LogRange, read_log
@@ -177,7 +177,7 @@ class _SessionLog:
         """
         # Not before the change that is handled: a new primary may not know yet that it
         # is committed.
-        at = await self._connection.retry(snapshots.latest_time, self._connection)
+        at = await self._connection.retry(oplog.latest_time, self._connection)
         wanted = LogRange(before=revision + 1, newest_first=True, page_events=_PAGE)
         is_first = True
         with suppress(SessionNotFoundError):

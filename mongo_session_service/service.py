@@ -31,9 +31,9 @@ from mongo_session_service.backend import Backend, Backends
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import (
-    bring_in,
     mark,
     marker_of,
+    show_missed_events,
     to_session,
 )
 from mongo_session_service.codec.hooks import Hook, Hooks
@@ -44,9 +44,9 @@ from mongo_session_service.consumers.leased_reader import (
     Start,
 )
 from mongo_session_service.consumers.status import ConsumerStatus, load_statuses
-from mongo_session_service.driver.cancellation import running_loop, uninterrupted
 from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.tasks import running_loop, uninterrupted
 from mongo_session_service.driver.translation import (
     reporting_stored_unread,
 )
@@ -63,7 +63,6 @@ from mongo_session_service.feed.feed import Feed
 from mongo_session_service.feed.stats import FeedStats, observe
 from mongo_session_service.feed.subscription import SessionSubscription, Subscription
 from mongo_session_service.maintenance import pruning, redaction, trim
-from mongo_session_service.maintenance.details import update_details
 from mongo_session_service.maintenance.erasure import erase_owner
 from mongo_session_service.maintenance.fork import copy_session
 from mongo_session_service.model import metadata, validation
@@ -95,7 +94,8 @@ from mongo_session_service.sessions import (
     rewinds,
     search,
 )
-from mongo_session_service.sessions.rebase import Rebased
+from mongo_session_service.sessions.details import update_details
+from mongo_session_service.sessions.rebase import LateAppend, Rebased
 from mongo_session_service.telemetry import Operation, traced
 from mongo_session_service.turns import turn_status
 from mongo_session_service.turns.running_turns import (
@@ -542,9 +542,8 @@ class MongoSessionService(BaseSessionService):
         # What was appended through the same object meanwhile, it shows by now.
         expected = marker_of(session) or expected
         if is_rebasing:
-            written = await backend.rebaser.write_rebased(
-                append, session, event, expected, started
-            )
+            late = LateAppend(append, session, event, expected, started)
+            written = await backend.rebaser.write_rebased(late)
         else:
             marker = await backend.writer.write(append, expected, session, started)
             written = Rebased(marker)
@@ -559,14 +558,14 @@ class MongoSessionService(BaseSessionService):
         if written.marker is None:
             return
         if written.missed is not None:
-            bring_in(session, written.missed)
+            show_missed_events(session, written.missed)
         mark(session, written.marker)
         if event is not stored:  # a rewind, which also restores the initial state
             event.actions = stored.actions
         session.last_update_time = event.timestamp
         await super().append_event(session, event)
         if written.later is not None:
-            bring_in(session, written.later)
+            show_missed_events(session, written.later)
             mark(session, written.later.marker)
             session.last_update_time = written.later.update_time
 
@@ -1084,7 +1083,7 @@ class MongoSessionService(BaseSessionService):
         key = session_key(app_name, user_id, session_id)
         validation.check_revision("revision", revision)
         async with self._backends.call() as backend:
-            found = await history.revisit(backend.connection, key, revision)
+            found = await history.load_session_at(backend.connection, key, revision)
         return to_session(found.session) if found else None
 
     @traced

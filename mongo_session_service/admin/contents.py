@@ -16,24 +16,23 @@ from google.adk.events.event import Event
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.snapshots import Query, load_documents
 from mongo_session_service.errors import StorageError, session_not_found_error
 from mongo_session_service.maintenance import redaction
 from mongo_session_service.maintenance.fork import copy_session
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.results import Erased, Redactable, SessionSummary
 from mongo_session_service.schema.indexes import OPTIONAL
-from mongo_session_service.schema.setup import has_index, missing_indexes
-from mongo_session_service.schema.version import recorded_version
+from mongo_session_service.schema.setup import (
+    has_index,
+    missing_indexes,
+    recorded_version,
+)
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import deletion, queries, search
-from mongo_session_service.sessions.batch import ANNOUNCED
+from mongo_session_service.sessions.details import ANNOUNCED
 from mongo_session_service.sessions.event_log import LogRange, read_log
 from mongo_session_service.sessions.search import AppCount
-from mongo_session_service.sessions.snapshot_read import (
-    Query,
-    load_documents,
-    shared_state_queries,
-)
 
 _DETAILS: Final = (
     *("revision", documents.LOG_BEGINS, "create_time", "update_time"),
@@ -101,7 +100,7 @@ async def session(service: MongoSessionService, key: SessionKey) -> SessionSumma
     """
     own = Query("sessions", {"_id": key.id}, fields=("state", *_DETAILS))
     async with backends_of(service).call(sets_up=False) as backend:
-        shared = shared_state_queries(key.app_name, key.user_id)
+        shared = queries.shared_state_queries(key.app_name, key.user_id)
         found = await load_documents(backend.connection, own, *shared)
         now, hooks = backend.connection.clock.now(), backend.connection.hooks
     stored = next((each for each in found if each["_id"] == key.id), {})

@@ -13,20 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pymongo.errors import OperationFailure
 
 from mongo_session_service import errors
 from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.codec.documents import LOG_BEGINS
-from mongo_session_service.driver import server, snapshots
+from mongo_session_service.driver import oplog, server
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.snapshots import Query, load_documents
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.wording import counted
-from mongo_session_service.schema import version
+from mongo_session_service.schema import setup
 from mongo_session_service.schema.indexes import Index
 from mongo_session_service.schema.setup import missing_indexes
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
@@ -179,7 +180,7 @@ def judge_version(recorded: int | None) -> Finding:
     check = "schema version"
     if recorded is None:
         return Finding(check, Status.OK, f"none is recorded yet. {_AS_NEEDED}")
-    version.refuse_newer(recorded)
+    setup.refuse_newer(recorded)
     return Finding(check, Status.OK, f"{recorded}, this release's")
 
 
@@ -295,7 +296,7 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
             raise errors.ConfigurationError(
                 "There is no MongoDB behind mongomock to examine."
             )
-        await server.greeted(connection.client)
+        await server.ask_hello(connection.client)
     for name, check in CHECKS.items():
         try:
             async with connection.call():
@@ -310,13 +311,13 @@ async def examine(service: MongoSessionService) -> AsyncIterator[Finding]:
 
 
 async def _check_server(connection: Connection) -> Finding:
-    hello = await server.greeted(connection.client)
-    await server.check_product(connection, hello)
+    hello = await server.ask_hello(connection.client)
+    await server.check_product(connection.metadata, hello)
     return judge_server(hello, await connection.client.admin.command("buildInfo"))
 
 
 async def _check_members(connection: Connection) -> Finding:
-    hello = await server.greeted(connection.client)
+    hello = await server.ask_hello(connection.client)
     if server.is_mongos(hello):
         return judge_shards(await _shard_keys(connection))
     servers = connection.client.topology_description.server_descriptions()
@@ -342,11 +343,11 @@ async def _shard_keys(connection: Connection) -> dict[str, Document | None]:
 
 async def _check_transactions(connection: Connection) -> Finding:
     async def read(txn: Txn) -> None:
-        await version.recorded_version(connection, txn)
+        await setup.recorded_version(connection, txn)
 
     if not connection.has_transactions:
         return judge_transaction(None)
-    server.check_server(await server.greeted(connection.client), transactions=True)
+    server.check_server(await server.ask_hello(connection.client), transactions=True)
     began = time.perf_counter()
     await run_transaction(connection, read)
     took, lifetime = time.perf_counter() - began, None
@@ -369,12 +370,12 @@ async def _check_privileges(connection: Connection) -> Finding:
 
 
 async def _check_version(connection: Connection) -> Finding:
-    return judge_version(await version.recorded_version(connection))
+    return judge_version(await setup.recorded_version(connection))
 
 
 async def _check_waiting(connection: Connection) -> Finding:
     check = "waiting calls"
-    if await version.tells_waiting(connection):
+    if await setup.tells_waiting(connection):
         return Finding(check, Status.OK, "sessions name what waits for people")
     says = "sessions of earlier releases do not name what waits for people"
     remedy = "Run `mongo-session-service setup --fill-waiting` once."
@@ -405,15 +406,15 @@ async def _check_oplog(connection: Connection) -> Finding:
         says = "each shard has its own, which mongos does not show"
         remedy = "Run rs.printReplicationInfo() on each shard."
         return Finding("oplog window", Status.UNKNOWN, says, remedy)
-    window = await snapshots.oplog_window(connection)
+    window = await oplog.oplog_window(connection)
     if window is None:
         return judge_oplog(None, 0)
-    oplog = connection.client["local"]["oplog.rs"]
+    entries = connection.client["local"]["oplog.rs"]
     stages: list[Document] = [
         {"$collStats": {"storageStats": {}}},
         {"$project": {"storageStats": 1}},
     ]
-    held = (await connection.aggregate(oplog, stages))[0]["storageStats"]
+    held = (await connection.aggregate(entries, stages))[0]["storageStats"]
     return judge_oplog(window, held["size"] / held["maxSize"])
 
 
@@ -437,7 +438,7 @@ async def _check_events(connection: Connection) -> Finding:
         "as": "owner",
     }
     stages = [{"$group": {"_id": key}}, {"$lookup": owner}, {"$match": {"owner": []}}]
-    examined = await _examined(connection, connection.events, {"_id": 1}, stages)
+    examined = await _examined(connection, "events", {"_id": 1}, stages)
     return judge_orphans(examined)
 
 
@@ -483,26 +484,26 @@ async def _check_sessions(connection: Connection) -> Finding:
         {"$match": {"$expr": is_wrong}},
     ]
     fields = {"revision": 1, LOG_BEGINS: 1}
-    examined = await _examined(connection, connection.sessions, fields, stages)
+    examined = await _examined(connection, "sessions", fields, stages)
     return judge_revisions(examined)
 
 
 async def _examined(
-    connection: Connection, collection: Any, fields: Document, stages: list[Document]
+    connection: Connection, name: str, fields: Document, stages: list[Document]
 ) -> Examined:
     """Find documents that pass some stages, among all or a sample, in one snapshot."""
+    collection = getattr(connection, name)
     total = await collection.estimated_document_count()
     is_sample = total > connection.limits.examined_documents
     # The sample comes first: after another stage MongoDB would read all documents.
     drawn: list[Document] = [{"$sample": {"size": SAMPLE}}] if is_sample else []
     named: list[Document] = [{"$limit": _MAX_WRONG}, {"$project": {"_id": 1}}]
-    pipeline = [*drawn, {"$project": fields}, *stages, *named]
-    if server.is_standalone(await server.greeted(connection.client)):
+    pipeline = (*drawn, {"$project": fields}, *stages, *named)
+    if server.is_standalone(await server.ask_hello(connection.client)):
         # It has no snapshots.
-        wrong = await connection.aggregate(collection, pipeline)
+        wrong = await connection.aggregate(collection, [*pipeline])
     else:
-        found = await snapshots.read(connection, collection, pipeline)
-        wrong = [*found.decoded()]
+        wrong = await load_documents(connection, Query(name, {}, then=pipeline))
     return Examined(total, is_sample, [each["_id"] for each in wrong])
 
 

@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 
 from mongo_session_service.consumers.checkpoint import Checkpoint, Position
 from mongo_session_service.consumers.leased_reader import log_id
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import oplog
 from mongo_session_service.errors import (
     InvalidInputError,
     MongoSessionServiceError,
@@ -28,8 +28,8 @@ async def start_position(
         InvalidInputError: MongoDB's oplog does not reach back to that time.
     """
     async with backends_of(service).call(sets_up=False) as backend:
-        now = await snapshots.latest_time(backend.connection)
-        window = await snapshots.oplog_window_if_known(backend.connection)
+        now = await oplog.latest_time(backend.connection)
+        window = await oplog.oplog_window_if_known(backend.connection)
     if to == "now":
         return Position.at_end(now)
     if to == "beginning":

@@ -21,9 +21,9 @@ from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import Judge, Owner
 from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import dead_letters
-from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
 from mongo_session_service.errors import (
     ConfigurationError,
@@ -175,7 +175,7 @@ async def _read_page(
     page: list[RawBSONDocument] = []
     size = 0
     async with at.reading() as session:
-        cursor = _raw(at, name).find(queries.routed(at, wanted), session=session)
+        cursor = _raw(at, name).find(at.routed(wanted), session=session)
         async for each in cursor.sort("_id", 1).limit(_PAGE):
             page.append(each)
             size += len(each.raw)
@@ -245,7 +245,7 @@ async def _rewrite(
 async def _write_unchanged(
     at: Connection, name: str, outdated: list[_Outdated], txn: Txn
 ) -> list[_Outdated]:
-    ids = queries.routed(at, {"_id": {"$in": [each.id for each in outdated]}})
+    ids = at.routed({"_id": {"$in": [each.id for each in outdated]}})
     found = await _raw(at, name).find(ids, session=txn).to_list(None)
     stored = {each.raw for each in found}
     unchanged = [each for each in outdated if each.raw in stored]

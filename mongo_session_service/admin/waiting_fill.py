@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mongo_session_service.model.validation import check_callable
-from mongo_session_service.schema.version import record_waiting
+from mongo_session_service.schema.setup import record_waiting
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.waiting_log import (
@@ -39,7 +39,7 @@ async def fill_waiting(
     async with backends_of(service).call() as backend:
         at = backend.connection
         while True:
-            wanted = queries.routed(at, queries.of_app(None, last))
+            wanted = at.routed(queries.of_app(None, last))
             page = at.sessions.find(wanted, {"_id": 1}).sort("_id", 1).limit(_PAGE)
             ids = [each["_id"] for each in await page.to_list(None)]
             if not ids:

@@ -14,12 +14,8 @@ from pymongo.errors import PyMongoError
 
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.decoder import Names
-from mongo_session_service.driver import snapshots
-from mongo_session_service.driver.calls import given_up, is_passing, pauses
-from mongo_session_service.driver.cancellation import (
-    SwallowedCancellation,
-    background,
-)
+from mongo_session_service.driver import oplog
+from mongo_session_service.driver.calls import gave_up_error, is_transient, pauses
 from mongo_session_service.driver.compat import (
     Driver,
     current_cursor,
@@ -27,6 +23,10 @@ from mongo_session_service.driver.compat import (
     renew_connections,
 )
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import (
+    SwallowedCancellation,
+    background,
+)
 from mongo_session_service.driver.translation import translation
 from mongo_session_service.errors import ConfigurationError, HistoryLostError
 from mongo_session_service.model.records import Document
@@ -107,7 +107,7 @@ class Stream:
                     check_stream(error)
                     pause = next(waiting, None)
                     if pause is None:
-                        raise given_up(error) from None
+                        raise gave_up_error(error) from None
                     logger.debug("The change stream failed: %s.", type(error).__name__)
                     await asyncio.sleep(pause)
                 self.reopened += 1
@@ -129,8 +129,8 @@ class Stream:
             # A change that was read but not returned is read again.
             await self.close()
             raise
-        if change and (elsewhere := self._connection.secondaries):
-            elsewhere.heard_of(decoder.cluster_time(change), self._session)
+        if change:
+            self._connection.note_read(decoder.cluster_time(change), self._session)
         age = time.time() - decoder.committed_at(change) if change else 0
         self._is_level = age < _RECENT
         token = change["_id"] if change else self._open.resume_token
@@ -169,7 +169,7 @@ class Stream:
         await_ms = round(1000 * self._connection.limits.stream_await_seconds)
         where = {start: self._start, "max_await_time_ms": await_ms}
         self._open, self._session = await self._opened.enter_async_context(
-            snapshots.watching(self._connection, pipeline, **where)
+            oplog.watching(self._connection, pipeline, **where)
         )
         self._note_resuming()
 
@@ -206,5 +206,5 @@ def check_stream(error: Exception) -> None:
             " a replica set: start mongod with --replSet rs0, then call rs.initiate()."
         )
         raise ConfigurationError(message) from None
-    if isinstance(error, PyMongoError) and not is_passing(error):
+    if isinstance(error, PyMongoError) and not is_transient(error):
         raise translation(error) from None

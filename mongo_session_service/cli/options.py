@@ -228,7 +228,7 @@ class Place:
         import pymongo
 
         from mongo_session_service.driver.calls import DriverCall
-        from mongo_session_service.driver.server import greeted
+        from mongo_session_service.driver.server import ask_hello
         from mongo_session_service.driver.uri import open_client
 
         client = open_client(self.uri)
@@ -236,7 +236,7 @@ class Place:
         async with DriverCall(client):
             try:
                 with pymongo.timeout(None if has_own_time else ANSWER_LIMIT):
-                    await greeted(client)
+                    await ask_hello(client)
             finally:
                 await client.close()
 

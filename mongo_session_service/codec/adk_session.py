@@ -75,7 +75,7 @@ def mark(session: Session, marker: Marker) -> None:
     session._storage_update_marker = marker  # type: ignore[assignment]  # noqa: SLF001
 
 
-def bring_in(session: Session, stored: StoredSession) -> None:
+def show_missed_events(session: Session, stored: StoredSession) -> None:
     """Show a session what others have appended, unless it has been shown before.
 
     Its state becomes what is stored, beside what is in no storage: ``temp:`` keys.

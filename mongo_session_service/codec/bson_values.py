@@ -70,6 +70,11 @@ def escape_key(key: str) -> str:
     return _SURROGATE.sub(lambda match: f"%u{ord(match[0]):04X}", key) or "%"
 
 
+def escape_keys(state: Mapping[str, Any]) -> dict[str, Any]:
+    """State, or a delta to it, by its fields' names."""
+    return {escape_key(key): value for key, value in state.items()}
+
+
 def unescape_key(name: str) -> str:
     """The inverse of :func:`escape_key`."""
     if "%" not in name:
@@ -189,7 +194,7 @@ def _is_same_scalar(one: Any, other: Any) -> bool:
 
 def encode_fields(state: Mapping[str, Any]) -> dict[str, Any]:
     """One scope's state, or a delta to it, as fields of its document."""
-    return {escape_key(key): it for key, it in encode_values(state).items()}
+    return escape_keys(encode_values(state))
 
 
 def decode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def check_initial_state(fields: Mapping[str, Any]) -> int:
     return size
 
 
-def outgrown(write: Append | NewSession) -> DocumentTooLargeError:
+def outgrown_error(write: Append | NewSession) -> DocumentTooLargeError:
     """The error of a write whose state does not fit beside what is stored."""
     key, delta = write.key, write.delta
     scopes = {

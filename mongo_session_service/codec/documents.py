@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import bson
 from bson.raw_bson import RawBSONDocument
@@ -95,12 +95,12 @@ def session_document(session: NewSession) -> Document:
         document[LOG_BEGINS] = session.log_begins
     if session.forked_from:
         document[FORKED_FROM] = [*session.forked_from]
-    if not is_apart(session):
+    if not has_initial_document(session):
         document[INITIAL] = session.delta.session
     return document
 
 
-def is_apart(session: NewSession) -> bool:
+def has_initial_document(session: NewSession) -> bool:
     """Whether a session's initial state has to have a document of its own.
 
     That of a session that was trimmed is found there by readers of the log alone.
@@ -113,20 +113,6 @@ def log_begins(session: Mapping[str, Any]) -> int:
     """The revision after which a stored session's log begins; 0 if it is whole."""
     begins: int = session.get(LOG_BEGINS, 0)
     return begins
-
-
-def without_trimmed(
-    found: list[dict[str, Any]], session: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
-    """The documents found, without a session's events from before its log."""
-    begins = log_begins(session or {})
-    if not begins:
-        return found
-    return [
-        each
-        for each in found
-        if "event" not in each or each["_id"]["revision"] > begins
-    ]
 
 
 def event_document(
@@ -182,15 +168,6 @@ def is_visible(session: dict[str, Any], now: float) -> bool:
     return "revision" in session and not is_over
 
 
-IfUnreadable: TypeAlias = Callable[[UnreadableError], None]
-"""A treatment of a session that cannot be read: it may raise the error."""
-
-
-def raise_unreadable(error: UnreadableError) -> None:
-    """Raise the error, where one session is asked for by its id."""
-    raise error
-
-
 def warn_of_unreadable(error: UnreadableError) -> None:
     """Log the error, where one session is left out of a list of many."""
     logger.warning("A session is missing from a list. %s", error)
@@ -217,11 +194,7 @@ def unreadable_session(id_: Document) -> UnreadableError:
 
 
 def checked_key(session: Document) -> SessionKey:
-    """The key of a session's document.
-
-    Raises:
-        UnreadableError: another tool has written it, and it cannot be a session's.
-    """
+    """The key of a session's document; one that cannot be a session's is refused."""
     key = key_of(session["_id"])
     # Spelt out, since a list asks it of each session.
     try:
@@ -446,18 +419,14 @@ def decode_sessions(
     documents: Iterable[Document],
     now: float,
     hooks: Hooks,
-    events: Iterable[Event] = (),
-    if_unreadable: IfUnreadable = raise_unreadable,
     *,
+    is_list: bool = False,
     is_plain: bool = False,
 ) -> Iterator[StoredSession]:
     """The sessions among mixed documents, each with the state it shares.
 
     The longest untouched comes first, ties by user and then session id. Documents are
-    told apart by their ``_id``. Events are the one session's asked for.
-
-    Raises:
-        UnreadableError: shared state cannot be read, or a session, if that is refused.
+    told apart by their ``_id``. A list leaves out a session that cannot be read.
     """
     sessions: list[tuple[float, SessionKey, Document]] = []
     app: _Copier = dict
@@ -472,7 +441,7 @@ def decode_sessions(
             try:
                 key = checked_key(document)
             except UnreadableError as error:
-                if_unreadable(error)
+                _leave_out(error, is_list=is_list)
                 continue
             sessions.append((document["update_time"], key, document))
         elif "user_id" in id_:
@@ -486,7 +455,7 @@ def decode_sessions(
         try:
             state = decode_session_state(document, key, hooks, is_plain=is_plain)
         except UnreadableError as error:
-            if_unreadable(error)
+            _leave_out(error, is_list=is_list)
             continue
         if not is_alone and (shared := app() | users.get(key.user_id, dict)()):
             state = state | shared
@@ -496,10 +465,16 @@ def decode_sessions(
             marker,
             update_time,
             state,
-            [*events],
+            [],
             log_begins(document),
             document.get(REDACTIONS, 0),
         )
+
+
+def _leave_out(error: UnreadableError, *, is_list: bool) -> None:
+    if not is_list:
+        raise error
+    warn_of_unreadable(error)
 
 
 _Copier = Callable[[], dict[str, Any]]
@@ -576,8 +551,6 @@ def _check_state(state: object) -> dict[str, Any]:
         message = f"state must be a dict, not {type(state).__name__}."
         raise InvalidInputError(message)
     for key in state:
-        if type(key) is str and len(key) <= bson_values.MAX_KEY_LENGTH:
-            continue
         if not isinstance(key, str):
             message = f"State keys must be strings, not {type(key).__name__}."
             raise InvalidInputError(message)
@@ -606,20 +579,7 @@ def _json_state(state: dict[str, Any]) -> dict[str, Any]:
 
 def _split_scopes(values: dict[str, Any]) -> ScopedState:
     """Encoded values of state as fields of the documents of their scopes."""
-    app: dict[str, Any] = {}
-    user: dict[str, Any] = {}
-    session: dict[str, Any] = {}
-    for key, value in values.items():
-        scope = session
-        if ":" in key:
-            if key.startswith(State.TEMP_PREFIX):
-                continue
-            for prefix, its in ((State.APP_PREFIX, app), (State.USER_PREFIX, user)):
-                if key.startswith(prefix):
-                    key, scope = key.removeprefix(prefix), its  # noqa: PLW2901
-                    break
-        scope[bson_values.escape_key(key)] = value
-    return ScopedState(app, user, session)
+    return scopes.mapped(scopes.split(values), bson_values.escape_keys)
 
 
 def summaries(
@@ -633,26 +593,18 @@ def summaries(
     """
     made = []
     for each in documents:
+        state = states[SessionKey(**each["_id"])] if states else None
         try:
-            read = summary(each, hooks)
+            made.append(summary(each, hooks, state))
         except UnreadableError as error:
             warn_of_unreadable(error)
-            continue
-        if states is not None:
-            state = states[SessionKey(**each["_id"])]
-            read = read.model_copy(update={"state": state})
-        made.append(read)
     return made
 
 
 def summary(
     document: Document, hooks: Hooks, state: dict[str, Any] | None = None
 ) -> SessionSummary:
-    """The summary of a stored session, with its state if that is known.
-
-    Raises:
-        UnreadableError: it is not as this package stores it.
-    """
+    """The summary of a stored session, with its state if that is known."""
     id_ = document["_id"]
     if (key := key_of(id_)) is None:
         raise unreadable_session(id_)

@@ -148,11 +148,7 @@ class Hooks:
         return self.before_store is not None and self.after_load is not None
 
     def check_hooks(self) -> None:
-        """Require plain functions.
-
-        Raises:
-            ConfigurationError: a hook is not one.
-        """
+        """Require plain functions."""
         hooks = {"before_store": self.before_store, "after_load": self.after_load}
         for name, hook in hooks.items():
             is_plain = callable(hook) and not inspect.iscoroutinefunction(hook)
@@ -180,9 +176,9 @@ class Hooks:
         """
         if self.before_store is None:
             return fields
-        content, delta = apart(fields)
+        content, delta = split_content(fields)
         storing = _Change(self.before_store, "before_store", InvalidInputError)
-        stored = together(fields, storing.content(content, owner), delta)
+        stored = join_content(fields, storing.content(content, owner), delta)
         if self.after_load is None and not is_event(stored):
             message = (
                 "Without after_load, before_store must return an event that ADK can"
@@ -195,21 +191,17 @@ class Hooks:
         """The inverse of :meth:`event_to_store`, its delta included."""
         if self.after_load is None:
             return fields
-        content, delta = apart(fields)
+        content, delta = split_content(fields)
         loading = _Change(self.after_load, "after_load", StorageError)
         loaded = loading.content(content, owner)
-        return together(fields, loaded, loading.state(delta, owner))
+        return join_content(fields, loaded, loading.state(delta, owner))
 
 
 NO_HOOKS: Final = Hooks()
 
 
 def is_current(judge: Judge, stored: Any, subject: Subject) -> bool:
-    """Ask an application's function whether a stored value is current.
-
-    Raises:
-        InvalidInputError: it failed.
-    """
+    """Ask an application's function whether a stored value is current."""
     judging = _Change(judge, "is_current", InvalidInputError)
     return judging.value(stored, subject) is True
 
@@ -219,7 +211,7 @@ def _named(subject: Subject) -> str:
     return "an event" if key is None else f"state key {quoted(key)}"
 
 
-def apart(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_content(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """An event's content, and the state it sets."""
     content = {name: it for name, it in fields.items() if name not in _IN_CLEAR}
     actions = {**content.pop("actions", {})}
@@ -229,10 +221,10 @@ def apart(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return content, delta
 
 
-def together(
+def join_content(
     fields: dict[str, Any], content: dict[str, Any], delta: dict[str, Any]
 ) -> dict[str, Any]:
-    """The inverse of :func:`apart`."""
+    """The inverse of :func:`split_content`."""
     actions = {**content.get("actions", {}), "state_delta": delta}
     if not delta:
         del actions["state_delta"]

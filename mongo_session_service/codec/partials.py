@@ -22,16 +22,8 @@ def partial_document(
 ) -> Document:
     """Return the document of what was said, or, without an event, of a turn's status.
 
-    Args:
-        turn: The turn as it stands.
-        number: The place among the documents of the turn, which rises.
-        time: The server's, about, when it is written.
-        event: A partial event.
-        hooks: What an event passes through, as if it were appended.
-
-    Raises:
-        InvalidInputError: the event cannot be stored.
-        DocumentTooLargeError: it is too large.
+    Its ``number`` is its place among the documents of the turn, which rises; the time
+    is the server's, about, when it is written.
     """
     key = SessionKey(turn.app_name, turn.user_id, turn.session_id)
     document: Document = {}

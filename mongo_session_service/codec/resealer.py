@@ -83,9 +83,9 @@ class Resealer:
         if not (is_old or renewed):
             return {}
         if is_old:
-            content = self._content(hooks.together(fields, content, {}), owner)
+            content = self._content(hooks.join_content(fields, content, {}), owner)
             self._check_current(content, subject)
-        fields = hooks.together(fields, content, {**delta, **renewed})
+        fields = hooks.join_content(fields, content, {**delta, **renewed})
         event = bson_values.encode_value(fields)
         encoded = bson.encode(event)
         document_size.check_event_size(fields["id"], delta, len(encoded))
@@ -111,7 +111,7 @@ class Resealer:
         loaded = self.hooks.loaded_event(fields, owner)
         renewed = self.hooks.event_to_store(loaded, owner)
         _check_same(loaded, self.hooks.loaded_event(renewed, owner))
-        return hooks.apart(renewed)[0]
+        return hooks.split_content(renewed)[0]
 
     def _check_current(self, stored: Any, subject: Subject) -> None:
         if stored is None or not hooks.is_current(self.judge, stored, subject):
@@ -127,8 +127,8 @@ def _split_event(document: Document) -> tuple[Document, Document, dict[str, Any]
     if "wrapped" in document:
         fields = bson_values.decode_value(fields)
     try:
-        content, delta = hooks.apart(fields)
-        hooks.together(fields, content, delta)
+        content, delta = hooks.split_content(fields)
+        hooks.join_content(fields, content, delta)
     except (KeyError, TypeError):  # another tool's
         raise bson_values.UnreadableError("The event") from None
     return fields, content, delta

@@ -57,12 +57,7 @@ def _seal(call: WaitingCall, owner: Owner, hooks: Hooks) -> Document:
 
 
 def decode_waiting(document: Mapping[str, Any], hooks: Hooks) -> WaitingCalls:
-    """Decode the waiting calls of a document.
-
-    Raises:
-        UnreadableError: another tool has written them.
-        StorageError: the application's hook failed.
-    """
+    """Decode the waiting calls of a document."""
     try:
         id_ = document["_id"]
         calls = [

@@ -18,10 +18,9 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 
 from mongo_session_service.consumers.handler import in_transaction
-from mongo_session_service.driver.client_sessions import ClientSessions
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import Lease
-from mongo_session_service.driver.transactions import Txn
+from mongo_session_service.driver.transactions import ClientSessions, Txn
 from mongo_session_service.driver.translation import WRITE_CONFLICT
 from mongo_session_service.errors import (
     ConfigurationError,

@@ -21,12 +21,12 @@ from mongo_session_service.consumers.leased_reader import (
     begin_now,
 )
 from mongo_session_service.consumers.processor import Processor
-from mongo_session_service.driver.cancellation import (
+from mongo_session_service.driver.lease import LeaseRenewer
+from mongo_session_service.driver.tasks import (
     SharedTask,
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.driver.lease import LeaseRenewer
 from mongo_session_service.errors import (
     InvalidInputError,
     LeaseLostError,

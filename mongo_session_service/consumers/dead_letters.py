@@ -20,9 +20,9 @@ from mongo_session_service.codec.bson_values import decode_fields, encode_fields
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.resealer import Resealer
 from mongo_session_service.consumers import handler as handlers
-from mongo_session_service.driver.calls import repeat
-from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import StorageError
 from mongo_session_service.model.records import Document, SessionKey
@@ -124,8 +124,8 @@ async def load_dead_letters(
     """A consumer's dead letters, the oldest first."""
     letters, hooks = connection.dead_letters, connection.hooks
     ids = letters.find({"_id.consumer": consumer}, {"_id": 1}).sort("time", 1)
-    for each in await repeat(lambda: ids.clone().to_list(None)):
-        stored = await repeat(letters.find_one, each)
+    for each in await retry_soon(lambda: ids.clone().to_list(None)):
+        stored = await retry_soon(letters.find_one, each)
         if stored is not None:
             yield DeadLetter(
                 consumer,
@@ -150,7 +150,7 @@ async def replay_dead_letters(
                 await handlers.in_transaction(at, work, remove)
             else:
                 await work(None)
-                await uninterrupted(repeat(remove, None))
+                await uninterrupted(retry_soon(remove, None))
             handled += 1
         except AlreadyHandledError:
             pass  # nothing is handled twice
@@ -161,7 +161,7 @@ async def replay_dead_letters(
                 attempts=letter.attempts + 1,
                 time=platform_time.get_time(),
             )
-            await uninterrupted(repeat(store_dead_letter, at, again))
+            await uninterrupted(retry_soon(store_dead_letter, at, again))
     return handled
 
 

@@ -20,16 +20,13 @@ from mongo_session_service.changes.routing import Router, Scope
 from mongo_session_service.changes.stream import Stream
 from mongo_session_service.codec import documents
 from mongo_session_service.consumers.checkpoint import Position
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import Pace
+from mongo_session_service.driver.snapshots import NO_TIME, load_documents
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import read_page
-from mongo_session_service.sessions.snapshot_read import (
-    load_documents,
-    shared_state_queries,
-)
 
 _NOT_READABLE: Final = {239, 246}  # SnapshotTooOld, SnapshotUnavailable
 
@@ -68,7 +65,7 @@ class Fetcher:
         """The mark up to which changes were delivered before, and are skipped."""
         self._latest_token: Document | None = None
         """The resume token of the latest change, which is never saved."""
-        self._read_until = snapshots.NO_TIME
+        self._read_until = NO_TIME
         """Everything that was committed until then has been read."""
         self._router: Router[Fetcher] = Router()
         self._router.attach(self)
@@ -176,13 +173,13 @@ class Fetcher:
     async def _load_trimmed(self, document: Document) -> ChangeRecord | None:
         """Load the state that begins a log that was trimmed."""
         at, id_ = self._connection, document["_id"]
-        wanted = shared_state_queries(id_["app_name"], id_["user_id"])
+        wanted = queries.shared_state_queries(id_["app_name"], id_["user_id"])
         shared = await at.retry(load_documents, at, *wanted)
         return decoder.decode_trimmed(document, shared, at.hooks)
 
     async def _load_page(self) -> bool:
         """Read more of the log, at the time of the replay's current segment."""
-        now = await self._connection.retry(snapshots.latest_time, self._connection)
+        now = await self._connection.retry(oplog.latest_time, self._connection)
         longest = self._connection.limits.replay_snapshot_seconds
         if now.time - self.position.reading_at.time > longest:
             # At a later time the session may have been recreated with the same ID.
@@ -214,7 +211,7 @@ class Fetcher:
         except OperationFailure as error:
             if error.code in _NOT_READABLE:
                 # Too long ago, or before the collection was recreated: read later.
-                self.position = position.reading_later(await snapshots.latest_time(at))
+                self.position = position.reading_later(await oplog.latest_time(at))
             raise
 
     async def close(self) -> None:

@@ -21,11 +21,11 @@ from mongo_session_service.consumers.checkpoint import (
     store_checkpoint,
 )
 from mongo_session_service.consumers.fetcher import Delivery, Fetcher
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import oplog
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
-from mongo_session_service.driver.cancellation import SharedTask, uninterrupted
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import LeaseRenewer
+from mongo_session_service.driver.tasks import SharedTask, uninterrupted
 from mongo_session_service.errors import HistoryLostError, MongoSessionServiceError
 
 logger = logging.getLogger(__name__)
@@ -48,9 +48,9 @@ class ConsumerSettings:
 
 async def begin_now(connection: Connection, settings: ConsumerSettings) -> None:
     """Start a new name at the current time, whichever process reads it later."""
-    snapshots.check_watchable(connection)
+    oplog.check_watchable(connection)
     log = await log_id(connection)
-    now = await connection.retry(snapshots.latest_time, connection)
+    now = await connection.retry(oplog.latest_time, connection)
     at = Position.at_end(now)
     name, app_name = settings.name, settings.app_name
     await connection.retry(store_checkpoint, connection, name, app_name, log, at)
@@ -96,7 +96,7 @@ class LeasedReader:
         cls, connection: Connection, settings: ConsumerSettings, renewer: LeaseRenewer
     ) -> Self:
         """Wait for the lease, and resume at the checkpoint."""
-        snapshots.check_watchable(connection)
+        oplog.check_watchable(connection)
         checkpoint = Checkpoint(connection, settings.name, settings.app_name)
         stands_by = False
         try:
@@ -134,7 +134,7 @@ class LeasedReader:
             self._read_from(checkpoint.position)
 
     async def _start_at(self, start: Start) -> None:
-        now = await self.connection.retry(snapshots.latest_time, self.connection)
+        now = await self.connection.retry(oplog.latest_time, self.connection)
         begin = Position.at_end if start == "now" else Position.at_beginning
         position = begin(now)
         await self.save(position)
@@ -170,7 +170,7 @@ class LeasedReader:
 
     async def end_at_present(self) -> None:
         """Have it end after what is committed by now."""
-        self.until = await self.connection.retry(snapshots.latest_time, self.connection)
+        self.until = await self.connection.retry(oplog.latest_time, self.connection)
 
     async def next_delivery(self) -> Delivery:
         """The next change; if this is cancelled, the next call returns it.
@@ -234,7 +234,7 @@ class LeasedReader:
         if self._saved.is_replaying and not position.is_replaying:
             await self.save(position)
         elif time.monotonic() - self.saved_at > idle_seconds:
-            now = await self.connection.retry(snapshots.latest_time, self.connection)
+            now = await self.connection.retry(oplog.latest_time, self.connection)
             await self.save(position.as_of(now))
 
     def note_handled(self, position: Position) -> None:

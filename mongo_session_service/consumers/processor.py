@@ -17,9 +17,8 @@ from mongo_session_service.consumers import handler as handlers
 from mongo_session_service.consumers.checkpoint import Position
 from mongo_session_service.consumers.fetcher import Delivery
 from mongo_session_service.consumers.leased_reader import LeasedReader
-from mongo_session_service.driver.calls import backoff
-from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.slices import Pace
+from mongo_session_service.driver.tasks import backoff, uninterrupted
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.wording import counted

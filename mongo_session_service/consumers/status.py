@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mongo_session_service._public import public
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import renewal
 from mongo_session_service.model.records import Document
@@ -49,7 +49,7 @@ class ConsumerStatus:
 
 async def load_statuses(connection: Connection) -> list[ConsumerStatus]:
     """Every consumer, by name."""
-    now = await snapshots.latest_time(connection)
+    now = await oplog.latest_time(connection)
     checkpoints = await connection.aggregate(connection.checkpoints, _CHECKPOINTS)
     held = {"holder": {"$ne": None}, "$expr": renewal(connection, "$gte")}
     leases = await connection.aggregate(connection.leases, [{"$match": held}])

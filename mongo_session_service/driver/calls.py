@@ -6,8 +6,8 @@ same result the second time. The driver itself repeats every command once, on an
 connection, and a transaction that was turned away until its time limit. Beside that:
 
 - What passes through :func:`retry` is repeated for :data:`RETRY_LIMIT` seconds, while
-  the failures are transient (:func:`is_passing`), after pauses that grow.
-- What passes through :func:`repeat`, and a snapshot read, is repeated three times,
+  the failures are transient (:func:`is_transient`), after pauses that grow.
+- What passes through :func:`retry_soon`, and a snapshot read, is repeated three times,
   soon, if a server answers that it cannot do it now.
 - Anything else fails at once. Its outcome may be unknown, and the caller decides.
 """
@@ -15,7 +15,6 @@ connection, and a transaction that was turned away until its time limit. Beside 
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,8 +25,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 from bson.errors import BSONError
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from mongo_session_service.driver.cancellation import SwallowedCancellation
 from mongo_session_service.driver.compat import renew_connections
+from mongo_session_service.driver.tasks import SwallowedCancellation, backoff
 from mongo_session_service.driver.translation import (
     FOREIGN_LOOP,
     TRANSIENT_CODES,
@@ -107,11 +106,8 @@ async def retry(
 ) -> Result:
     """Call what may be done twice, again while MongoDB fails with transient errors.
 
-    It is to hold no connection for longer than it takes.
-
-    Raises:
-        StorageUnavailableError: it failed for ``RETRY_LIMIT`` seconds.
-        PyMongoError: it failed with an error that is not transient.
+    It is to hold no connection for longer than it takes. After ``RETRY_LIMIT`` seconds
+    it raises ``StorageUnavailableError``.
     """
     waiting = pauses()
     while True:
@@ -119,25 +115,21 @@ async def retry(
             with SwallowedCancellation():
                 return await function(*args, **kwargs)
         except PyMongoError as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             await renew_connections(client, error)
             pause = next(waiting, None)
             if pause is None:
-                raise given_up(error) from None
+                raise gave_up_error(error) from None
         await asyncio.sleep(pause)
 
 
-async def repeat(
+async def retry_soon(
     function: Callable[Arguments, Awaitable[Result]],
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Result:
-    """Call what may be done twice, soon again while a server turns it away.
-
-    Raises:
-        PyMongoError: it failed otherwise, or too often.
-    """
+    """Call what may be done twice, soon again while a server turns it away."""
     for pause in REPEAT_PAUSES:
         try:
             return await function(*args, **kwargs)
@@ -157,17 +149,7 @@ def pauses() -> Iterator[float]:
         yield backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
 
 
-def backoff(attempt: int, *, first: float, longest: float) -> float:
-    """Seconds to wait after a failed attempt, of which the first is 0.
-
-    They double with each attempt, and are random by a half, so that those who failed
-    together do not come back together.
-    """
-    doubled = first * 2.0 ** min(attempt, 100)  # more would overflow
-    return min(doubled, longest) * random.uniform(0.5, 1)  # noqa: S311  no secret
-
-
-def given_up(error: Exception) -> MongoSessionServiceError:
+def gave_up_error(error: Exception) -> MongoSessionServiceError:
     """The error to raise when ``RETRY_LIMIT`` has run out."""
     reason = "MongoDB does not answer."
     if isinstance(error, PyMongoError):
@@ -175,7 +157,7 @@ def given_up(error: Exception) -> MongoSessionServiceError:
     return StorageUnavailableError(f"Gave up after {RETRY_LIMIT:.0f} seconds. {reason}")
 
 
-def is_passing(error: PyMongoError) -> bool:
+def is_transient(error: PyMongoError) -> bool:
     """Tell whether a failure of MongoDB is transient: a retry may succeed."""
     if isinstance(error, OperationFailure):
         is_resumable = error.has_error_label("ResumableChangeStreamError")

@@ -66,11 +66,7 @@ class Driver(Enum):
 
     @classmethod
     def detect(cls, client: object) -> Driver:
-        """Return the library that a client belongs to.
-
-        Raises:
-            ConfigurationError: it is another object.
-        """
+        """Return the library that a client belongs to; refuse any other object."""
         # mongomock-motor's client claims to be Motor's; its base classes do not.
         bases = {base.__module__.partition(".")[0] for base in type(client).__mro__}
         if "mongomock_motor" in bases:

@@ -14,6 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
 from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -21,13 +22,12 @@ from pymongo.read_concern import ReadConcern
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.hooks import NO_HOOKS, Hooks
 from mongo_session_service.driver import calls, compat
-from mongo_session_service.driver.cancellation import uninterrupted
-from mongo_session_service.driver.causal import Latest, Secondaries
+from mongo_session_service.driver.clocks import LatestWrite, Secondaries, ServerClock
 from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.server_clock import ServerClock
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.translation import LoginLostError
 from mongo_session_service.model.limits import DEFAULT, Limits
-from mongo_session_service.model.records import Document
+from mongo_session_service.model.records import SHARD_KEY, Document
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -49,19 +49,21 @@ class Connection:
         prefix: str,
         transactions: bool,
         hooks: Hooks = NO_HOOKS,
-        latest: Latest | None = None,
+        latest: LatestWrite | None = None,
         clock: ServerClock | None = None,
         limits: Limits = DEFAULT,
     ) -> None:
         self.client = client
         self.limits = limits
-        self.latest = latest or Latest()
+        self.latest = latest or LatestWrite()
         self.clock = clock or ServerClock()
         self.hooks = hooks
         self.driver = Driver.detect(client)
         self.prefix = prefix
         self.has_transactions = transactions
-        self.secondaries = Secondaries.of(client, self.latest) if transactions else None
+        preference = client.read_preference
+        reads_elsewhere = transactions and preference != _PRIMARY
+        self.secondaries = Secondaries(preference, limits) if reads_elsewhere else None
         self.setup_lock = asyncio.Lock()
         self.has_event_index = True
         self.database = (
@@ -107,6 +109,19 @@ class Connection:
         """Tell whether a mongos sends what is written and read here to shards."""
         return self.driver.is_sharded(self.client)
 
+    def routed(self, filter_: Document) -> Document:
+        """A filter as it is sent to the server.
+
+        A mongos finds the shard of a user's documents by equality with the fields of
+        the shard key, which it does not see in a range of ``_id``. A replica set would
+        compare these fields in each document that it reads, for nothing: they are left
+        out there.
+        """
+        ids = filter_.get("_id")
+        if not self.is_sharded or not isinstance(ids, dict):
+            return filter_
+        return {**filter_, **_common_fields(ids)}
+
     @property
     def patience(self) -> float:
         """Seconds after which a write is given up: ``timeoutMS``, or a minute."""
@@ -121,7 +136,7 @@ class Connection:
                 return await write(session)
 
         try:
-            return await calls.repeat(attempt)
+            return await calls.retry_soon(attempt)
         except LoginLostError:
             return await attempt()
 
@@ -167,6 +182,14 @@ class Connection:
             yield session
             self.latest.advance(session.operation_time, primary, session.cluster_time)
 
+    def note_read(self, time: Timestamp, session: Any) -> None:
+        """Record that something of this time was read in a client session.
+
+        It must not be missing from a later read of another member.
+        """
+        if self.secondaries is not None:
+            self.latest.advance(time, None, session.cluster_time)
+
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Any]:
         """A client session that ends the cursors of a cancelled caller."""
@@ -200,13 +223,13 @@ class Connection:
 
         async def attempt() -> list[dict[str, Any]]:
             async with self.reading() as session:
-                self.latest.bring_to(session)
+                self.latest.require_in(session)
                 options = {"session": session, "batchSize": self.limits.reply_documents}
                 return await self.driver.fetch_all(
                     collection.aggregate(pipeline, **options)
                 )
 
-        return await calls.repeat(attempt)
+        return await calls.retry_soon(attempt)
 
 
 async def kill_client_session(
@@ -228,3 +251,19 @@ async def kill_client_sessions(
         async with asyncio.timeout(FAREWELL):
             admin = client["admin"]
             await admin.command("killSessions", ids, read_preference=preference)
+
+
+def _common_fields(ids: Document) -> Document:
+    """The fields of the shard key that all ``_id``s have which match an expression."""
+    bounds: list[Any] = []
+    for operator, operand in ids.items():
+        if not operator.startswith("$"):
+            return {}  # one _id, in which a mongos sees them
+        bounds += operand if operator == "$in" else [operand]
+    common: Document = {}
+    for name in SHARD_KEY:
+        values = [it[name] for it in bounds if isinstance(it, dict) and name in it]
+        if not values or values != values[:1] * len(bounds):
+            break
+        common[f"_id.{name}"] = values[0]
+    return common

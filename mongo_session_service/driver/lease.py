@@ -35,15 +35,15 @@ from pymongo import WriteConcern
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
 
 from mongo_session_service.codec.document_size import cut_by_id_size
-from mongo_session_service.driver.calls import repeat
-from mongo_session_service.driver.cancellation import (
+from mongo_session_service.driver.calls import retry_soon
+from mongo_session_service.driver.compat import Driver
+from mongo_session_service.driver.connection import Connection, kill_client_sessions
+from mongo_session_service.driver.tasks import (
+    Supervisor,
     background,
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.driver.compat import Driver
-from mongo_session_service.driver.connection import Connection, kill_client_sessions
-from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.model.records import Document
 
 logger = logging.getLogger(__name__)
@@ -74,14 +74,7 @@ class Lease:
     def __init__(
         self, connection: Connection, collection: str, id_: object, path: str = ""
     ) -> None:
-        """Nothing is acquired yet.
-
-        Args:
-            connection: What acquires it.
-            collection: The name of the document's collection.
-            id_: The document's ``_id``.
-            path: What precedes the names of the lease's fields, such as ``turn.``.
-        """
+        """Nothing is acquired yet; ``path``, as in ``turn.``, precedes its fields."""
         self.connection = connection
         self.collection = collection
         self.id = id_
@@ -110,17 +103,12 @@ class Lease:
         *,
         forget: Iterable[str] = (),
     ) -> Document | None:
-        """Acquire the lease if it is free; the lease as it is then.
+        """Acquire the lease if it is free, and its document is as ``where`` says.
 
-        A cancellation waits for the outcome, which ``epoch`` tells.
-
-        Args:
-            where: What else its document has to fulfil.
-            limit: Seconds after which the server gives up if the document is locked.
-            forget: Names of other fields of the lease, about who had it before.
-
-        Raises:
-            NetworkTimeout: there was no answer before the lease could have expired.
+        Returns the lease as it is then. The server waits for a locked document for
+        ``limit`` seconds. The fields ``forget``, about who had it before, go. A
+        cancellation waits for the outcome, which ``epoch`` tells. Without an answer
+        before the lease could have expired, it raises ``NetworkTimeout``.
         """
         seconds = self.connection.limits.lease_seconds
         path = self.path
@@ -164,12 +152,8 @@ class Lease:
     ) -> Document | None:
         """Release the lease; what remains of it, or None if it is another's.
 
-        Args:
-            ended: What its field ``ended`` says from now on.
-            forget: Names of other fields of the lease that go.
-
-        Raises:
-            TimeoutError: it took so long that the lease has expired by itself.
+        Its field ``ended`` says so from now on; the fields ``forget`` go. If it takes
+        so long that the lease has expired by itself, it raises ``TimeoutError``.
         """
         path = self.path
         mine = {"_id": self.id, f"{path}holder.token": self.token}
@@ -203,7 +187,7 @@ class Lease:
         others = {f"{path}holder.token": {"$nin": [None, self.token]}}
         dead = {"_id": self.id, **others, "$expr": renewal(at, "$lt", path)}
         collection = at.plain(at.database[self.collection])
-        found = await repeat(collection.find_one, dead, {f"{path}holder": 1})
+        found = await retry_soon(collection.find_one, dead, {f"{path}holder": 1})
         if found is None:
             return False
         holder = (found["turn"] if path else found)["holder"]

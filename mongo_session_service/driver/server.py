@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pymongo.common import SERVER_SELECTION_TIMEOUT
 from pymongo.errors import OperationFailure, ServerSelectionTimeoutError
@@ -16,24 +16,19 @@ from mongo_session_service.driver.translation import (
 )
 from mongo_session_service.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from mongo_session_service.driver.connection import Connection
-
 _POLL: Final = 0.1  # seconds
 _LOCAL_PATIENCE: Final = 1.5  # seconds
 _LOCAL_HOSTS: Final = {"127.0.0.1", "::1", "localhost"}
 _MIN_WIRE_VERSION: Final = 13  # MongoDB 5.0, the first with snapshot reads
 
 
-async def greeted(client: Any) -> dict[str, Any]:
+async def ask_hello(client: Any) -> dict[str, Any]:
     """Return the server's reply to ``hello``, in which it describes itself.
 
-    Raises:
-        ConfigurationError: no server has a certificate that is accepted. The driver
-            would retry that for half a minute, as if the server were down.
-        PyMongoError: no server has answered. Where nobody listens on this machine, it
-            is raised soon, unless the client has a time of its own for that: the driver
-            would wait as long as for a distant election.
+    If no server has a certificate that is accepted, it raises ``ConfigurationError``:
+    the driver would retry that for half a minute, as if the server were down. Where
+    nobody listens on this machine, it fails soon, unless the client has a time of its
+    own for that: the driver would wait as long as for a distant election.
     """
     started = time.monotonic()
     has_own_time = client.options.server_selection_timeout != SERVER_SELECTION_TIMEOUT
@@ -77,24 +72,19 @@ def check_server(hello: dict[str, Any], *, transactions: bool) -> None:
         raise ConfigurationError(message, hint=hint)
 
 
-async def check_product(connection: Connection, hello: dict[str, Any]) -> None:
-    """Refuse a product that speaks MongoDB's protocol and lacks snapshot reads.
-
-    Raises:
-        ConfigurationError: it is such a product.
-        PyMongoError: the server has not answered, or the user may not ask.
-    """
+async def check_product(metadata: Any, hello: dict[str, Any]) -> None:
+    """Refuse a product that speaks MongoDB's protocol and lacks snapshot reads."""
     # Only MongoDB tells a version of its topology, and an old one is refused as such.
     if "topologyVersion" in hello or hello["maxWireVersion"] < _MIN_WIRE_VERSION:
         return
     command = {
-        "aggregate": connection.metadata.name,
+        "aggregate": metadata.name,
         "pipeline": [{"$limit": 1}],
         "cursor": {},
         "readConcern": {"level": "snapshot"},
     }
     try:
-        reply = await connection.database.command(command)
+        reply = await metadata.database.command(command)
     except OperationFailure as error:
         if error.code in TRANSIENT_CODES | {UNAUTHORIZED}:
             raise

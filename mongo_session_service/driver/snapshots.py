@@ -1,11 +1,12 @@
-"""Snapshots of several collections, change streams, and the clock that orders both."""
+"""Snapshot reads: queries of several collections, answered as of one point in time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from bson.timestamp import Timestamp
@@ -14,18 +15,71 @@ from pymongo.read_concern import ReadConcern
 
 from mongo_session_service.codec import replies
 from mongo_session_service.codec.replies import Encoded
-from mongo_session_service.driver.calls import REPEAT_PAUSES, is_passing
-from mongo_session_service.driver.cancellation import uninterrupted
-from mongo_session_service.driver.causal import Secondaries
+from mongo_session_service.driver.calls import REPEAT_PAUSES, is_transient
+from mongo_session_service.driver.clocks import Secondaries
 from mongo_session_service.driver.connection import Connection, kill_client_session
-from mongo_session_service.driver.slices import without_collector
-from mongo_session_service.errors import ConfigurationError
+from mongo_session_service.driver.slices import in_slices, without_collector
+from mongo_session_service.driver.tasks import uninterrupted
+from mongo_session_service.model.records import Document
 
 _RETRY: Final = 0.02  # seconds
-_OPLOG_LIMIT: Final = 2.0  # seconds
-_MAJORITY: Final = ReadConcern("majority")
 _SNAPSHOT: Final = ReadConcern("snapshot")
 NO_TIME: Final = Timestamp(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Documents of one collection that are read together with others."""
+
+    collection: str
+    filter: Document
+    order: int | dict[str, int] | None = None
+    """The direction of ``_id``, or of each field to sort by; None for any order."""
+    limit: int | None = None
+    since: float | None = None
+    """The earliest timestamp of an event; looked for after the limit."""
+    fields: tuple[str, ...] = ()
+    """The fields to read beside the ``_id``; all by default."""
+    without: tuple[str, ...] = ()
+    """Or the fields not to read."""
+    then: tuple[Document, ...] = ()
+    """Stages that follow; they need a server with transactions."""
+
+    def stages(self, connection: Connection) -> list[Document]:
+        """The pipeline that reads the documents."""
+        stages: list[Document] = []
+        if self.filter:
+            stages.append({"$match": connection.routed(self.filter)})
+        if self.order is not None:
+            stages.append({"$sort": self._sort})
+        if self.limit is not None:
+            stages.append({"$limit": self.limit})
+        if self.since is not None:
+            stages.append({"$match": {"event.timestamp": {"$gte": self.since}}})
+        if projection := self._projection:
+            stages.append({"$project": projection})
+        return [*stages, *self.then]
+
+    async def find(self, connection: Connection) -> list[Document]:
+        """The documents, where there are no transactions."""
+        collection = getattr(connection, self.collection)
+        cursor = collection.find(
+            connection.routed(self.filter), self._projection or None
+        )
+        if self.order is not None:
+            cursor = cursor.sort(list(self._sort.items()))
+        found: list[Document] = await cursor.limit(self.limit or 0).to_list(None)
+        if self.since is None:
+            return found
+        return [each for each in found if each["event"]["timestamp"] >= self.since]
+
+    @property
+    def _sort(self) -> dict[str, int]:
+        return self.order if isinstance(self.order, dict) else {"_id": self.order or 1}
+
+    @property
+    def _projection(self) -> dict[str, int]:
+        return dict.fromkeys(self.fields, 1) or dict.fromkeys(self.without, 0)
 
 
 class Snapshot(NamedTuple):
@@ -37,86 +91,47 @@ class Snapshot(NamedTuple):
     """The point in time; :data:`NO_TIME` without transactions."""
     is_whole: bool = True
     """Whether these are all, and not those of the first reply alone."""
-    few: list[dict[str, Any]] | None = None
+    few: list[Document] | None = None
     """The documents, if they were decoded already, since they are few."""
 
-    def decoded(self) -> Iterable[dict[str, Any]]:
+    def decoded(self) -> Iterable[Document]:
         """The documents, each decoded shortly before it is asked for."""
         if self.few is not None:
             return self.few
         return replies.decode_documents(self.encoded)
 
 
-def check_watchable(connection: Connection) -> None:
-    """Refuse a connection whose changes cannot be watched.
-
-    Raises:
-        ConfigurationError: it has no transactions.
-    """
-    if not connection.has_transactions:
-        raise ConfigurationError(
-            "Changes cannot be watched with transactions=False, nor in mongomock: an"
-            " event would arrive without its state. Use a replica set, with"
-            " transactions."
-        )
+async def load_documents(
+    connection: Connection, *several: Query, anywhere: bool = False
+) -> list[Document]:
+    """The documents of some queries, decoded."""
+    found = await read_snapshot(connection, *several, anywhere=anywhere)
+    return await in_slices(found.decoded())
 
 
-async def latest_time(connection: Connection) -> Timestamp:
-    """Ask the primary for the latest time that it knows, which orders all changes.
-
-    Raises:
-        ConfigurationError: it is a standalone server, or mongomock, and has no clock.
-    """
-    reply = await connection.database.command("ping")
-    time: Timestamp | None = reply.get("operationTime")
-    if time is None:
-        raise ConfigurationError(
-            "A standalone server, or mongomock, keeps no history of changes, so there"
-            " are no consumers. Use a replica set."
-        )
-    return time
-
-
-@asynccontextmanager
-async def watching(
-    connection: Connection, pipeline: list[dict[str, Any]], **options: Any
-) -> AsyncIterator[tuple[Any, Any]]:
-    """A change stream of the database, and its session; Motor opens it on first use."""
-    database = connection.database.with_options(read_concern=_MAJORITY)
-    async with connection.reading() as session:
-        watch = database.watch(pipeline, session=session, **options)
-        stream = await connection.driver.open_cursor(watch)
-        try:
-            yield stream, session
-        finally:
-            await stream.close()
-
-
-async def read(
+async def read_snapshot(
     connection: Connection,
-    collection: Any,
-    pipeline: list[dict[str, Any]],
-    *,
+    *several: Query,
     anywhere: bool = False,
     at: Timestamp | None = None,
     not_before: Timestamp | None = None,
     whole: bool = True,
     encoded: bool = False,
 ) -> Snapshot:
-    """Results of an aggregation, from one point in time of every collection.
+    """The documents of some queries, in their order, as of one time.
 
-    Args:
-        connection: Where to read.
-        collection: The collection that the pipeline begins with.
-        pipeline: The aggregation.
-        anywhere: Whether to read the member that the client prefers, if that catches
-            up in time, in place of the primary.
-        at: The point in time, not long past. By default it is one that is not before
-            the latest write of this service.
-        not_before: Nor before this time.
-        whole: Whether all results are wanted, and not those of the first reply alone.
-        encoded: Whether to leave few documents encoded, too.
+    That is ``at``, which may not be long past. By default it is a time that is neither
+    before the latest write of this service, nor before ``not_before``. With
+    ``anywhere``, the member that the client prefers is read in place of the primary, if
+    it catches up in time. Without ``whole``, the first reply is enough. If ``encoded``,
+    few documents are left encoded, too. Without transactions these are one query after
+    another.
     """
+    if not connection.has_transactions:
+        each_found = [await each.find(connection) for each in several]
+        return Snapshot([], NO_TIME, few=[*chain.from_iterable(each_found)])
+    collection = getattr(connection, several[0].collection)
+    pipeline = _joined_stages(connection, several)
     preferred = connection.secondaries if anywhere else None
     pauses = iter(REPEAT_PAUSES)
     while True:
@@ -129,13 +144,14 @@ async def read(
                 connection, collection, pipeline, at=at, whole=whole, encoded=encoded
             )
         except errors.PyMongoError as error:
-            if preferred is not None and isinstance(error, errors.ExecutionTimeout):
-                if preferred.is_strict:
-                    raise
+            is_late = isinstance(error, errors.ExecutionTimeout)
+            if is_late and preferred is not None and not preferred.is_strict:
                 preferred = None
                 continue
+            # Where no server was found, the driver has waited already.
+            has_waited = isinstance(error, errors.ServerSelectionTimeoutError)
             pause = next(pauses, None)
-            if pause is None or not _may_pass(error):
+            if pause is None or has_waited or not is_transient(error):
                 raise
             await asyncio.sleep(pause)
         else:
@@ -146,10 +162,13 @@ async def read(
             await asyncio.sleep(_RETRY)
 
 
-def _may_pass(error: errors.PyMongoError) -> bool:
-    if isinstance(error, errors.ServerSelectionTimeoutError):
-        return False  # the driver has waited already
-    return is_passing(error)
+def _joined_stages(connection: Connection, several: Sequence[Query]) -> list[Document]:
+    stages = several[0].stages(connection)
+    for each in several[1:]:
+        name = getattr(connection, each.collection).name
+        union = {"coll": name, "pipeline": each.stages(connection)}
+        stages.append({"$unionWith": union})
+    return stages
 
 
 def _is_current(
@@ -200,9 +219,7 @@ async def _read_primary(
                 rest = {"killCursors": collection.name, "cursors": [left]}
                 await connection.reply(rest, session)
             found = Snapshot(encodings, read_at, is_whole=not left)
-        if connection.secondaries is not None:
-            # What the caller has seen here must not be missing from a later read.
-            connection.secondaries.heard_of(found.at, session)
+        connection.note_read(found.at, session)
         return found
 
 
@@ -212,18 +229,14 @@ async def _read_secondary(
     collection: Any,
     pipeline: list[dict[str, Any]],
 ) -> Snapshot:
-    """Read a member that the client prefers.
-
-    Raises:
-        ExecutionTimeout: it has not caught up in time.
-    """
+    """Read a member that the client prefers, unless it does not catch up in time."""
     collection = collection.with_options(
         codec_options=replies.RAW,
         read_preference=secondaries.preference,
         read_concern=_SNAPSHOT,
     )
     async with connection.client_session() as session:
-        connection.latest.bring_to(session)
+        connection.latest.require_in(session)
         aggregate = collection.aggregate(
             pipeline,
             session=session,
@@ -236,23 +249,5 @@ async def _read_secondary(
             # Where several members may be read, this may reach another one.
             await uninterrupted(kill_client_session(session, secondaries.preference))
             raise
-        secondaries.heard_of(session.operation_time, session)
+        connection.note_read(session.operation_time, session)
         return Snapshot([each.raw for each in results], session.operation_time)
-
-
-async def oplog_window(connection: Connection) -> float | None:
-    """Seconds of changes that MongoDB's oplog holds; None if there is no oplog."""
-    oplog = connection.client["local"]["oplog.rs"]
-    first = await oplog.find({}, {"ts": 1}).sort("$natural", 1).limit(1).to_list(1)
-    if not first:
-        return None
-    latest = await latest_time(connection)
-    return float(latest.time - first[0]["ts"].time)
-
-
-async def oplog_window_if_known(connection: Connection) -> float | None:
-    """Ask for :func:`oplog_window`; None too if MongoDB fails, refuses or is slow."""
-    with suppress(errors.PyMongoError, TimeoutError):
-        async with asyncio.timeout(_OPLOG_LIMIT):
-            return await oplog_window(connection)
-    return None

@@ -19,19 +19,20 @@ from pymongo.errors import (
 from pymongo.read_concern import ReadConcern
 
 from mongo_session_service import telemetry
-from mongo_session_service.driver.calls import repeat
-from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.compat import renew_connections
 from mongo_session_service.driver.connection import (
     FAREWELL,
     Connection,
     kill_client_session,
 )
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.translation import (
     DUPLICATE_KEY,
     WRITE_CONFLICT,
     is_turned_away,
 )
+from mongo_session_service.model.records import Document
 
 Result = TypeVar("Result")
 Txn: TypeAlias = Any
@@ -70,24 +71,17 @@ async def run_transaction(
     """Run ``work`` as one transaction, majority-committed when this returns.
 
     The driver retries it on transient errors, so ``work`` must compute everything
-    afresh. Without transactions it runs once, statement by statement.
-
-    Args:
-        connection: Where to run it.
-        work: Makes the statements, in the client session that it is given.
-        limit: Seconds after which it is given up; the connection's patience by default.
-        attempts: How many write conflicts to meet at most; by default the driver
-            retries until the time is over.
-        session: The client session to use; by default one of its own.
-
-    Raises:
-        LockedError: the last of the ``attempts`` has met a write conflict.
+    afresh. It is given up after ``limit`` seconds, by default the connection's
+    patience. Of write conflicts it meets ``attempts`` at most, and raises
+    ``LockedError`` at the last; by default the driver retries until the time is over.
+    It uses the given client session, or one of its own. Without transactions it runs
+    once, statement by statement.
     """
     if not connection.has_transactions:
         return await work(None)
     # What it raises was a commit's, if it was turned away: nothing is done.
     limit = connection.patience if limit is None else max(limit, 0.0)
-    return await repeat(_run_committed, connection, work, limit, attempts, session)
+    return await retry_soon(_run_committed, connection, work, limit, attempts, session)
 
 
 async def _run_committed(
@@ -116,9 +110,9 @@ async def _run_committed(
                     read_preference=ReadPreference.PRIMARY,
                 )
         except Exception as error:
-            if connection.secondaries is not None and session.operation_time:
+            if session.operation_time:
                 # The next read has to include what the transaction failed for.
-                connection.secondaries.heard_of(session.operation_time, session)
+                connection.note_read(session.operation_time, session)
             if not isinstance(error, PyMongoError | TimeoutError):
                 raise
             is_late, is_committing = timer.expired(), attempt.is_done
@@ -207,8 +201,8 @@ class _Attempt(Generic[Result]):
 async def run_write(connection: Connection, command: dict[str, Any], txn: Txn) -> int:
     """Run an ``insert`` or ``update`` in a transaction; return the ``n`` of its reply.
 
-    Raises:
-        WriteError: a document was refused; a ``DuplicateKeyError`` if for its key.
+    A document that is refused raises ``WriteError``; for its key,
+    ``DuplicateKeyError``.
     """
     # The driver's own methods create an object for every document of a batch.
     try:
@@ -222,3 +216,46 @@ async def run_write(connection: Connection, command: dict[str, Any], txn: Txn) -
         raise kind(refused.get("errmsg", ""), refused["code"], refused)
     count: int = reply["n"]
     return count
+
+
+class ClientSessions:
+    """A few client sessions of one connection, kept so that others can end them.
+
+    A process that dies in a transaction leaves its locks for 60 to 90 seconds. The ids
+    of its client sessions stand beside the lease that it holds; who takes over that
+    ends them.
+    """
+
+    def __init__(self, connection: Connection, most: int) -> None:
+        self._connection, self._most = connection, most
+        self._opened: list[Any] = []
+        self._idle: list[Any] = []
+
+    async def ids(self) -> list[Document]:
+        """The ids of all of them; none where there are no transactions."""
+        await self._open_all()
+        return [each.session_id for each in self._opened]
+
+    @asynccontextmanager
+    async def borrow(self) -> AsyncIterator[Any]:
+        """One that nobody else uses meanwhile; None if there is none."""
+        await self._open_all()
+        session = self._idle.pop() if self._idle else None
+        try:
+            yield session
+        finally:
+            if session is not None:
+                self._idle.append(session)
+
+    async def end_all(self) -> None:
+        """End them; the next use opens new ones."""
+        ended, self._opened, self._idle = self._opened, [], []
+        for each in ended:
+            await each.end_session()
+
+    async def _open_all(self) -> None:
+        at = self._connection
+        while at.has_transactions and len(self._opened) < self._most:
+            session = await at.start_session(causal_consistency=False)
+            self._opened.append(session)
+            self._idle.append(session)

@@ -45,8 +45,7 @@ _MAX_PREFIX_BYTES: Final = 235
 def open_client(uri: str) -> AsyncMongoClient[Any]:
     """Make a client for a URI; it is not connected yet.
 
-    Raises:
-        ConfigurationError: the URI is unusable; the message shows no password.
+    An error for a URI that is unusable shows no password.
     """
     if not isinstance(uri, str):
         kind = type(uri).__name__

@@ -20,10 +20,10 @@ from mongo_session_service import errors
 from mongo_session_service.backend import Backend, Opener
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.stream import Stream
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import oplog
 from mongo_session_service.driver.calls import PAUSE_AFTER_LOSS
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.supervisor import Supervisor
+from mongo_session_service.driver.tasks import Supervisor
 from mongo_session_service.feed.inbox import Inbox, Inboxes
 from mongo_session_service.feed.stats import Counters
 from mongo_session_service.model.limits import Limits
@@ -120,7 +120,7 @@ class Reader:
         if self.has_ended:
             return
         async with self._opener() as opened:
-            snapshots.check_watchable(opened.connection)
+            oplog.check_watchable(opened.connection)
             self._partials.connection = opened.connection
             try:
                 await self._follow_streams(opened)
@@ -131,7 +131,7 @@ class Reader:
         """Follow one stream after the other, until there are no subscriptions."""
         connection = opened.connection
         while not self._is_over(connection.limits):
-            start = await connection.retry(snapshots.latest_time, connection)
+            start = await connection.retry(oplog.latest_time, connection)
             stream = Stream(connection, decoder.pipeline(connection), start)
             self._position = start
             self._counters.note_open()
@@ -176,7 +176,7 @@ class Reader:
                 self._inboxes.detach_ended()
             if time.monotonic() - measured_at > _OPLOG_MEASURED_EVERY:
                 measured_at = time.monotonic()
-                window = await snapshots.oplog_window_if_known(connection)
+                window = await oplog.oplog_window_if_known(connection)
                 self._counters.oplog_window = window
 
     def _attach_waiting(self) -> None:
@@ -261,7 +261,7 @@ class PartialReader:
         connection = self.connection
         pipeline = decoder.partials_pipeline(connection.partials.name)
         while self.waiting or self._inboxes.router:
-            start = await connection.retry(snapshots.latest_time, connection)
+            start = await connection.retry(oplog.latest_time, connection)
             stream = Stream(connection, pipeline, start)
             self._attach_waiting(start)
             try:

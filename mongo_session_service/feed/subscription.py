@@ -22,9 +22,10 @@ from mongo_session_service.changes.decoder import (
 from mongo_session_service.changes.routing import Scope
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.hooks import Hooks
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.snapshots import NO_TIME, Query, read_snapshot
 from mongo_session_service.errors import (
     InvalidInputError,
     SlowSubscriberError,
@@ -40,11 +41,6 @@ from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, Marker, SessionKey
 from mongo_session_service.model.scopes import ScopedState
 from mongo_session_service.sessions import event_log, queries
-from mongo_session_service.sessions.snapshot_read import (
-    Query,
-    read_snapshot,
-    shared_state_queries,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +77,7 @@ async def load_view(
     What follows a revision from before the session's log begins with a snapshot.
     """
     stored = {"_id": key.id, **queries.visible(connection.clock.now())}
-    shared = shared_state_queries(key.app_name, key.user_id)
+    shared = queries.shared_state_queries(key.app_name, key.user_id)
     found = await read_snapshot(
         connection, Query("sessions", stored), *shared, not_before=not_before
     )
@@ -234,7 +230,7 @@ class Subscription:
         self._wants_partials = partials
         self._turns = HeardTurns() if partials else None
         self._inbox: Inbox | None = None
-        self._since = snapshots.NO_TIME
+        self._since = NO_TIME
         self._has_begun = self._is_closed = False
 
     @property
@@ -284,7 +280,7 @@ class Subscription:
         await self._open_inbox()
         async with self._feed.opener() as backend:
             at = backend.connection
-            self._since = await at.retry(snapshots.latest_time, at)
+            self._since = await at.retry(oplog.latest_time, at)
 
     async def _open_inbox(self) -> Timestamp:
         """Receive in a new inbox every change after the returned time."""

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
-from mongo_session_service.driver.calls import repeat
+from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
+from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import reporting_partial_removal
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import Erased
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.deletion import erase_logs
+from mongo_session_service.sessions.deletion import removals, remove_some
 
 _AFTER_EVERY_EVENT: Final = SessionKey("\U0010ffff", "", "").event_id(0)
 """After every event, as MongoDB compares strings: by their bytes."""
 
 
 async def erase_owner(at: Connection, app_name: str, user_id: str | None) -> Erased:
-    """Remove an app, or a user of it: sessions, states, and progress of all kinds.
-
-    Raises:
-        UnknownOutcomeError: a part may be removed; call it again for the rest.
-    """
-    sessions, events = await erase_logs(at, app_name, user_id)
+    """Remove an app, or a user of it: sessions, states, and progress of all kinds."""
+    wanted = queries.all_sessions(app_name, user_id)
+    removal = await remove_some(at, wanted)
+    sessions, events = removal.sessions, removal.events
     owner = {"app_name": app_name} | ({} if user_id is None else {"user_id": user_id})
     of_owner = {f"_id.{name}": id_ for name, id_ in owner.items()}
     states = queries.all_user_states(app_name, user_id)
@@ -30,14 +31,17 @@ async def erase_owner(at: Connection, app_name: str, user_id: str | None) -> Era
     if user_id is None:
         notes = {"$or": [{"_id": {"of": app_name}}, {"_id.of.app_name": app_name}]}
     with reporting_partial_removal():
-        users = await repeat(at.user_states.delete_many, queries.routed(at, states))
-        await repeat(at.imports.delete_many, notes)
-        waiters = queries.all_sessions(app_name, user_id)
-        await repeat(at.leases.delete_many, waiters)
+        if not removal.is_last:
+            async for step in removals(at, wanted):
+                sessions, events = sessions + step.sessions, events + step.events
+        events += await _remove_orphans(at, wanted)
+        users = await retry_soon(at.user_states.delete_many, at.routed(states))
+        await retry_soon(at.imports.delete_many, notes)
+        await retry_soon(at.leases.delete_many, wanted)  # whom turns keep waiting
         letters = await at.dead_letters.delete_many(of_owner)
         apps = consumers = 0
         if user_id is None:
-            app = await repeat(at.app_states.delete_one, {"_id": app_name})
+            app = await retry_soon(at.app_states.delete_one, {"_id": app_name})
             apps = app.deleted_count
             consumers = await _remove_consumers(at, app_name)
         positions = await _erase_from_checkpoints(at, owner)
@@ -107,3 +111,39 @@ async def _id_after(at: Connection, owner: Document) -> Document:
     for each in await following.limit(1).to_list(None):
         return {**each["_id"], "revision": each["_id"]["revision"] - 1}
     return _AFTER_EVERY_EVENT
+
+
+async def _remove_orphans(at: Connection, wanted: Document) -> int:
+    """Remove events that have no session, as a crash may have left them; how many."""
+    # The _id of an event begins with that of its session.
+    most = at.limits.removed_events
+    removed = 0
+
+    # In one transaction, or the events may belong to a new session by then.
+    async def remove_page(txn: Txn) -> tuple[list[Document], int]:
+        where = at.routed(wanted)
+        cursor = at.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
+        found = [each["_id"] for each in await cursor.limit(most).to_list(None)]
+        orphans = await _select_orphans(at, found, txn) if found else []
+        if orphans:
+            which = at.routed({"_id": {"$in": orphans}})
+            await at.events.delete_many(which, session=txn)
+        return found, len(orphans)
+
+    while True:
+        found, gone = await uninterrupted(run_transaction(at, remove_page))
+        removed += gone
+        if len(found) < most:
+            return removed
+        wanted = {"_id": {**wanted["_id"], "$gt": found[-1]}}
+
+
+async def _select_orphans(
+    at: Connection, events: list[Document], txn: Txn
+) -> list[Document]:
+    keys = {SessionKey(*islice(each.values(), 3)) for each in events}
+    ids = [key.id for key in keys]
+    wanted = at.routed({"_id": {"$in": ids}})
+    found = at.sessions.find(wanted, {"_id": 1}, session=txn)
+    keys -= {SessionKey(**each["_id"]) for each in await found.to_list(None)}
+    return [each for each in events if SessionKey(*islice(each.values(), 3)) in keys]

@@ -23,10 +23,10 @@ from mongo_session_service.codec.documents import (
     log_begins,
     session_document,
 )
-from mongo_session_service.driver.calls import repeat
-from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import (
     InvalidInputError,
@@ -68,24 +68,12 @@ async def copy_session(
 ) -> None:
     """Store a session with another's events up to a point, and the state they give.
 
-    Args:
-        connection: The database.
-        source: The session to copy.
-        target: The new session.
-        until: The last revision to copy, or the id of the invocation whose events, and
-            all that follow, are left out; None for all events.
-
-    Raises:
-        SessionNotFoundError: the source is not stored, or is deleted meanwhile.
-        AlreadyExistsError: the target is stored.
-        InvalidInputError: the source has fewer events, or no such invocation.
-        TrimmedError: the source's log begins later.
-        StorageUnavailableError: the copy took too long, or the source was trimmed
-            meanwhile; the copy was removed.
+    The point is the last revision to copy, or the id of the invocation whose events,
+    and all that follow, are left out; None for all events. If the copy took too long,
+    or the source was trimmed meanwhile, it is removed, and ``StorageUnavailableError``
+    raised.
     """
     beginning = await history.Beginning.load(connection, source)
-    if beginning is None:
-        raise session_not_found_error(source.session_id)
     if isinstance(until, str):
         until = await _last_revision_before(
             connection, source, until, beginning.session
@@ -111,11 +99,11 @@ async def _last_revision_before(
     connection: Connection, source: SessionKey, invocation_id: str, session: Document
 ) -> int:
     log = rewinds.LogAt(source, log_begins(session), session["revision"])
-    first = await rewinds.first_revision(connection, log, invocation_id)
-    if first is None:
+    firsts = await rewinds.find_firsts(connection, log, {invocation_id})
+    if invocation_id not in firsts:
         which = quoted(invocation_id)
         raise InvalidInputError(f"The session has no event of invocation {which}.")
-    return first - 1
+    return firsts[invocation_id] - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +128,7 @@ class Fork:
         for left in reversed(range(deletion.PLACE_ATTEMPTS)):
             reservation = self.reservations.new(at, id_)
             try:
-                await uninterrupted(repeat(at.sessions.insert_one, reservation))
+                await uninterrupted(retry_soon(at.sessions.insert_one, reservation))
             except errors.DuplicateKeyError:
                 if not (await deletion.remove_expired(at, self.target) and left):
                     raise session_exists_error(self.target.session_id) from None
@@ -150,7 +138,7 @@ class Fork:
     async def renew(self) -> None:
         """Hold the place for longer."""
         renewal = self.reservations.renewal(self.connection)
-        held = await repeat(
+        held = await retry_soon(
             self.connection.sessions.update_one, self.reservation, renewal
         )
         if not held.matched_count:
@@ -164,7 +152,7 @@ class Fork:
             await self.renew()
             until = min(after + step, self.revision)
             try:
-                await uninterrupted(repeat(self.copy_events, after, until))
+                await uninterrupted(retry_soon(self.copy_events, after, until))
             except errors.ExecutionTimeout:
                 if step == 1:
                     raise
@@ -175,7 +163,7 @@ class Fork:
     async def copy_events(self, after: int, until: int) -> None:
         """Copy the events of one step."""
         wanted = queries.events_until(self.source, until, after)
-        wanted = queries.routed(self.connection, wanted)
+        wanted = self.connection.routed(wanted)
         events, driver = self.connection.events, self.connection.driver
         if driver is Driver.MOCK:  # mongomock has no $merge
             found = await events.find(wanted).to_list(None)

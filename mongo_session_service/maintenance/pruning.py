@@ -10,13 +10,13 @@ it was seen: at the same revision.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.documents import LOG_BEGINS, log_begins
-from mongo_session_service.driver.cancellation import SwallowedCancellation
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import SwallowedCancellation
 from mongo_session_service.errors import InvalidInputError
 from mongo_session_service.model import metadata
 from mongo_session_service.model.records import Document, SessionKey
@@ -40,11 +40,7 @@ class PruneCriteria:
 def prune_criteria(
     app_name: object, idle_for: object, created_before: object, now: float
 ) -> PruneCriteria:
-    """Check the arguments of ``prune``, at a time by the server's clock.
-
-    Raises:
-        InvalidInputError: one of them is invalid.
-    """
+    """Check the arguments of ``prune``, at a time by the server's clock."""
     app = None if app_name is None else check_id("app_name", app_name)
     if idle_for is None and created_before is None:
         return PruneCriteria(app, None)
@@ -70,7 +66,7 @@ async def prune_sessions(
 ) -> AsyncIterator[Removal]:
     """Remove sessions step by step, or only count them, and yield each step."""
     if criteria.wanted is None:
-        expired = deletion.expired(connection)
+        expired = queries.expired_on_server(connection)
         if criteria.app_name is not None:
             expired["_id.app_name"] = criteria.app_name
         steps = (
@@ -147,9 +143,10 @@ async def _find_page(
     connection: Connection, search: Search, after: PagePosition | None
 ) -> list[Document]:
     size = connection.limits.prune_page
-    *stages, _ = search.stages(after, size, connection.clock.now(), with_state=False)
-    stages.append({"$project": {"create_time": 1, "revision": 1, LOG_BEGINS: 1}})
+    query = search.page_query(after, size, connection.clock.now(), with_state=False)
+    query = replace(query, fields=("create_time", "revision", LOG_BEGINS))
     with SwallowedCancellation():
+        stages = query.stages(connection)
         return await connection.aggregate(connection.sessions, stages)
 
 
@@ -161,7 +158,7 @@ async def _select_idle(
         return list(found)
     later = {"event.timestamp": {"$gt": idle_since}}
     logs = [queries.all_events(SessionKey(**each["_id"])) for each in found]
-    wanted = [queries.routed(connection, {**log, **later}) for log in logs]
+    wanted = [connection.routed({**log, **later}) for log in logs]
     key = {name: f"$_id.{name}" for name in SessionKey._fields}
     stages: list[Document] = [
         {"$match": queries.any_of(wanted)},

@@ -8,21 +8,21 @@ which read caches, forks and trims see that what they have read is out of date.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from google.adk.events.event import Event
-from google.adk.sessions.state import State
+from google.adk.events.event_actions import EventActions
+from google.genai import types
 
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.document_size import cut_by_size
 from mongo_session_service.codec.documents import INITIAL, REDACTIONS, log_begins
 from mongo_session_service.codec.hooks import Owner
-from mongo_session_service.codec.redactor import is_redacted, redacted_document
 from mongo_session_service.codec.waiting_fields import decode_waiting, encode_waiting
-from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
 from mongo_session_service.errors import (
     InvalidInputError,
@@ -39,9 +39,9 @@ from mongo_session_service.model.metadata import (
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.results import Redactable
 from mongo_session_service.model.validation import lookup_id
-from mongo_session_service.model.waiting_calls import WaitingCalls
+from mongo_session_service.model.waiting_calls import REDACTED, WaitingCalls
 from mongo_session_service.sessions import history, queries, rewinds
-from mongo_session_service.sessions.batch import announce_details
+from mongo_session_service.sessions.details import announce_details
 from mongo_session_service.sessions.event_log import (
     LogRange,
     read_log,
@@ -58,6 +58,20 @@ _SHOWN: Final = 3
 _BUSY: Final = "Nothing was redacted: others kept appending to the session. Try again."
 
 
+_KEPT: Final = (
+    *("id", "timestamp", "author", "invocation_id", "branch", "isolation_scope"),
+    *("node_info", "model_version", "partial", "turn_complete", "finish_reason"),
+    *("turn_complete_reason", "interrupted", "error_code", "usage_metadata"),
+)
+"""Fields of an event that say nothing of its content. Others are left out, also those
+of a later ADK."""
+
+_KEPT_ACTIONS: Final = (
+    *("skip_summarization", "transfer_to_agent", "escalate", "end_of_agent", "route"),
+    "rewind_before_invocation_id",
+)
+
+
 class LoggedPart(NamedTuple):
     """The events of a session that are to be redacted."""
 
@@ -72,12 +86,7 @@ async def find_part(
     key: SessionKey,
     wanted: Sequence[str] | str,
 ) -> LoggedPart:
-    """Find the events that have some ids, or are of one invocation.
-
-    Raises:
-        SessionNotFoundError: the session is not stored.
-        InvalidInputError: an id is not there.
-    """
+    """Find the events that have some ids, or are of one invocation; refuse others."""
     head = await read_session_head(connection, key)
     if isinstance(wanted, str):
         revisions = await _find_invocation(connection, key, wanted)
@@ -167,7 +176,9 @@ async def preview(
             count += sum(not is_redacted(event) for _, event in stored)
         own = await _find_kept_keys(connection, each, replacement)
         names.update(map(bson_values.unescape_key, own))
-        names.update(await connection.retry(_find_shared_keys, connection, each, None))
+        shared = await connection.retry(_find_shared_keys, connection, each, None)
+        for owner, fields in shared.items():
+            names.update(owner.prefix + bson_values.unescape_key(it) for it in fields)
     return Redactable(count, tuple(sorted(names)))
 
 
@@ -179,12 +190,7 @@ async def redact(
     state: bool,
     forks: bool,
 ) -> int:
-    """Replace the content of events; return how many were not redacted before.
-
-    Raises:
-        SessionNotFoundError: the session, or a fork, was deleted meanwhile.
-        StorageUnavailableError: others kept appending.
-    """
+    """Replace the content of events; return how many were not redacted before."""
     count = 0
     async for each in _find_with_copies(connection, part, forks=forks):
         if state:
@@ -233,13 +239,13 @@ async def _redact_step(
         revision = stored["_id"]["revision"]
         if not is_redacted(event) and revision > log_begins(session):
             deltas.append(history.delta_of(stored))
-            new[revision] = redacted_document(
-                event, part.key, revision, at.hooks, replacement
-            )
+            redacted = redacted_event(event, replacement)
+            append = documents.encode_append(part.key, redacted, at.hooks)
+            new[revision] = documents.event_document(append, revision)
     if not new:
         return 0
     await _replace_events(at, list(new.values()), txn)
-    said = queries.routed(at, queries.partials_of_session(part.key))
+    said = at.routed(queries.partials_of_session(part.key))
     ids = [each["event"]["id"] for each in new.values()]
     await at.partials.delete_many({**said, "event.id": {"$in": ids}}, session=txn)
     await _redact_letters(at, part.key, new, txn)
@@ -281,7 +287,7 @@ async def _find_events(
     at: Connection, key: SessionKey, revisions: Sequence[int], txn: Txn
 ) -> list[tuple[Document, Event]]:
     ids = [key.event_id(each) for each in revisions]
-    wanted = queries.routed(at, {"_id": {"$in": ids}})
+    wanted = at.routed({"_id": {"$in": ids}})
     found = await at.events.find(wanted, session=txn).sort("_id", 1).to_list(None)
     return [(each, documents.decode_event(each, at.hooks)) for each in found]
 
@@ -358,43 +364,36 @@ async def _find_kept_keys(
     return {name for name in own if state.get(name) != values[name]}
 
 
+def _shared_scopes(at: Connection, key: SessionKey) -> list[tuple[Owner, Any, Any]]:
+    """List what a session shares state with: its owner, collection and ``_id``."""
+    user_id = queries.user_state_id(key.app_name, key.user_id)
+    return [
+        (Owner.of_shared(key.app_name), at.app_states, key.app_name),
+        (Owner.of_shared(*key[:2]), at.user_states, user_id),
+    ]
+
+
 async def _find_shared_keys(
     at: Connection, part: LoggedPart, txn: Txn
-) -> dict[str, str]:
-    """Find the keys of app and user state that still have the values of the events.
-
-    Their fields' names, by keys as ADK shows them.
-    """
-    key = part.key
-    keys: dict[str, str] = {}
-    app = await at.app_states.find_one({"_id": key.app_name}, session=txn)
-    user_id = queries.user_state_id(key.app_name, key.user_id)
-    user = await at.user_states.find_one({"_id": user_id}, session=txn)
+) -> dict[Owner, set[str]]:
+    """Find the keys of app and user state that still have the values of the events."""
+    states: dict[Owner, Document] = {}
+    for owner, collection, id_ in _shared_scopes(at, part.key):
+        found = await collection.find_one({"_id": id_}, session=txn)
+        states[owner] = (found or {}).get("state", {})
+    keys: dict[Owner, set[str]] = {owner: set() for owner in states}
     for some in cut_by_size(part.revisions, at.limits.redacted_events):
-        for stored, event in await _find_events(at, key, some, txn):
-            if is_redacted(event):
-                continue
-            for prefix, state, delta in _split_shared(stored, app, user):
-                keys |= {
-                    prefix + bson_values.unescape_key(name): name
-                    for name, value in delta.items()
-                    if value is not None and state.get(name) == value
+        for stored, event in await _find_events(at, part.key, some, txn):
+            actions = {} if is_redacted(event) else stored["event"].get("actions", {})
+            delta = bson_values.decode_value(actions.get("state_delta", {}))
+            shared = scopes.split(delta)
+            for owner, own in zip(states, (shared.app, shared.user), strict=True):
+                keys[owner] |= {
+                    name
+                    for name, value in bson_values.encode_fields(own).items()
+                    if value is not None and states[owner].get(name) == value
                 }
     return keys
-
-
-def _split_shared(
-    stored: Document, app: Document | None, user: Document | None
-) -> Iterator[tuple[str, Document, Document]]:
-    """Yield the scopes that sessions share: prefix, state, and what an event sets."""
-    actions = stored["event"].get("actions", {})
-    delta = scopes.split(bson_values.decode_value(actions.get("state_delta", {})))
-    for prefix, document, part in (
-        (State.APP_PREFIX, app, delta.app),
-        (State.USER_PREFIX, user, delta.user),
-    ):
-        state = (document or {}).get("state", {})
-        yield prefix, state, bson_values.encode_fields(part)
 
 
 async def _redact_values(
@@ -409,8 +408,7 @@ async def _redact_values(
     """Replace values of state, unless the session has moved on."""
     key = part.key
     shared = await _find_shared_keys(at, part, txn)
-    owner = Owner.of_session(key)
-    values = _encode_replacement(at, owner, own, replacement)
+    values = _encode_replacement(at, Owner.of_session(key), own, replacement)
     change: Document = {f"state.{name}": it for name, it in values.items()}
     where = {"_id": key.id, "create_time": part.created, "revision": revision}
     if ADK_METADATA in own and at.hooks.is_missing:
@@ -419,14 +417,9 @@ async def _redact_values(
     done = await at.sessions.update_one(where, update, session=txn)
     if not done.matched_count:
         return False
-    user_id = queries.user_state_id(key.app_name, key.user_id)
-    for prefix, collection, id_, of in (
-        (State.APP_PREFIX, at.app_states, key.app_name, Owner.of_shared(key.app_name)),
-        (State.USER_PREFIX, at.user_states, user_id, Owner.of_shared(*key[:2])),
-    ):
-        names = {name for shown, name in shared.items() if shown.startswith(prefix)}
-        if names:
-            values = _encode_replacement(at, of, names, replacement)
+    for owner, collection, id_ in _shared_scopes(at, key):
+        if names := shared[owner]:
+            values = _encode_replacement(at, owner, names, replacement)
             change = {f"state.{name}": it for name, it in values.items()}
             await collection.update_one(
                 {"_id": id_}, {"$set": change, "$inc": {"revision": 1}}, session=txn
@@ -458,3 +451,68 @@ def _encode_replacement(
         dict.fromkeys(keys, replacement), owner, at.hooks
     )
     return fields
+
+
+def is_redacted(event: Event) -> bool:
+    """Tell whether an event's content was replaced before."""
+    return REDACTED in (event.custom_metadata or {})
+
+
+def redacted_event(event: Event, replacement: str) -> Event:
+    """Make an event that says and sets the replacement in the place of everything.
+
+    Its calls and responses have their ids and names, so that they still belong together
+    and ADK makes prompts of them. No call waits for a person any longer.
+    """
+    content = event.content
+    kept: dict[str, Any] = {name: getattr(event, name, None) for name in _KEPT}
+    return Event(
+        **{name: it for name, it in kept.items() if it is not None},
+        content=None if content is None else _content(content, replacement),
+        actions=_actions(event.actions, replacement),
+        error_message=None if event.error_message is None else replacement,
+        input_transcription=_transcription(event.input_transcription, replacement),
+        output_transcription=_transcription(event.output_transcription, replacement),
+        output=None if getattr(event, "output", None) is None else replacement,
+        custom_metadata={REDACTED: True},
+    )
+
+
+def _content(content: types.Content, replacement: str) -> types.Content:
+    parts = [_part(each, replacement) for each in content.parts or ()]
+    return types.Content(role=content.role, parts=parts)
+
+
+def _part(part: types.Part, replacement: str) -> types.Part:
+    if call := part.function_call:
+        args = {"redacted": replacement}
+        kept = types.FunctionCall(id=call.id, name=call.name, args=args)
+        return types.Part(function_call=kept)
+    if response := part.function_response:
+        answer = types.FunctionResponse(
+            id=response.id, name=response.name, response={"redacted": replacement}
+        )
+        return types.Part(function_response=answer)
+    return types.Part(text=replacement, thought=part.thought)
+
+
+def _actions(actions: EventActions, replacement: str) -> EventActions:
+    kept = {name: getattr(actions, name, None) for name in _KEPT_ACTIONS}
+    compaction = actions.compaction
+    if compaction is not None:
+        said = _content(compaction.compacted_content, replacement)
+        compaction = compaction.model_copy(update={"compacted_content": said})
+    return EventActions(
+        **{name: it for name, it in kept.items() if it is not None},
+        state_delta={
+            key: None if value is None else replacement
+            for key, value in actions.state_delta.items()
+        },
+        compaction=compaction,
+    )
+
+
+def _transcription(
+    said: types.Transcription | None, replacement: str
+) -> types.Transcription | None:
+    return said and types.Transcription(text=replacement, finished=said.finished)

@@ -20,10 +20,9 @@ from typing import Final
 
 from pymongo.errors import NetworkTimeout, OperationFailure, PyMongoError
 
-from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.compat import Driver, renew_connections
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.supervisor import Supervisor
+from mongo_session_service.driver.tasks import Supervisor, background
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.model.records import Document
 from mongo_session_service.sessions import deletion, queries
@@ -173,10 +172,9 @@ async def _find_earliest(connection: Connection) -> list[Document]:
 async def _remove_due(connection: Connection, ids: list[Document]) -> int:
     """Remove some sessions if they have expired, and are not locked.
 
-    Returns:
-        How many sessions and events were removed.
+    Returns how many sessions and events were removed.
     """
-    wanted = {**deletion.expired(connection), "_id": {"$in": ids}}
+    wanted = {**queries.expired_on_server(connection), "_id": {"$in": ids}}
     # A session may be locked by an append that renews it.
     limit = connection.limits.sweep_patience
     steps = deletion.removals(connection, wanted, limit=limit)

@@ -29,19 +29,18 @@ from mongo_session_service.codec.waiting_fields import (
     decode_waiting,
     encode_waiting,
 )
-from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import reporting_partial_removal
 from mongo_session_service.errors import (
     InvalidInputError,
     StorageUnavailableError,
-    session_not_found_error,
 )
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.model.waiting_calls import WaitingCalls
 from mongo_session_service.sessions import history, queries, rewinds
-from mongo_session_service.sessions.batch import announce_details
+from mongo_session_service.sessions.details import announce_details
 from mongo_session_service.sessions.history import Beginning
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.waiting_log import waiting_at
@@ -70,11 +69,7 @@ class Criterion:
     """Up to the first that is not older than this time, in seconds since 1970."""
 
     def revision(self, session: Document, older: int) -> int:
-        """Return the last revision that it removes.
-
-        Raises:
-            InvalidInputError: the session has not reached the revision.
-        """
+        """Return the last revision that it removes; one not reached is refused."""
         if self.keep_last is not None:
             return int(session["revision"]) - self.keep_last
         if self.before_revision is None:
@@ -153,12 +148,7 @@ class Ties:
             self.rewinds.append((revision, target))
 
     def cut(self, wanted: int, now: float) -> int:
-        """Find the last revision, at most the wanted one, up to which the log may go.
-
-        Args:
-            wanted: The revision.
-            now: The time.
-        """
+        """Find the last revision up to which the log may go, at most the wanted one."""
         pending = (name for name, until in self.pending.items() if until > now)
         spans: list[tuple[int, float]] = [
             *self.spans,
@@ -182,38 +172,27 @@ async def trim(
 ) -> int:
     """Remove the events that a criterion chooses and that may go; return their number.
 
-    A dry run only counts them.
-
-    Raises:
-        SessionNotFoundError: the session is not stored.
-        InvalidInputError: it has not reached the revision.
-        DocumentTooLargeError: the state as of the cut does not fit into a document.
-        UnknownOutcomeError: a part of the events was removed; trim again for the rest.
+    A dry run only counts them. If a part of them was removed, it raises
+    ``UnknownOutcomeError``: trim again for the rest.
     """
     ties: Ties | None = None
     for _ in range(ATTEMPTS):
         beginning = await Beginning.load(connection, key)
-        if beginning is None:
-            raise session_not_found_error(key.session_id)
         session = beginning.session
         created, begins = session["create_time"], log_begins(session)
-        may_go = await _last_removable(connection, key, session, criterion)
-        if may_go <= begins:
-            return 0 if is_dry_run else await _resume_removal(connection, key, session)
         if ties is None or (ties.created, ties.begins) != (created, begins):
             ties = Ties(created, begins, criterion.before_time or -math.inf)
-        await ties.read_log(connection, key, session["revision"])
-        if ties.until != session["revision"]:
-            continue  # it was deleted or trimmed meanwhile
-        wanted = criterion.revision(session, ties.older)
-        cut = ties.cut(wanted, connection.clock.now())
-        if is_dry_run or cut <= begins:
-            may_go = max(0, cut - begins)
-            return (
-                may_go
-                if is_dry_run
-                else await _resume_removal(connection, key, session)
-            )
+        cut = begins
+        if await _last_removable(connection, key, session, criterion) > begins:
+            await ties.read_log(connection, key, session["revision"])
+            if ties.until != session["revision"]:
+                continue  # it was deleted or trimmed meanwhile
+            wanted = criterion.revision(session, ties.older)
+            cut = ties.cut(wanted, connection.clock.now())
+        if is_dry_run:
+            return max(0, cut - begins)
+        if cut <= begins:
+            return await _resume_removal(connection, key, session)
         as_of = cut, session.get(REDACTIONS)
         if ties.state is None or ties.state[0] != as_of:
             _, state = await history.states_at(connection, key, beginning, cut)
@@ -238,7 +217,7 @@ async def _last_removable(
     older = session["revision"]
     if criterion.before_time is not None:
         begins = log_begins(session)
-        log = queries.routed(connection, queries.events_after(key, begins))
+        log = connection.routed(queries.events_after(key, begins))
         fields = {"event.timestamp": 1}
         found = connection.events.find(log, fields).sort("_id", 1).limit(1)
         for first in await found.to_list(None):
@@ -305,12 +284,12 @@ async def remove_trimmed(
     async def step(txn: Txn) -> tuple[int, bool]:
         if not await connection.sessions.find_one(session, {"_id": 1}, session=txn):
             return 0, True
-        log = queries.routed(connection, queries.events_until(key, cut))
+        log = connection.routed(queries.events_until(key, cut))
         found = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
         oldest = [each["_id"] for each in await found.limit(most).to_list(None)]
         if oldest:
             some = {"_id": {"$gte": oldest[0], "$lte": oldest[-1]}}
-            which = queries.routed(connection, some)
+            which = connection.routed(some)
             await connection.events.delete_many(which, session=txn)
         is_last = len(oldest) < most
         if is_last:

@@ -39,7 +39,9 @@ def split(state: Mapping[str, Any]) -> ScopedState:
     """Sort a flat state into its scopes, dropping ``temp:`` keys."""
     scopes = ScopedState()
     for key, value in state.items():
-        if key.startswith(State.APP_PREFIX):
+        if ":" not in key:  # as most are
+            scopes.session[key] = value
+        elif key.startswith(State.APP_PREFIX):
             scopes.app[key.removeprefix(State.APP_PREFIX)] = value
         elif key.startswith(State.USER_PREFIX):
             scopes.user[key.removeprefix(State.USER_PREFIX)] = value

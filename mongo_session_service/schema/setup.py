@@ -1,4 +1,4 @@
-"""Setup: creation of collections and indexes, as far as the server permits it."""
+"""Setup: collections and indexes, as far as the server permits, and their version."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from pymongo.write_concern import WriteConcern
 from mongo_session_service.driver import server
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.driver.translation import UNAUTHORIZED
+from mongo_session_service.errors import SchemaVersionError
 from mongo_session_service.schema.indexes import INDEXES, Index
-from mongo_session_service.schema.version import (
-    SCHEMA_VERSION,
-    check_version,
-    record_version,
-    recorded_version,
-)
 
 logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION: Final = 1
+"""Version of the layout of documents that this release writes."""
+
+_VERSION_ID: Final = {"_id": "schema"}
+
+_TELLS_WAITING: Final = "tells_waiting"
+"""Where it is recorded that each session names the calls that wait for people."""
 
 _WORKS_WITHOUT: Final = {
     UNAUTHORIZED: "the user lacks the privilege",
@@ -61,18 +65,14 @@ async def set_up(connection: Connection, *, builds: bool = True) -> SetupResult:
     ``builds``, no index of a large collection is built. If something cannot be created,
     because the user lacks a privilege or something else is in its place, a warning is
     logged and the service works without it.
-
-    Raises:
-        ConfigurationError: the server is not MongoDB, too old, or without transactions.
-        SchemaVersionError: the data was written by a newer release.
     """
     attempts = _Attempts(connection)
     if connection.driver is not Driver.MOCK:
         # Alone: of several tasks that PyMongo keeps waiting for a server, one that is
         # cancelled can wait for ever.
-        hello = await server.greeted(connection.client)
+        hello = await server.ask_hello(connection.client)
         connection.clock.set_by(hello)
-        await server.check_product(connection, hello)
+        await server.check_product(connection.metadata, hello)
         server.check_server(hello, transactions=connection.has_transactions)
     is_recorded, collections, indexes = await asyncio.gather(
         check_version(connection),
@@ -120,11 +120,7 @@ async def missing_indexes(connection: Connection) -> list[Index]:
 
 
 async def create_index(connection: Connection, index: Index) -> None:
-    """Create an index that is not part of every setup.
-
-    Raises:
-        OperationFailure: it cannot be created.
-    """
+    """Create an index that is not part of every setup."""
     collection = getattr(connection, index.collection)
     await collection.create_index(index.directed, **index.options)
 
@@ -250,3 +246,43 @@ def _unconfirmed(connection: Connection, name: str) -> Any:
 
 def _index_name(connection: Connection, index: Index) -> str:
     return f"index {index.name!r} of {getattr(connection, index.collection).name!r}"
+
+
+async def recorded_version(connection: Connection, txn: Txn = None) -> int | None:
+    """Read the version of a database's data; None if none is recorded."""
+    recorded = await connection.metadata.find_one(_VERSION_ID, session=txn)
+    return recorded["version"] if recorded else None
+
+
+def refuse_newer(version: int | None) -> None:
+    """Refuse data that a newer release has written."""
+    if version is not None and version > SCHEMA_VERSION:
+        message = (
+            f"The data has schema version {version}; this release knows up to"
+            f" {SCHEMA_VERSION}. Upgrade mongo-session-service."
+        )
+        raise SchemaVersionError(message)
+
+
+async def check_version(connection: Connection) -> bool:
+    """Refuse data of a newer release; tell whether any version is recorded."""
+    version = await recorded_version(connection)
+    refuse_newer(version)
+    return version is not None
+
+
+async def record_version(connection: Connection) -> None:
+    """Record this release's version, unless one is recorded already."""
+    update = {"$setOnInsert": {"version": SCHEMA_VERSION, _TELLS_WAITING: True}}
+    await connection.metadata.update_one(_VERSION_ID, update, upsert=True)
+
+
+async def tells_waiting(connection: Connection) -> bool:
+    """Tell whether sessions name what waits; those of earlier releases do not."""
+    recorded = await connection.metadata.find_one(_VERSION_ID)
+    return recorded is None or recorded.get(_TELLS_WAITING, False)
+
+
+async def record_waiting(connection: Connection) -> None:
+    """Record that all sessions name what waits."""
+    await connection.metadata.update_one(_VERSION_ID, {"$set": {_TELLS_WAITING: True}})

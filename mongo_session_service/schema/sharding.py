@@ -41,10 +41,7 @@ def supporting(collection: str) -> Index:
 def script(database: str, prefix: str, zones: Iterable[tuple[str, str]] = ()) -> str:
     """Write a script for mongosh that shards the collections and can be run again.
 
-    Args:
-        database: The service's database.
-        prefix: Its ``collection_prefix``.
-        zones: Apps that stay in a zone, each with the zone's name.
+    The ``zones`` are apps that stay in a zone, each with the zone's name.
     """
     indexes = {name: supporting(name) for name in SHARDED}
     listed = ",\n".join(

@@ -12,11 +12,18 @@ from pymongo.errors import NetworkTimeout, PyMongoError
 
 from mongo_session_service import telemetry
 from mongo_session_service.codec import documents
-from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS, is_apart
-from mongo_session_service.codec.waiting_fields import WAITING_FIELDS
-from mongo_session_service.driver.client_sessions import ClientSessions
+from mongo_session_service.codec.documents import (
+    INITIAL,
+    LOG_BEGINS,
+    has_initial_document,
+)
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.transactions import Txn, run_transaction, run_write
+from mongo_session_service.driver.transactions import (
+    ClientSessions,
+    Txn,
+    run_transaction,
+    run_write,
+)
 from mongo_session_service.driver.translation import (
     is_duplicate_key,
     reporting_unknown_outcome,
@@ -27,7 +34,7 @@ from mongo_session_service.errors import (
     stale_session_error,
     turn_lost_error,
 )
-from mongo_session_service.model.metadata import DETAILS, NOT_GIVEN
+from mongo_session_service.model.metadata import NOT_GIVEN
 from mongo_session_service.model.records import (
     Append,
     Document,
@@ -37,6 +44,7 @@ from mongo_session_service.model.records import (
     SessionKey,
 )
 from mongo_session_service.sessions import queries
+from mongo_session_service.sessions.details import ANNOUNCED, announce_details
 from mongo_session_service.sessions.queries import (
     TURN_EPOCH,
     TURN_FIRST_REVISION,
@@ -48,9 +56,6 @@ from mongo_session_service.sessions.store import (
     find_session_document,
 )
 from mongo_session_service.sessions.waiting_log import waiting_after_batch
-
-ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
-"""The fields of a session that subscribers receive when one of them is changed."""
 
 
 class BatchRefusedError(Exception):
@@ -69,7 +74,9 @@ def is_one_document(write: Append | NewSession) -> TypeGuard[NewSession]:
     """Tell whether a write changes one document alone, and needs no transaction."""
     if not isinstance(write, NewSession):
         return False
-    return not (write.delta.app or write.delta.user or documents.is_apart(write))
+    return not (
+        write.delta.app or write.delta.user or documents.has_initial_document(write)
+    )
 
 
 class BatchStore:
@@ -83,18 +90,13 @@ class BatchStore:
     ) -> None:
         """Store sessions, events and their effect on state, as one transaction.
 
-        Args:
-            planned: The writes.
-            limit: Seconds after which they are given up.
-            attempts: How often to try while another transaction holds a document.
-            is_lone: Whether to store a new session without a transaction: it takes one
-                round trip, but waits for as long as another transaction holds it.
-
-        Raises:
-            BatchRefusedError: a session is not as expected, or something is stored
-                already. Nothing was written; of several writes others may succeed
-                alone, of a single one :meth:`explain_refusal` tells more.
-            LockedError: another transaction still holds a document.
+        It is given up after ``limit`` seconds, and tried ``attempts`` times while
+        another transaction holds a document; then it raises ``LockedError``. A lone new
+        session is stored without a transaction: it takes one round trip, but waits for
+        as long as another transaction holds it. If a session is not as expected, or
+        something is stored already, it raises ``BatchRefusedError``. Then nothing was
+        written; of several writes others may succeed alone, of a single one
+        :meth:`explain_refusal` tells more.
         """
         at = self._connection
         try:
@@ -223,18 +225,8 @@ class BatchStore:
     ) -> int:
         """Return the revision at which a refused write was stored before.
 
-        Args:
-            planned: The write.
-            limit: Seconds after which the read is given up.
-            may_retry: Whether to raise an error if the session is as expected by now.
-
-        Raises:
-            OtherTtlError: it was not, and may be tried again, as this says.
-            StaleSessionError: it was not; the session has moved on.
-            SessionNotFoundError: it was not; the session is not stored.
-            AlreadyExistsError: the session to be created is stored, or another event
-                with the id of the one to be appended.
-            LeaseLostError: another caller has taken the session's turn since.
+        If it was not, it raises the error that the writer's caller gets; or
+        ``OtherTtlError``, if it ``may_retry``, since the session is as expected by now.
         """
         write, expected, _ = planned
         if isinstance(write, NewSession):
@@ -271,17 +263,6 @@ class BatchStore:
         return revision
 
 
-async def announce_details(connection: Connection, session: Document, txn: Txn) -> None:
-    """Inform the change feed of a session's details, in the transaction that sets them.
-
-    It looks at no updates of sessions: each append is one.
-    """
-    id_ = queries.announcement_id(session["_id"], queries.UPDATED)
-    details: Document = {name: session[name] for name in ANNOUNCED if name in session}
-    await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
-    await connection.sessions.delete_one({"_id": id_}, session=txn)
-
-
 class Update(NamedTuple):
     """Change of one document."""
 
@@ -295,12 +276,9 @@ def initial_updates(sessions: Iterable[NewSession]) -> list[Update]:
     A document is of one session only, and not of a later one of the same id.
     """
     return [
-        Update(
-            {"_id": each.key.event_id(0)},
-            {"$set": _initial(each)},
-        )
+        Update({"_id": each.key.event_id(0)}, {"$set": _initial(each)})
         for each in sessions
-        if is_apart(each)
+        if has_initial_document(each)
     ]
 
 
@@ -319,12 +297,8 @@ def session_updates(
     The filter is the first append's expectation, so that an update that matches nothing
     tells a session that has moved on, has expired, or has got another time to live. An
     append within a turn expects that nobody has taken the turn since, and renews it.
-
-    Args:
-        planned: The writes.
-        waiting: The fields of what waits after an append to a session, by revision, if
-            it changes that.
-        alive: The filter for what has not expired yet, if it is to expire.
+    Given are the fields of what waits after an append, if it changes that, by its
+    session and revision, and the filter for what is ``alive``, if it is to expire.
     """
     updates: dict[SessionKey, Update] = {}
     for append, expected, now in planned:
@@ -398,7 +372,7 @@ def _scope_updates(deltas: Iterable[tuple[Any, Document]]) -> list[Update]:
         if delta:
             empty = Update({"_id": id_}, {"$set": {}, "$inc": {"revision": 0}})
             update = updates.setdefault(repr(id_), empty)
-            update.change["$set"] |= _paths(delta)
+            update.change["$set"] |= {_STATE + name: it for name, it in delta.items()}
             update.change["$inc"]["revision"] += 1
     return list(updates.values())
 
@@ -434,7 +408,3 @@ def fastest_update(change: Document) -> Document | list[Document]:
 
 
 _STATE: Final = "state."
-
-
-def _paths(delta: Document) -> Document:
-    return {f"{_STATE}{name}": value for name, value in delta.items()}

@@ -22,14 +22,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
 from mongo_session_service.codec.documents import LOG_BEGINS, TRIMMING, log_begins
-from mongo_session_service.driver.calls import repeat
-from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.compat import Driver
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import reporting_partial_removal
 from mongo_session_service.model.records import Document, SessionKey
@@ -105,24 +105,12 @@ class Removal(NamedTuple):
     """Whether nothing is left to remove."""
 
 
-def expired(connection: Connection) -> Document:
-    """The filter for what may be removed: it has expired by the server's clock.
-
-    A client whose clock is fast must not remove what others still use.
-    """
-    if connection.driver is Driver.MOCK:  # its server is this process
-        return queries.expired(connection.clock.now())
-    is_over = {"$lte": ["$expire_time", queries.SERVER_TIME]}
-    # In an expression a missing time is before every other, so it is excluded first.
-    return {**queries.expiring(), "$expr": is_over}
-
-
 def deletable(connection: Connection) -> Document:
     """The filter for what a delete may remove.
 
     That is all but a fork that has not expired: the server may be copying events.
     """
-    return {"$or": [{FORK: {"$exists": False}}, expired(connection)]}
+    return {"$or": [{FORK: {"$exists": False}}, queries.expired_on_server(connection)]}
 
 
 def is_session(document: Document) -> bool:
@@ -164,21 +152,20 @@ async def remove_expired(connection: Connection, key: SessionKey) -> bool:
 
     The id is free as well if another process removed the session meanwhile.
     """
-    async for _ in removals(connection, {"_id": key.id, **expired(connection)}):
+    async for _ in removals(
+        connection, {"_id": key.id, **queries.expired_on_server(connection)}
+    ):
         pass
-    found = await repeat(connection.sessions.find_one, {"_id": key.id}, {"_id": 1})
+    found = await retry_soon(connection.sessions.find_one, {"_id": key.id}, {"_id": 1})
     return found is None
 
 
 async def removals(
     connection: Connection, wanted: Document, *, limit: float | None = None
 ) -> AsyncIterator[Removal]:
-    """Remove sessions, and yield each step, until none is left.
+    """Remove sessions that match, and yield each step, until none is left.
 
-    Args:
-        connection: The database.
-        wanted: The filter for the sessions to remove.
-        limit: Seconds after which a step is given up, as if a session is locked.
+    A step is given up after ``limit`` seconds, as if a session is locked.
     """
     is_last = False
     while not is_last:
@@ -197,7 +184,7 @@ async def remove_some(
     """
 
     async def remove_step(txn: Txn) -> Removal:
-        where = queries.routed(connection, wanted)
+        where = connection.routed(wanted)
         cursor = connection.sessions.find(where, _REMAINS, session=txn)
         found = await cursor.limit(SESSIONS_AT_ONCE).to_list(None)
         if not found:
@@ -223,10 +210,10 @@ async def _remove_short(
     connection: Connection, short: list[Document], txn: Txn, *, is_last: bool
 ) -> Removal:
     ids = [each["_id"] for each in short]
-    which = queries.routed(connection, {"_id": {"$in": ids}})
+    which = connection.routed({"_id": {"$in": ids}})
     await connection.sessions.delete_many(which, session=txn)
     logs = [queries.all_events(SessionKey(**each["_id"])) for each in short]
-    which = queries.any_of([queries.routed(connection, log) for log in logs])
+    which = queries.any_of([connection.routed(log) for log in logs])
     await connection.events.delete_many(which, session=txn)
     await _remove_partials(connection, short, txn)
     return Removal(len(short), sum(map(stored_events, short)), is_last)
@@ -238,7 +225,7 @@ async def _remove_partials(
     keys = [SessionKey(**each["_id"]) for each in sessions if "turn" in each]
     if keys:
         ranges = [queries.partials_of_session(key) for key in keys]
-        which = queries.any_of([queries.routed(connection, it) for it in ranges])
+        which = queries.any_of([connection.routed(it) for it in ranges])
         await connection.partials.delete_many(which, session=txn)
 
 
@@ -275,7 +262,7 @@ async def _remove_oldest_events(
         # Only without transactions: another process has removed the rest.
         return Removal(0, 0, is_last=False)
     most = connection.limits.removed_events
-    log = queries.routed(connection, queries.all_events(SessionKey(**id_)))
+    log = connection.routed(queries.all_events(SessionKey(**id_)))
     cursor = connection.events.find(log, {"_id": 1}, session=txn).sort("_id", 1)
     oldest = [each["_id"] for each in await cursor.limit(most + 1).to_list(None)]
     if len(oldest) > most:
@@ -306,61 +293,3 @@ async def remove_silently(connection: Connection, id_: Document, txn: Txn) -> No
     await connection.sessions.delete_one(_placeholder_filter(id_), session=txn)
     if txn:
         await connection.sessions.delete_one(announcement, session=txn)
-
-
-async def _remove_orphans(
-    connection: Connection, app_name: str, user_id: str | None
-) -> int:
-    """Remove events of an app or user that have no session; how many."""
-    # The _id of an event begins with that of its session.
-    wanted = queries.all_sessions(app_name, user_id)
-    most = connection.limits.removed_events
-    removed = 0
-
-    # In one transaction, or the events may belong to a new session by then.
-    async def remove_page(txn: Txn) -> tuple[list[Document], int]:
-        where = queries.routed(connection, wanted)
-        cursor = connection.events.find(where, {"_id": 1}, session=txn).sort("_id", 1)
-        found = [each["_id"] for each in await cursor.limit(most).to_list(None)]
-        orphans = await _select_orphans(connection, found, txn) if found else []
-        if orphans:
-            which = queries.routed(connection, {"_id": {"$in": orphans}})
-            await connection.events.delete_many(which, session=txn)
-        return found, len(orphans)
-
-    while True:
-        found, gone = await uninterrupted(run_transaction(connection, remove_page))
-        removed += gone
-        if len(found) < most:
-            return removed
-        wanted = {"_id": {**wanted["_id"], "$gt": found[-1]}}
-
-
-async def _select_orphans(
-    connection: Connection, events: list[Document], txn: Txn
-) -> list[Document]:
-    keys = {SessionKey(*islice(each.values(), 3)) for each in events}
-    ids = [key.id for key in keys]
-    wanted = queries.routed(connection, {"_id": {"$in": ids}})
-    found = connection.sessions.find(wanted, {"_id": 1}, session=txn)
-    keys -= {SessionKey(**each["_id"]) for each in await found.to_list(None)}
-    return [each for each in events if SessionKey(*islice(each.values(), 3)) in keys]
-
-
-async def erase_logs(
-    connection: Connection, app_name: str, user_id: str | None
-) -> tuple[int, int]:
-    """Remove all sessions, and events without one that a crash may have left.
-
-    Returns:
-        How many sessions and how many events were removed.
-    """
-    wanted = queries.all_sessions(app_name, user_id)
-    removal = await remove_some(connection, wanted)
-    sessions, events = removal.sessions, removal.events
-    with reporting_partial_removal():
-        if not removal.is_last:
-            async for removal in removals(connection, wanted):
-                sessions, events = sessions + removal.sessions, events + removal.events
-        events += await _remove_orphans(connection, app_name, user_id)
-    return sessions, events

@@ -17,14 +17,10 @@ from bson.timestamp import Timestamp
 from mongo_session_service.codec.documents import HEAD, is_visible, log_begins
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.snapshot_read import (
-    Query,
-    load_documents,
-    read_snapshot,
-)
 
 
 class LogPage(NamedTuple):
@@ -49,17 +45,10 @@ async def read_page(
     session: Query | None = None,
     fields: tuple[str, ...] = (),
 ) -> LogPage:
-    """The first events that match a filter on their ``_id``.
+    """The first events that match a filter on their ``_id``, and a session with them.
 
-    Args:
-        connection: Where to read.
-        where: The filter; the next page's begins after the last event of this one.
-        size: How many to read at most; ``Limits.page_events`` by default.
-        order: The direction of ``_id``: 1 or -1.
-        at: The point in time to read at; by default a current one, which holds what
-            this service has written.
-        session: The session to be read with them, as of the same time.
-        fields: The fields of an event to read; all by default.
+    The next page's filter begins after the last event of this one. All is read at the
+    time ``at``; by default a current one, which holds what this service has written.
     """
     size = connection.limits.page_events if size is None else size
     events = Query("events", where, order=order, limit=size, fields=fields)
@@ -121,18 +110,10 @@ async def read_log(
 ) -> AsyncGenerator[list[Document]]:
     """The events of a session, page by page; a page may be empty.
 
-    Args:
-        connection: Where to read.
-        key: The session.
-        wanted: Which of its events, and in which order.
-        where: A filter that they have to match as well.
-        created: The session's creation time, if it has to be a certain one.
-        at: The point in time to read at; by default a current one for each page.
-        fields: The fields of an event to read; all by default.
-
-    Raises:
-        SessionNotFoundError: the session is not stored, or not any more.
-        StorageUnavailableError: MongoDB has been unreachable for a minute.
+    They have to match ``where`` as well, and the session's creation time is
+    ``created``, if that is given. All is read at the time ``at``, by default a current
+    one for each page. If the session is not stored (any more), it raises
+    ``SessionNotFoundError``.
     """
     while wanted.limit != 0:
         page = await _load_session_page(
@@ -184,9 +165,7 @@ async def _load_session_page(
 async def read_session_head(connection: Connection, key: SessionKey) -> Document:
     """A session's creation time, its revision, and where its log begins.
 
-    Raises:
-        SessionNotFoundError: the session is not stored.
-        StorageUnavailableError: MongoDB has been unreachable for a minute.
+    If it is not stored, it raises ``SessionNotFoundError``.
     """
     query = Query("sessions", {"_id": key.id}, fields=HEAD)
     found = await connection.retry(load_documents, connection, query)
@@ -202,9 +181,6 @@ async def read_user_log(
 
     The events of a session that is deleted meanwhile end there; of one that was
     recreated, none come.
-
-    Raises:
-        StorageUnavailableError: MongoDB has been unreachable for a minute.
     """
     last: Document | None = None
     session_id, created, is_last = "", None, False

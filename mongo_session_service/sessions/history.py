@@ -16,10 +16,12 @@ from mongo_session_service.codec.documents import INITIAL, LOG_BEGINS
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.snapshots import Query, load_documents
 from mongo_session_service.errors import (
     InvalidInputError,
     TrimmedError,
     quoted,
+    session_not_found_error,
     stale_session_error,
 )
 from mongo_session_service.model import scopes
@@ -27,19 +29,10 @@ from mongo_session_service.model.metadata import ADK_METADATA
 from mongo_session_service.model.records import Document, SessionKey, StoredSession
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log
-from mongo_session_service.sessions.snapshot_read import (
-    Query,
-    load_documents,
-    shared_state_queries,
-)
 
 
 def delta_of(event: Document) -> Document:
-    """The delta of a stored event to its session's own state.
-
-    Raises:
-        UnreadableError: another tool has written it.
-    """
+    """The delta of a stored event to its session's own state."""
     try:
         actions = event.get("event", {}).get("actions", {})
         delta = bson_values.decode_value(actions.get("state_delta", {}))
@@ -61,9 +54,7 @@ def fold(initial: Document, deltas: Iterable[Document]) -> Document:
 def recorded_initial_state(session: Document, apart: Document | None) -> Document:
     """The fields of a session's initial state.
 
-    Args:
-        session: Its document.
-        apart: The document before its log, perhaps of an earlier session of its ID.
+    The document ``apart``, before its log, may be of an earlier session of its id.
     """
     found = session if INITIAL in session else apart
     is_its = found is not None and all(
@@ -94,12 +85,6 @@ def restore_initial_state(
     ADK folds the events before an invocation, and empties every other key. A key that
     these events have not set gets its initial value back. A title that was set without
     an event, which ADK takes for state, stays.
-
-    Args:
-        delta: The rewind's delta as ADK computed it.
-        initial: The session's initial state.
-        log: All its events.
-        invocation_id: The first invocation that is undone.
     """
     deltas = [(event.invocation_id, event.actions.state_delta) for event in log]
     kept = [it for _, it in takewhile(lambda each: each[0] != invocation_id, deltas)]
@@ -129,7 +114,7 @@ _DELTAS_TOGETHER: Final = 2000
 _DELTA: Final = ("event.actions.state_delta",)
 
 
-class Revisited(NamedTuple):
+class SessionAtRevision(NamedTuple):
     """A session as it was at a revision, and its initial state."""
 
     session: StoredSession
@@ -143,14 +128,17 @@ class Beginning(NamedTuple):
     apart: Document | None
 
     @classmethod
-    async def load(cls, connection: Connection, key: SessionKey) -> Beginning | None:
-        """Read it, majority-committed; None if the session is not stored."""
+    async def load(cls, connection: Connection, key: SessionKey) -> Beginning:
+        """Read it, majority-committed; a session that is not stored is an error."""
         found = await load_documents(
             connection,
             Query("sessions", {"_id": key.id}),
             Query("events", {"_id": key.event_id(0)}),
         )
-        return cls.among(found, key, connection.clock.now())
+        beginning = cls.among(found, key, connection.clock.now())
+        if beginning is None:
+            raise session_not_found_error(key.session_id)
+        return beginning
 
     @classmethod
     def among(
@@ -164,22 +152,17 @@ class Beginning(NamedTuple):
         return cls(session, apart) if session and is_stored else None
 
 
-async def revisit(
+async def load_session_at(
     connection: Connection, key: SessionKey, revision: int | None
-) -> Revisited | None:
-    """A session with its log up to a revision, or all of it; None if it is not stored.
-
-    Raises:
-        InvalidInputError: it has not reached that revision.
-        TrimmedError: its log begins later.
-    """
+) -> SessionAtRevision | None:
+    """A session with its log up to a revision; None if it is not stored."""
     until = 2**63 - 1 if revision is None else revision
     found = await load_documents(
         connection,
         Query("sessions", {"_id": key.id}),
         Query("events", {"_id": key.event_id(0)}),
         Query("events", queries.events_until(key, until), order=-1),
-        *shared_state_queries(key.app_name, key.user_id),
+        *queries.shared_state_queries(key.app_name, key.user_id),
     )
     beginning = Beginning.among(found, key, connection.clock.now())
     if beginning is None:
@@ -187,9 +170,9 @@ async def revisit(
     head = beginning.session
     revision = check_revision(head, revision)
     # Without transactions there may be more events by now.
-    logged = documents.without_trimmed(found, head)
-    stored = [each for each in logged if "event" in each]
-    events = [each for each in stored if each["_id"]["revision"] <= revision]
+    kept = range(documents.log_begins(head) + 1, revision + 1)
+    stored = [each for each in found if "event" in each]
+    events = [each for each in stored if each["_id"]["revision"] in kept]
     shared = [each for each in found if not {"event", "create_time"} & each.keys()]
     changes = await in_slices(map(delta_of, reversed(events)))
     initial = recorded_initial_state(*beginning)
@@ -204,21 +187,17 @@ async def revisit(
     now, hooks = connection.clock.now(), connection.hooks
     log = await in_slices(documents.decode_event(each, hooks) for each in events[::-1])
     heads = [{**head, **past}, *shared]
-    session = next(documents.decode_sessions(heads, now, hooks, log), None)
+    session = next(documents.decode_sessions(heads, now, hooks), None)
     if session is None:
         return None  # it has just expired
     known = documents.decode_state(initial, Owner.of_session(key), hooks)
-    return Revisited(session, known)
+    return SessionAtRevision(session._replace(events=log), known)
 
 
 async def states_at(
     connection: Connection, key: SessionKey, beginning: Beginning, revision: int
 ) -> tuple[Document, Document]:
-    """The fields of a session's initial state, and of that after a revision.
-
-    Raises:
-        SessionNotFoundError: the session was deleted meanwhile.
-    """
+    """The fields of a session's initial state, and of that after a revision."""
     session = beginning.session
     initial = recorded_initial_state(*beginning)
     state = {**initial}
@@ -236,9 +215,7 @@ async def states_at(
 def check_revision(session: Document, revision: int | None) -> int:
     """A revision of a stored session; its latest, if none is asked for.
 
-    Raises:
-        InvalidInputError: it has not reached it.
-        TrimmedError: its log begins later.
+    One that it has not reached, or that was trimmed, is refused.
     """
     head: int = session["revision"]
     begins = documents.log_begins(session)
@@ -255,12 +232,11 @@ async def complete_rewind(
 ) -> Event:
     """A rewind as it is to be stored: it brings the initial state back as well.
 
-    Raises:
-        StaleSessionError: the invocation was trimmed since the session was loaded: ADK
-            would pass over the rewind.
+    If the invocation was trimmed since the session was loaded, ADK would pass over the
+    rewind: the session is stale.
     """
     invocation_id = event.actions.rewind_before_invocation_id
-    found = await revisit(connection, key, None)
+    found = await load_session_at(connection, key, None)
     if not invocation_id or found is None:
         return event
     log = found.session.events

@@ -1,16 +1,27 @@
-"""Read cache: the events of sessions that were read before, within a limit of bytes."""
+"""Read cache: the events of sessions that were read before, within a limit of bytes.
+
+They are kept as blocks: fields of some events as bytes. What is built of a block is new
+each time, so what a caller does to it reaches nobody.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import marshal
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
-from mongo_session_service.model.records import SessionKey
+from google.adk.events.event import Event
+
+from mongo_session_service.codec import documents, events
+from mongo_session_service.codec.hooks import Hooks
+from mongo_session_service.model.records import Document, SessionKey
 
 IDLE: Final = 300.0
 """Seconds after which a log that nobody has read is dropped."""
@@ -36,7 +47,7 @@ class CachedLog:
     revision: int
     """The revision of the last event."""
     blocks: tuple[bytes, ...]
-    """The events, as :mod:`event_blocks` makes them."""
+    """The events, as :func:`decode_blocks` makes them."""
     redactions: int
     """How often the session's events had been redacted."""
     read_at: float
@@ -140,3 +151,32 @@ def _drop_idle(cache: weakref.ref[ReadCache]) -> None:
     found = cache()
     if found is not None:
         found.drop_idle()
+
+
+def decode_blocks(
+    log: Iterator[Document], hooks: Hooks, size: int
+) -> Iterator[tuple[list[Event], bytes | None]]:
+    """The events of a log, ``size`` at a time, each time with their block.
+
+    There is no block of values that are not JSON, which another tool has stored.
+    """
+    while stored := [*islice(log, size)]:
+        fields = [documents.event_fields(each, hooks) for each in stored]
+        # Before they are built, for a caller may change what an event is built of.
+        block = _dump_block(fields)
+        ids = (each["_id"] for each in stored)
+        yield [*map(documents.built_event, fields, ids)], block
+
+
+def _dump_block(fields: list[dict[str, Any]]) -> bytes | None:
+    try:
+        return marshal.dumps(fields)
+    except ValueError:
+        return None
+
+
+def build_events(blocks: Iterable[bytes]) -> Iterator[Event]:
+    """The events of blocks of this process, built as they are asked for."""
+    for block in blocks:
+        # Twice as fast as the BSON that it was, and past the application's hook.
+        yield from map(events.build_event, marshal.loads(block))  # noqa: S302

@@ -35,10 +35,7 @@ Result = TypeVar("Result")
 def is_outrun(seen: Iterable[Event], missed: Iterable[Event], event: Event) -> bool:
     """Whether a concurrent run of an event's turn has overtaken it.
 
-    Args:
-        seen: The log as the event's writer has read it.
-        missed: What others have appended since.
-        event: The event that its writer appends.
+    Its writer has ``seen`` the log, but not what it has ``missed``.
     """
     missed = [*missed]
     if _answered_ids([event]) & _answered_ids(missed) - _long_running_ids(
@@ -86,6 +83,22 @@ _OUTRUN: Final = (
 )
 
 
+class LateAppend(NamedTuple):
+    """A caller's append, which may come after those of others."""
+
+    append: records.Append
+    session: Session
+    """The caller's, as it has been read."""
+    event: Event
+    expected: records.Marker
+    started: float
+    """When the call began."""
+
+    def marker(self) -> records.Marker:
+        """Return the marker of what the caller's session shows."""
+        return marker_of(self.session) or self.expected
+
+
 class Rebased(NamedTuple):
     """A stored event's place among those of other writers."""
 
@@ -111,31 +124,15 @@ class Rebaser:
         self._locks = WeakValueDictionary()
         """One per session: its late writers would keep overtaking each other."""
 
-    async def write_rebased(
-        self,
-        append: records.Append,
-        session: Session,
-        event: Event,
-        expected: records.Marker,
-        started: float,
-    ) -> Rebased:
+    async def write_rebased(self, late: LateAppend) -> Rebased:
         """Store an event after all events that its session has missed.
 
-        Args:
-            append: The event, encoded.
-            session: The caller's, as it has read it.
-            event: The event.
-            expected: The marker of the session.
-            started: When the call began.
-
-        Raises:
-            StaleSessionError: a concurrent run of the same invocation was faster,
-                function calls of other writers had no response for too long, other
-                writers came first too often, the event is a rewind, or the stored
-                session is a later one of the same id.
-            SessionNotFoundError: the session is no longer stored.
+        If that cannot be, it raises ``StaleSessionError``: a concurrent run of the same
+        invocation was faster, function calls of other writers had no response for too
+        long, other writers came first too often, the event is a rewind, or the stored
+        session is a later one of the same id.
         """
-        late = _Late(append, session, event, expected, started)
+        append, session, event, _, started = late
         # One deadline for all calls: with many writers there are always new ones.
         deadline = time.monotonic() + min(
             self._limits.response_seconds, self._seconds_left(late)
@@ -154,10 +151,10 @@ class Rebaser:
             return await self._load_stored(late)
         return written
 
-    def _seconds_left(self, late: _Late) -> float:
+    def _seconds_left(self, late: LateAppend) -> float:
         return late.started + self._writer.patience - time.monotonic()
 
-    async def _read_in_time(self, late: _Late, read: Awaitable[Result]) -> Result:
+    async def _read_in_time(self, late: LateAppend, read: Awaitable[Result]) -> Result:
         """Return what a read returns, within the time of the call."""
         try:
             async with asyncio.timeout(self._seconds_left(late)) as timer:
@@ -168,7 +165,7 @@ class Rebaser:
             message = TOO_LATE.format(self._writer.patience)
             raise StorageUnavailableError(message) from None
 
-    async def _await_response(self, late: _Late, deadline: float) -> None:
+    async def _await_response(self, late: LateAppend, deadline: float) -> None:
         """Wait for the response to a function call that another turn has just made.
 
         The caller has seen the call, and so waits only while the call is recent.
@@ -185,7 +182,7 @@ class Rebaser:
                 return
             await _pause()
 
-    async def _write_late(self, late: _Late, deadline: float) -> Rebased:
+    async def _write_late(self, late: LateAppend, deadline: float) -> Rebased:
         append, session, event, _, started = late
         lock = self._locks.setdefault(append.key, asyncio.Lock())
         async with AsyncExitStack() as held:
@@ -213,7 +210,7 @@ class Rebaser:
                 await _pause()
             raise stale_session_error(append.key.session_id)
 
-    async def _load_missed(self, late: _Late) -> records.StoredSession | None:
+    async def _load_missed(self, late: LateAppend) -> records.StoredSession | None:
         """Load the session, with the events that the caller's has not seen.
 
         None if an append was half visible, which happens without transactions.
@@ -230,7 +227,7 @@ class Rebaser:
         is_whole = base.revision + len(stored.events) == stored.marker.revision
         return stored if is_whole else None
 
-    async def _load_base(self, late: _Late) -> records.Marker:
+    async def _load_base(self, late: LateAppend) -> records.Marker:
         """Find the marker of what the caller's session has seen."""
         session, key = late.session, late.append.key
         if marker_of(session) is not None:
@@ -242,7 +239,7 @@ class Rebaser:
             raise stale_session_error(key.session_id)
         return late.marker()._replace(revision=found["_id"]["revision"])
 
-    async def _load_stored(self, late: _Late) -> Rebased:
+    async def _load_stored(self, late: LateAppend) -> Rebased:
         """Find the place of an event that an earlier attempt has stored."""
         with (
             reporting_stored_unread(),
@@ -259,20 +256,6 @@ class Rebaser:
                 )
                 return Rebased(before.marker.after_append(), before, missed)
         return Rebased(None)
-
-
-class _Late(NamedTuple):
-    """A caller's append, which may come late."""
-
-    append: records.Append
-    session: Session
-    event: Event
-    expected: records.Marker
-    started: float
-
-    def marker(self) -> records.Marker:
-        """Return the marker of what the caller's session shows."""
-        return marker_of(self.session) or self.expected
 
 
 async def _pause() -> None:

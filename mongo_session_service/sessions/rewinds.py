@@ -35,11 +35,8 @@ def undone_parts(
 
     The latest rewind counts first. It undoes itself and what follows the first event of
     its invocation; a rewind that is undone has no effect. One to an invocation that is
-    not there, or comes later, undoes itself alone.
-
-    Args:
-        rewinds: Revisions, and the invocations before which they rewind.
-        firsts: The revisions of these invocations' first events.
+    not there, or comes later, undoes itself alone. Given are revisions with the
+    invocations before which they rewind, and where these begin.
     """
     parts: list[tuple[int, int]] = []
     for revision, invocation_id in sorted(rewinds, reverse=True):
@@ -82,9 +79,6 @@ async def select_events(
 
     Events that are sealed may be of other invocations. Memory grows with the number of
     rewinds.
-
-    Raises:
-        SessionNotFoundError: the session is not stored.
     """
     created = None
     if not rewound:
@@ -109,22 +103,10 @@ async def _find_undone(connection: Connection, log: LogAt) -> list[tuple[int, in
     return undone_parts(rewinds, firsts)
 
 
-async def first_revision(
-    connection: Connection, log: LogAt, invocation_id: str
-) -> int | None:
-    """The revision of an invocation's first event."""
-    firsts = await find_firsts(connection, log, {invocation_id})
-    return firsts.get(invocation_id)
-
-
 async def decode_log(
     connection: Connection, log: LogAt
 ) -> AsyncGenerator[tuple[int, Event]]:
-    """The events of a log by revision, a page in memory at a time.
-
-    Raises:
-        SessionNotFoundError: the session is not stored any more.
-    """
+    """The events of a log by revision, a page in memory at a time."""
     wanted = LogRange(log.begins, log.until + 1)
     async for page in read_log(connection, log.key, wanted):
         for each in page:
@@ -166,5 +148,5 @@ async def find_firsts(
 async def _aggregate_log(
     connection: Connection, where: Document, stage: Document
 ) -> list[Document]:
-    stages = [{"$match": queries.routed(connection, where)}, stage]
+    stages = [{"$match": connection.routed(where)}, stage]
     return await connection.retry(connection.aggregate, connection.events, stages)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import bson
@@ -18,9 +19,9 @@ from google.adk.sessions.state import State
 from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Hooks, Owner
 from mongo_session_service.codec.waiting_fields import WAITING
-from mongo_session_service.driver import snapshots
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices
+from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
 from mongo_session_service.errors import InvalidInputError, quoted
 from mongo_session_service.model.metadata import (
     check_labels,
@@ -34,10 +35,6 @@ from mongo_session_service.model.validation import check_choice, check_flag, che
 from mongo_session_service.schema.indexes import BY_ACTIVITY
 from mongo_session_service.schema.setup import has_index
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.snapshot_read import (
-    read_snapshot,
-    shared_state_queries_by_key,
-)
 
 MAX_DEPTH: Final = 10
 """Levels of lists and dicts that a value of ``where`` may have."""
@@ -115,7 +112,7 @@ class Search:
         names = (self.order_by, "_id.user_id", "_id.session_id")
         return dict.fromkeys(names, direction)
 
-    def stages(
+    def page_query(
         self,
         after: PagePosition | None,
         limit: int,
@@ -123,18 +120,14 @@ class Search:
         *,
         with_state: bool,
         placed_only: bool = False,
-    ) -> list[Document]:
-        """The pipeline that reads a page, which begins after a place, if given."""
+    ) -> Query:
+        """The query for a page, which begins after a place, if given."""
         conditions = [self.filter, queries.visible(now), *self._later_filters(after)]
         if placed_only:
             conditions.append(self._has_position_filter)
-        unread = {documents.INITIAL: 0} | ({} if with_state else {"state": 0})
-        return [
-            {"$match": {"$and": conditions}},
-            {"$sort": self.order},
-            {"$limit": limit},
-            {"$project": unread},
-        ]
+        unread = (documents.INITIAL,) if with_state else (documents.INITIAL, "state")
+        wanted = {"$and": conditions}
+        return Query("sessions", wanted, self.order, limit, without=unread)
 
     def _later_filters(self, after: PagePosition | None) -> list[Document]:
         if after is None:
@@ -168,11 +161,7 @@ def new_search(
     order_by: object = "create_time",
     waiting: object = None,
 ) -> Search:
-    """The search with these arguments; None for those that do not restrict it.
-
-    Raises:
-        InvalidInputError: an argument is invalid.
-    """
+    """The search with these arguments; None for those that do not restrict it."""
     is_newest_first = check_flag("newest_first", newest_first)
     check_choice("order_by", order_by, ORDERS)
     wanted: Document = {"_id.app_name": check_id("app_name", app_name)}
@@ -225,11 +214,7 @@ async def _check_order(connection: Connection, search: Search) -> None:
 
 
 def check_limit(limit: object, name: str = "limit") -> int:
-    """Return a limit if a page may have so many sessions.
-
-    Raises:
-        InvalidInputError: it is not a number from 1 to ``MAX_LIMIT``.
-    """
+    """Return a limit if a page may have so many sessions."""
     is_number = isinstance(limit, int) and not isinstance(limit, bool)
     if not is_number or not 1 <= limit <= MAX_LIMIT:  # type: ignore[operator]
         raise InvalidInputError(f"{name} must be a number from 1 to {MAX_LIMIT}.")
@@ -237,19 +222,12 @@ def check_limit(limit: object, name: str = "limit") -> int:
 
 
 def state_conditions(where: object, owner: Owner, hooks: Hooks) -> list[Document]:
-    """The filters for values of a session's own state, one for each key.
-
-    Raises:
-        InvalidInputError: ``where`` is not a dict of a session's own state.
-    """
+    """The filters for values of a session's own state, one for each key."""
     if not isinstance(where, Mapping):
         message = f"where must be a dict, not {type(where).__name__}."
         raise InvalidInputError(message)
-    values = {
-        _check_state_key(key): _json_value(key, value) for key, value in where.items()
-    }
-    stored = hooks.state_to_store(values, owner)
-    return [_state_condition(key, stored[key]) for key in sorted(stored)]
+    keys = sorted(map(_check_state_key, where))
+    return [_state_condition(key, where[key], owner, hooks) for key in keys]
 
 
 def _check_state_key(key: object) -> str:
@@ -278,33 +256,27 @@ def _naming_key(key: str) -> Iterator[None]:
         raise InvalidInputError(message) from None
 
 
-def _json_value(key: str, value: object) -> Any:
+def _state_condition(key: str, value: Any, owner: Owner, hooks: Hooks) -> Document:
     with _naming_key(key):
-        return bson_values.json_form(value, f"where key {quoted(key)}")
-
-
-def _state_condition(key: str, value: Any) -> Document:
-    with _naming_key(key):
-        encoded = bson_values.encode_value(value)
+        form = bson_values.json_form(value, f"where key {quoted(key)}")
+    stored = hooks.state_to_store({key: form}, owner)[key]
     path = f"state.{bson_values.escape_key(key)}"
-    is_wrapped = isinstance(encoded, dict) and bson_values.WRAPPER in encoded
-    if isinstance(encoded, dict | list) and not is_wrapped:
-        if _depth(encoded) > MAX_DEPTH:
-            message = (
-                f"The value of where key {quoted(key)} is nested deeper than"
-                f" {MAX_DEPTH} levels."
-            )
-            raise InvalidInputError(message)
-        kind = "object" if isinstance(encoded, dict) else "array"
-        return {path: {"$type": kind}, "$expr": _equality(f"${path}", encoded)}
+    with _naming_key(key):
+        encoded = bson_values.encode_value(stored)
+        is_wrapped = isinstance(encoded, dict) and bson_values.WRAPPER in encoded
+        if isinstance(encoded, dict | list) and not is_wrapped:
+            kind = "object" if isinstance(encoded, dict) else "array"
+            return {path: {"$type": kind}, "$expr": _equality(f"${path}", encoded)}
     # Otherwise None would match a missing key, and a value a list that contains it.
     return {path: {"$eq": encoded, "$exists": True, "$not": {"$type": "array"}}}
 
 
-def _equality(there: Any, value: Any) -> Document:
+def _equality(there: Any, value: Any, levels: int = MAX_DEPTH) -> Document:
     """An expression that compares a field with a value, exactly."""
     if not isinstance(value, dict | list):
         return {"$eq": [there, {"$literal": value}]}
+    if not levels:
+        raise InvalidInputError(f"it is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
         places: list[Document] = [
             {"$getField": {"field": {"$literal": name}, "input": there}}
@@ -315,21 +287,10 @@ def _equality(there: Any, value: Any) -> Document:
     else:
         places = [{"$arrayElemAt": [there, index]} for index in range(len(value))]
         size, is_kind = there, {"$isArray": [there]}
-    fields = map(_equality, places, _items_of(value))
+    items = value.values() if isinstance(value, dict) else value
+    fields = map(_equality, places, items, repeat(levels - 1))
     has_size = {"$eq": [{"$size": size}, len(value)]}
     return {"$cond": [is_kind, {"$and": [has_size, *fields]}, False]}
-
-
-def _items_of(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-def _depth(value: Any) -> int:
-    if not isinstance(value, dict | list):
-        return 0
-    return 1 + max(map(_depth, _items_of(value)), default=0)
 
 
 def page_token_after(place: PagePosition, search: Search) -> str:
@@ -345,11 +306,7 @@ def page_token_after(place: PagePosition, search: Search) -> str:
 
 
 def position_in_token(page_token: object, search: Search) -> PagePosition:
-    """The place in a token of the same search.
-
-    Raises:
-        InvalidInputError: it is not such a token.
-    """
+    """The place in a token of the same search; any other is refused."""
     if not isinstance(page_token, str):
         kind = type(page_token).__name__
         raise InvalidInputError(f"page_token must be a string, not {kind}.")
@@ -382,20 +339,18 @@ async def load_page(
     after = None if page_token is None else position_in_token(page_token, search)
     await _check_order(connection, search)
     now = connection.clock.now()
-    read = partial(search.stages, after, limit + 1, now, with_state=with_state)
+    query = partial(search.page_query, after, limit + 1, now, with_state=with_state)
     load = partial(_load_found, connection, with_state=with_state)
-    found, shared = await connection.retry(load, read())
+    found, shared = await connection.retry(load, query())
     if misplaced := [each for each in found if not search.has_position(each)]:
         # They come together, and could fill a page that no token would continue.
         for each in misplaced:
             documents.warn_of_unreadable(documents.unreadable_session(each["_id"]))
-        found, shared = await connection.retry(load, read(placed_only=True))
+        found, shared = await connection.retry(load, query(placed_only=True))
     shown, states = found[:limit], None
     if with_state:
         both, hooks = [*shown, *shared], connection.hooks
-        decoded = documents.decode_sessions(
-            both, now, hooks, if_unreadable=documents.warn_of_unreadable
-        )
+        decoded = documents.decode_sessions(both, now, hooks, is_list=True)
         states = {each.key: each.state for each in await in_slices(decoded)}
         shown = [each for each in shown if documents.key_of(each["_id"]) in states]
     summaries = documents.summaries(shown, connection.hooks, states)
@@ -406,18 +361,15 @@ async def load_page(
 
 
 async def _load_found(
-    at: Connection, stages: list[Document], *, with_state: bool
+    at: Connection, query: Query, *, with_state: bool
 ) -> tuple[list[Document], list[Document]]:
-    read_at = None
-    if at.has_transactions:
-        read = await snapshots.read(at, at.sessions, stages)
-        read_at, found = read.at, await in_slices(read.decoded())
-    else:
-        found = await at.aggregate(at.sessions, stages)
+    read = await read_snapshot(at, query)
+    found = await in_slices(read.decoded())
     keys = [key for each in found if (key := documents.key_of(each["_id"]))]
     if not with_state or not keys:
         return found, []
-    shared = await read_snapshot(at, *shared_state_queries_by_key(keys), at=read_at)
+    wanted = queries.shared_state_queries_by_key(keys)
+    shared = await read_snapshot(at, *wanted, at=read.at)
     return found, await in_slices(shared.decoded())
 
 
@@ -446,9 +398,6 @@ async def list_apps(at: Connection) -> list[str]:
     """The apps that sessions are stored of, in the order of their names.
 
     The server steps from one app to the next in an index, whatever they hold.
-
-    Raises:
-        StorageUnavailableError: MongoDB was unavailable for a minute.
     """
     stages: list[Document] = [{"$group": {"_id": "$_id.app_name"}}]
     return sorted(each["_id"] for each in await _aggregate_apps(at, stages))
@@ -459,9 +408,6 @@ async def count_by_app(at: Connection, user_id: str | None) -> list[AppCount]:
 
     The server reads an index as a whole, and no session. Of one user it reads a part of
     it, and all user states: apps that have only state of theirs are named as well.
-
-    Raises:
-        StorageUnavailableError: MongoDB was unavailable for a minute.
     """
     whose: Document = {}
     if user_id is not None:  # with the apps' names, an index leads to the sessions
@@ -501,17 +447,12 @@ async def find_by_id(
 
     Without a user the server looks at each of the app's keys in an index, and at no
     other document: about a second for a million sessions.
-
-    Raises:
-        StorageUnavailableError: MongoDB was unavailable for a minute.
     """
-    wanted = {"_id.app_name": app_name, "_id.session_id": session_id}
+    wanted: Document = {"_id.app_name": app_name, "_id.session_id": session_id}
     if user_id is not None:
         wanted["_id.user_id"] = user_id
-    stages: list[Document] = [
-        {"$match": {**wanted, **queries.visible(at.clock.now())}},
-        {"$limit": _SAME_ID},
-        {"$project": {documents.INITIAL: 0, "state": 0}},
-    ]
-    found = await at.retry(at.aggregate, at.sessions, stages)
+    wanted |= queries.visible(at.clock.now())
+    unread = (documents.INITIAL, "state")
+    query = Query("sessions", wanted, limit=_SAME_ID, without=unread)
+    found = await at.retry(load_documents, at, query)
     return documents.summaries(found, at.hooks)

@@ -20,12 +20,13 @@ from bson.raw_bson import RawBSONDocument
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import GetSessionConfig
 
-from mongo_session_service.codec import bson_values, documents, event_blocks
+from mongo_session_service.codec import bson_values, documents
 from mongo_session_service.codec.hooks import Owner
 from mongo_session_service.codec.replies import Encoded, decode_documents
-from mongo_session_service.driver.cancellation import background
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.slices import in_slices, without_collector
+from mongo_session_service.driver.snapshots import Query, load_documents, read_snapshot
+from mongo_session_service.driver.tasks import background
 from mongo_session_service.driver.transactions import Txn
 from mongo_session_service.errors import session_not_found_error
 from mongo_session_service.model.records import (
@@ -36,15 +37,11 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.read_cache import CachedLog, ReadCache
-from mongo_session_service.sessions.snapshot_read import (
-    Query,
-    event_queries,
-    load_documents,
-    read_snapshot,
-    session_queries,
-    shared_state_queries,
-    shared_state_queries_by_key,
+from mongo_session_service.sessions.read_cache import (
+    CachedLog,
+    ReadCache,
+    build_events,
+    decode_blocks,
 )
 
 _KEYS_AT_ONCE: Final = 1000
@@ -65,11 +62,7 @@ async def find_event_document(
 async def find_session_document(
     connection: Connection, key: SessionKey, txn: Txn = None
 ) -> Document:
-    """A session's document, without its state.
-
-    Raises:
-        SessionNotFoundError: there is none.
-    """
+    """A session's document, without its state; raises ``SessionNotFoundError``."""
     found: Document | None = await connection.sessions.find_one(
         {"_id": key.id, **queries.writable(connection)}, {"state": 0}, session=txn
     )
@@ -99,8 +92,8 @@ class SessionStore:
             return await self._load_cached(key, self._cache)
         found = await read_snapshot(
             self._connection,
-            *session_queries(key),
-            *event_queries(key, config, after_revision),
+            *queries.session_queries(key),
+            *queries.event_queries(key, config, after_revision),
             anywhere=True,
         )
         heads, log = documents.split_log(found.decoded())
@@ -137,12 +130,10 @@ class SessionStore:
         in_blocks = len(log) // size * size
         last = bytes(log[-in_blocks]) if in_blocks else b""
         fresh = decode_documents(_drain(log))
-        parts = await in_slices(
-            event_blocks.decode_blocks(fresh, self._connection.hooks, size)
-        )
+        parts = await in_slices(decode_blocks(fresh, self._connection.hooks, size))
         events: list[Event] = []
         if known is not None:
-            events = await in_slices(event_blocks.build_events(known.blocks))
+            events = await in_slices(build_events(known.blocks))
         events.extend(chain.from_iterable(built for built, _ in parts))
         blocks = [block for _, block in parts[: in_blocks // size]]
         if blocks and all(blocks):
@@ -164,7 +155,7 @@ class SessionStore:
         """A session without events, and the documents of its log, still encoded."""
         found = await read_snapshot(
             self._connection,
-            *session_queries(key),
+            *queries.session_queries(key),
             *log,
             anywhere=True,
             encoded=True,
@@ -216,7 +207,7 @@ class SessionStore:
         found = await read_snapshot(
             self._connection,
             Query("sessions", wanted, fields=documents.LISTED),
-            *shared_state_queries(app_name, user_id),
+            *queries.shared_state_queries(app_name, user_id),
             anywhere=True,
         )
         plain = await in_slices(map(bson_values.is_plain, found.encoded))
@@ -224,7 +215,7 @@ class SessionStore:
             await in_slices(found.decoded()),
             now,
             self._connection.hooks,
-            if_unreadable=documents.warn_of_unreadable,
+            is_list=True,
             is_plain=bool(plain) and all(plain),
         )
 
@@ -243,7 +234,7 @@ class SessionStore:
     async def _read_shared_states(self, keys: set[SessionKey]) -> list[Document]:
         if keys is self._next_keys:
             self._next_read = None  # who asks from now on comes too late
-        shared = shared_state_queries_by_key(keys)
+        shared = queries.shared_state_queries_by_key(keys)
         return await load_documents(self._connection, *shared)
 
     async def load_user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
@@ -255,13 +246,9 @@ class SessionStore:
         return documents.decode_state(fields, owner, self._connection.hooks)
 
     async def load_head(self, key: SessionKey) -> SessionHead:
-        """Load the marker and the last event ids of a session.
-
-        Raises:
-            SessionNotFoundError: it is not stored.
-        """
+        """Load the marker and the last event ids of a session."""
         stored = await find_session_document(self._connection, key)
-        log = queries.routed(self._connection, queries.events_after(key, 0))
+        log = self._connection.routed(queries.events_after(key, 0))
         latest = self._connection.events.find(log, {"event.id": 1}).sort("_id", -1)
         events = await latest.limit(2).to_list(None)
         return SessionHead(
@@ -271,25 +258,19 @@ class SessionStore:
         )
 
     async def load_end(self, key: SessionKey) -> StoredSession:
-        """A session with its last event alone, and without state.
-
-        Raises:
-            SessionNotFoundError: it is not stored.
-        """
+        """A session with its last event alone, and without state."""
         now, hooks = self._connection.clock.now(), self._connection.hooks
         fields = (*documents.LISTED[1:], documents.LOG_BEGINS)
-        log = queries.events_after(key, 0)
         found = await load_documents(
             self._connection,
             Query("sessions", {"_id": key.id}, fields=fields),
-            Query("events", log, order=-1, limit=1),
+            Query("events", queries.events_after(key, 0), order=-1, limit=1),
         )
-        heads = [each for each in found if each["_id"] == key.id]
+        heads, log = documents.split_log(found)
         if not (heads and documents.is_visible(heads[0], now)):
             raise session_not_found_error(key.session_id)
         (head,) = heads
-        last = documents.without_trimmed([it for it in found if it is not head], head)
-        events = [documents.decode_event(each, hooks) for each in last]
+        events = [*documents.decode_log(log, documents.log_begins(head), hooks)]
         return StoredSession(key, Marker.of(head), head["update_time"], {}, events)
 
 

@@ -59,7 +59,7 @@ _Steps = list[tuple[int, WaitingStep]]
 async def waiting_at(connection: Connection, log: LogAt) -> WaitingCalls:
     """Find what waits after a log; it may be of a session that is being copied."""
     steps, firsts = await _read_steps(connection, log)
-    return WaitingCalls.of(_standing(steps, firsts))
+    return WaitingCalls.of(_without_undone(steps, firsts))
 
 
 async def waiting_fields_at(
@@ -76,10 +76,7 @@ async def waiting_after(
 ) -> dict[int, Document]:
     """Encode what waits after those appends to a session that change it, by revision.
 
-    Args:
-        connection: The database.
-        session: The session's document before the appends, or its ``WAITING_HEAD``.
-        appends: The appends and their revisions.
+    Given is the session's document before the appends, or its ``WAITING_HEAD``.
     """
     hooks, key = connection.hooks, SessionKey(**session["_id"])
     before = decode_waiting(session, hooks)
@@ -99,7 +96,7 @@ async def waiting_after(
             continue
         if is_counted:
             steps.append((revision, step))
-            calls = _standing(steps, firsts)
+            calls = _without_undone(steps, firsts)
         else:
             calls = waiting_calls([(revision, step)], calls)
         after = WaitingCalls.of(calls)
@@ -125,7 +122,7 @@ async def waiting_after_batch(
     ]
     if not ids:
         return {}
-    wanted = queries.routed(connection, {"_id": {"$in": ids}})
+    wanted = connection.routed({"_id": {"$in": ids}})
     fields = dict.fromkeys(WAITING_HEAD, 1)
     sessions = connection.sessions.find(wanted, fields, session=txn)
     found: dict[tuple[SessionKey, int], Document] = {}
@@ -172,7 +169,7 @@ async def sessions_that_asked(
     return [SessionKey(**each["_id"]) for each in found]
 
 
-def _standing(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:
+def _without_undone(steps: _Steps, firsts: Mapping[str, int]) -> list[WaitingCall]:
     """Find what waits after the steps of a log that no rewind has undone."""
     undoing = [(at, it.rewinds_before) for at, it in steps if it.rewinds_before]
     undone = rewinds.undone_parts(undoing, firsts)

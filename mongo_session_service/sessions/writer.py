@@ -18,14 +18,15 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from contextvars import Context
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final, NamedTuple
 
 from google.adk.errors.already_exists_error import AlreadyExistsError
 
-from mongo_session_service.codec.document_size import outgrown
-from mongo_session_service.driver.cancellation import SwallowedCancellation
+from mongo_session_service.codec.document_size import outgrown_error
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import SwallowedCancellation
 from mongo_session_service.driver.transactions import LockedError
 from mongo_session_service.errors import (
     DocumentTooLargeError,
@@ -95,49 +96,41 @@ class _Lock(NamedTuple):
     """When to try it again."""
 
 
+@dataclass(slots=True, eq=False)
 class _Chain:
     """The writes of one ``Session`` object that are under way, one after the other."""
 
-    __slots__ = ("count", "marker")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.marker: Marker | None = None
-        """The marker that the last of them has left the session at."""
+    count: int = 0
+    marker: Marker | None = None
+    """The marker that the last of them has left the session at."""
 
 
+@dataclass(slots=True, eq=False)
 class _QueuedWrite:
     """A caller's write in the queue or in a batch."""
 
-    __slots__ = (
-        *("answer", "chain", "deadline", "documents", "expected"),
-        *("gave_room", "is_cancelled", "is_done", "now", "outcome", "retries"),
-        *("together", "write"),
-    )
+    write: Append | NewSession
+    expected: Marker
+    chain: _Chain
+    deadline: float
+    now: float
+    answer: asyncio.Future[None]
+    outcome: Marker | BaseException | None = None
+    is_done: bool = False
+    is_cancelled: bool = False
+    gave_room: bool = False
+    retries: int = 10
+    """How often its session may have another time to live than expected."""
+    together: int = 1
+    documents: tuple[DocumentId, ...] = ()
 
-    def __init__(
-        self,
-        write: Append | NewSession,
-        expected: Marker,
-        chain: _Chain,
-        deadline: float,
-        now: float,
-    ) -> None:
-        self.write, self.expected, self.chain = write, expected, chain
-        self.deadline = deadline
-        self.now = now
-        key, delta = write.key, write.delta
-        self.documents: tuple[DocumentId, ...] = (key,)
+    def __post_init__(self) -> None:
+        key, delta = self.write.key, self.write.delta
+        self.documents = (key,)
         if delta.app:
             self.documents += (key[:1],)
         if delta.user:
             self.documents += (key[:2],)
-        self.answer = asyncio.get_running_loop().create_future()
-        self.outcome: Marker | BaseException | None = None
-        self.is_done = self.is_cancelled = self.gave_room = False
-        self.retries = 10
-        """How often its session may have another time to live than expected."""
-        self.together = 1
 
     def answer_caller(self, outcome: Marker | BaseException | None) -> None:
         """End the caller's wait."""
@@ -158,18 +151,18 @@ class _Room:
         self._count = self._size = self._given = self._given_size = 0
         self._admitted = 0
         """Calls in this iteration of the event loop."""
-        self._doors: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def await_room(self) -> None:
         """Wait until there is room for one more write, which is encoded only then."""
         loop = asyncio.get_running_loop()
-        if self._doors or self._is_full():
-            door = loop.create_future()
-            self._doors.append(door)
+        if self._waiters or self._is_full():
+            waiter = loop.create_future()
+            self._waiters.append(waiter)
             try:
-                await door
+                await waiter
             except asyncio.CancelledError:
-                self._open_doors()
+                self._admit_waiters()
                 raise
         if not self._admitted:
             loop.call_soon(self._end_iteration)
@@ -186,7 +179,7 @@ class _Room:
             call.gave_room = True
             self._given += 1
             self._given_size += call.write.size
-            self._open_doors()
+            self._admit_waiters()
 
     def leave(self, call: _QueuedWrite) -> None:
         """Let another call have the room of one that has ended."""
@@ -195,8 +188,8 @@ class _Room:
         if call.gave_room:
             self._given -= 1
             self._given_size -= call.write.size
-        if self._doors and not self._admitted:
-            self._open_doors()
+        if self._waiters and not self._admitted:
+            self._admit_waiters()
 
     def _is_full(self) -> bool:
         return (
@@ -207,28 +200,26 @@ class _Room:
 
     def _end_iteration(self) -> None:
         self._admitted = 0
-        self._open_doors()
+        self._admit_waiters()
 
-    def _open_doors(self) -> None:
+    def _admit_waiters(self) -> None:
         room = 0 if self._is_full() else MAX_ENCODED - self._admitted
         room = min(room, self._writes + self._given - self._count)
-        while self._doors and room > 0:
-            door = self._doors.popleft()
-            if not door.done():
-                door.set_result(None)
+        while self._waiters and room > 0:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 room -= 1
 
 
 class Writer:
     """The one writer of sessions and events in an event loop."""
 
-    def __init__(
-        self, connection: Connection, store: BatchStore, *, together: bool
-    ) -> None:
+    def __init__(self, connection: Connection, store: BatchStore) -> None:
         self._connection, self._store = connection, store
         self.room = _Room(connection.limits)
-        self._most = MAX_WRITES if together else 1
-        self._most_batches = MAX_BATCHES if together else 1
+        self._most = MAX_WRITES if connection.has_transactions else 1
+        self._most_batches = MAX_BATCHES if connection.has_transactions else 1
         self.patience = connection.patience
         self._queue: deque[_QueuedWrite] = deque()
         self._chains: dict[int, _Chain] = {}
@@ -253,28 +244,15 @@ class Writer:
     ) -> Marker | None:
         """Store a write, and return the marker of its session once a majority has it.
 
-        If the call is cancelled before its batch begins, nothing is written. Afterwards
-        the write is finished: what is stored is returned in spite of the cancellation,
-        so that the session can show it.
+        It returns None if the event was stored before, and others after it. If the call
+        is cancelled before its batch begins, nothing is written. Afterwards the write
+        is finished: what is stored is returned in spite of the cancellation, so that
+        the session can show it.
 
-        Args:
-            write: What to store.
-            expected: The marker that the stored session must have.
-            session: The object whose writes follow each other: what the one before it
-                has left the session at is what the next one expects.
-            started: When the call began, whose time limit runs from there.
-
-        Returns:
-            None if the event was stored before, and others after it.
-
-        Raises:
-            StaleSessionError: the stored session has another marker.
-            SessionNotFoundError: it is not stored.
-            AlreadyExistsError: the new session, or another event with the id, is
-                stored.
-            LeaseLostError: another caller has taken the session's turn since.
-            DocumentTooLargeError: the session or a state that it shares got too large.
-            StorageUnavailableError: it was not stored in time.
+        The stored session must have the ``expected`` marker. But writes through one
+        ``session`` object follow each other: what the one before it has left the
+        session at is what the next one expects. The time limit runs from when the call
+        ``started``.
         """
         chain = self._chains.get(id(session))
         if chain is None:
@@ -284,7 +262,8 @@ class Writer:
         chain.count += 1
         began = monotonic() if started is None else started
         now, deadline = self._connection.clock.now(), began + self.patience
-        call = _QueuedWrite(write, expected, chain, deadline, now)
+        answer = asyncio.get_running_loop().create_future()
+        call = _QueuedWrite(write, expected, chain, deadline, now, answer)
         self._queue.append(call)
         self.room.occupy(write.size)
         if self._alarm is None or call.deadline < self._alarm_at:
@@ -303,11 +282,7 @@ class Writer:
         return call.outcome
 
     async def create(self, new: NewSession) -> None:
-        """Store a new session, also in the place of one that has expired.
-
-        Raises:
-            AlreadyExistsError: there is one that has not expired.
-        """
+        """Store a new session, also in the place of one that has expired."""
         started = monotonic()
         await self.room.await_room()
         for left in reversed(range(PLACE_ATTEMPTS)):
@@ -431,13 +406,10 @@ class Writer:
         """Take the calls off the queue that can go together, in order.
 
         None of them changes a document that is busy or locked, nor one that the first
-        call left behind waits for, so that no call waits for ever. Writes to one
-        session go together only through one ``Session`` object: another object's
-        expectation cannot be judged before these are stored.
-
-        Args:
-            most: How many to take.
-            locked: The one document that may be locked, which all of them change.
+        call left behind waits for, so that no call waits for ever. If it is a
+        ``locked`` document's turn, all of them change that one. Writes to one session
+        go together only through one ``Session`` object: another object's expectation
+        cannot be judged before these are stored.
         """
         batch: list[_QueuedWrite] = []
         left: list[_QueuedWrite] = []
@@ -538,7 +510,7 @@ class Writer:
         if isinstance(error, BatchRefusedError):
             return await self._settle_refused(call, write)
         is_large = isinstance(error, DocumentTooLargeError)
-        call.answer_caller(outgrown(call.write) if is_large else error)
+        call.answer_caller(outgrown_error(call.write) if is_large else error)
         return []
 
     async def _settle_refused(
@@ -639,10 +611,8 @@ class Writer:
     ) -> None:
         """Keep what may be locked out of batches: each document is tried by itself.
 
-        Args:
-            calls: The calls; nothing of theirs was written.
-            length: How many parts the id of the locked document has.
-            retried: The document that was tried by itself, if it was one.
+        Nothing of the calls was written. The id of the locked document has ``length``
+        parts; one was ``retried`` by itself, perhaps.
         """
         documents = dict.fromkeys(
             each for call in calls for each in call.documents if len(each) == length

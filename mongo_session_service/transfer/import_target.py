@@ -22,20 +22,15 @@ from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.codec.documents import INITIAL
-from mongo_session_service.driver.cancellation import uninterrupted
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.driver.translation import is_duplicate_key
 from mongo_session_service.errors import ConflictError
 from mongo_session_service.model.metadata import ADK_METADATA, DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.batch import (
-    ANNOUNCED,
-    Update,
-    announce_details,
-    initial_updates,
-)
+from mongo_session_service.sessions.batch import Update, initial_updates
 from mongo_session_service.sessions.deletion import (
     IMPORT,
     Reservations,
@@ -44,6 +39,7 @@ from mongo_session_service.sessions.deletion import (
     remove_some,
     remove_tombstone,
 )
+from mongo_session_service.sessions.details import ANNOUNCED, announce_details
 from mongo_session_service.sessions.history import recorded_initial_state
 from mongo_session_service.sessions.queries import fields_update
 from mongo_session_service.sessions.rewinds import LogAt
@@ -120,7 +116,7 @@ class Target:
         ids = [key.id for key in keys]
         now = self._at.clock.now()
         found: dict[SessionKey, Document] = {}
-        wanted = queries.routed(self._at, {"_id": {"$in": ids}})
+        wanted = self._at.routed({"_id": {"$in": ids}})
         for each in await self._at.sessions.find(wanted).to_list(None):
             key = SessionKey(**each["_id"])
             expires = each.get("expire_time")
@@ -135,7 +131,7 @@ class Target:
             if is_session(each) and INITIAL not in each
         ]
         if lacking:
-            wanted = queries.routed(self._at, {"_id": {"$in": lacking}})
+            wanted = self._at.routed({"_id": {"$in": lacking}})
             async for apart in self._at.events.find(wanted):
                 session = found[_key(apart)]
                 if INITIAL in apart and isinstance(apart["_id"]["revision"], int):
@@ -152,7 +148,7 @@ class Target:
             for part in parts
         ]
         if ranges:
-            wanted = queries.any_of([queries.routed(self._at, it) for it in ranges])
+            wanted = queries.any_of([self._at.routed(it) for it in ranges])
             async for each in self._at.events.find(wanted).sort("_id"):
                 found.setdefault(_key(each), []).append(each)
         return found
@@ -265,7 +261,7 @@ class Target:
     ) -> None:
         """Remove events of a reserved session in steps: after a revision, up to one."""
         log = queries.events_after(key, after, until and until + 1)
-        where = queries.routed(self._at, log)
+        where = self._at.routed(log)
         most = self._at.limits.removed_events
 
         async def remove_step(txn: Txn) -> bool:

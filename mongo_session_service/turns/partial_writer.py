@@ -27,10 +27,9 @@ from mongo_session_service.codec.partials import (
     decode_turn,
     partial_document,
 )
-from mongo_session_service.driver.calls import is_passing
-from mongo_session_service.driver.cancellation import background
+from mongo_session_service.driver.calls import is_transient
 from mongo_session_service.driver.connection import Connection
-from mongo_session_service.driver.supervisor import Supervisor
+from mongo_session_service.driver.tasks import Supervisor, background
 from mongo_session_service.driver.translation import DUPLICATE_KEY, translation
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.model.records import SessionKey
@@ -159,7 +158,7 @@ class PartialWriter:
                 await _insert(connection, part)
                 record_size(PARTIAL_SIZES, connection.database.name, len(part))
             except PyMongoError as error:
-                if is_passing(error):
+                if is_transient(error):
                     return
                 logger.warning(
                     "Other processes do not receive what running turns say. %s",
@@ -172,7 +171,7 @@ async def announce_abandoned(
     connection: Connection, key: SessionKey, epoch: int, time: datetime
 ) -> None:
     """Have those who follow a turn receive that its process has died, if possible."""
-    said = queries.routed(connection, queries.partials_of_turn(key, epoch))
+    said = connection.routed(queries.partials_of_turn(key, epoch))
     # The turn is taken over all the same, also by a user who may not read partials.
     with suppress(PyMongoError):
         last = await connection.partials.find_one(said, sort=[("_id", -1)])

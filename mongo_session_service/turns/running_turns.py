@@ -17,12 +17,12 @@ from google.adk.events.event import Event
 
 from mongo_session_service._public import public
 from mongo_session_service.backend import Backends, forget_closed_loops
-from mongo_session_service.driver.cancellation import (
+from mongo_session_service.driver.tasks import (
+    Supervisor,
     background,
     running_loop,
     uninterrupted,
 )
-from mongo_session_service.driver.supervisor import Supervisor
 from mongo_session_service.errors import MongoSessionServiceError, quoted
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.model.results import TurnPhase

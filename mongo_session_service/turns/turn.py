@@ -19,9 +19,9 @@ from mongo_session_service.backend import Backend, Backends, forget_closed_loops
 from mongo_session_service.codec import documents
 from mongo_session_service.codec.adk_session import to_session
 from mongo_session_service.codec.partials import encode_turn
-from mongo_session_service.driver.calls import repeat
-from mongo_session_service.driver.cancellation import running_loop, uninterrupted
+from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.lease import Lease, LeaseRenewer
+from mongo_session_service.driver.tasks import running_loop, uninterrupted
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     TurnTakenError,
@@ -36,6 +36,7 @@ from mongo_session_service.model.records import (
     StoredSession,
 )
 from mongo_session_service.model.results import TurnInfo, TurnPhase
+from mongo_session_service.sessions.rebase import LateAppend
 from mongo_session_service.telemetry import ABANDONED_TURNS, Operation, count
 from mongo_session_service.turns import turn_status, waiting_line
 from mongo_session_service.turns.partial_writer import announce_abandoned
@@ -158,9 +159,8 @@ class Turn:
             hooks = backend.connection.hooks
             event = with_reason(event, self.stop_reason)
             append = documents.encode_append(self.key, event, hooks, self.hold)
-            await backend.rebaser.write_rebased(
-                append, to_session(end), event, end.marker, started
-            )
+            late = LateAppend(append, to_session(end), event, end.marker, started)
+            await backend.rebaser.write_rebased(late)
 
     def note_append(self, started: float) -> None:
         """Note an append in its body, which has renewed it."""
@@ -289,7 +289,7 @@ class Turn:
         """The error that says who has the turn."""
         at = self._lease.connection
         where = waiting_line.stored_session_filter(at, self.key)
-        session = await repeat(at.sessions.find_one, where, {"turn": 1})
+        session = await retry_soon(at.sessions.find_one, where, {"turn": 1})
         if session is None:
             raise session_not_found_error(self.key.session_id)
         turn = session.get("turn", {})

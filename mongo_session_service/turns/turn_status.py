@@ -17,7 +17,7 @@ from typing import Final
 
 from mongo_session_service.codec.document_size import cut_by_id_size
 from mongo_session_service.codec.partials import decode_turn
-from mongo_session_service.driver.calls import repeat
+from mongo_session_service.driver.calls import retry_soon
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import Lease, lease_is_free
 from mongo_session_service.model.records import Document, SessionKey
@@ -31,7 +31,7 @@ _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 async def first_revision(connection: Connection, key: SessionKey) -> int:
     """The revision of the first event of the turn; 0 if it has none."""
     fields = {queries.TURN_FIRST_REVISION: 1}
-    session = await repeat(connection.sessions.find_one, {"_id": key.id}, fields)
+    session = await retry_soon(connection.sessions.find_one, {"_id": key.id}, fields)
     revision: int = ((session or {}).get("turn") or {}).get("first_revision", 0)
     return revision
 
@@ -39,7 +39,7 @@ async def first_revision(connection: Connection, key: SessionKey) -> int:
 async def forget_first_revision(connection: Connection, key: SessionKey) -> None:
     """Note that the calls which an abandoned turn has left open are sealed."""
     gone = {queries.TURN_FIRST_REVISION: ""}
-    await repeat(connection.sessions.update_one, {"_id": key.id}, {"$unset": gone})
+    await retry_soon(connection.sessions.update_one, {"_id": key.id}, {"$unset": gone})
 
 
 async def note_resumption(
@@ -48,7 +48,7 @@ async def note_resumption(
     """Note that an invocation is resumed; whether it was not resumed before."""
     new = {"_id": key.id, "turn.resumed": {"$ne": invocation_id}}
     change = {"$set": {"turn.resumed": invocation_id}}
-    found = await repeat(connection.sessions.update_one, new, change)
+    found = await retry_soon(connection.sessions.update_one, new, change)
     return bool(found.matched_count)
 
 
@@ -60,7 +60,7 @@ async def request_stop(
     running = {"_id": key.id, HELD: {"$exists": True}}
     is_held = {"$expr": {"$not": lease_is_free(connection, "turn.")}}
     where, sessions = {**running, **is_held}, connection.sessions
-    stopping = repeat(sessions.update_one, where, {"$set": stop})
+    stopping = retry_soon(sessions.update_one, where, {"$set": stop})
     turn = Lease(connection, sessions.name, key.id, "turn.")
     found = await turn.write_past_dead_holder(stopping)
     return bool(found.matched_count)
@@ -73,7 +73,7 @@ async def requested_stops(
     stops: dict[SessionKey, tuple[int, str | None]] = {}
     for some in cut_by_id_size(keys):
         ids = {"$in": [each.id for each in some]}
-        where = queries.routed(connection, {"_id": ids})
+        where = connection.routed({"_id": ids})
         where["turn.stop"] = {"$exists": True}
         fields = {"turn.epoch": 1, "turn.stop": 1}
         async for each in connection.sessions.find(where, fields):

@@ -24,11 +24,10 @@ from weakref import WeakValueDictionary
 from pymongo.errors import PyMongoError
 
 from mongo_session_service.codec.document_size import cut_by_id_size
-from mongo_session_service.driver.calls import is_passing, repeat
-from mongo_session_service.driver.cancellation import background
+from mongo_session_service.driver.calls import is_transient, retry_soon
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.driver.lease import lease_is_free, renewal
-from mongo_session_service.driver.supervisor import Supervisor
+from mongo_session_service.driver.tasks import Supervisor, background
 from mongo_session_service.errors import (
     MongoSessionServiceError,
     session_not_found_error,
@@ -71,7 +70,7 @@ class TurnStatus(NamedTuple):
 
 async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
     """Draw a ticket; from now on nobody acquires the turn who has none."""
-    session = await repeat(
+    session = await retry_soon(
         connection.plain(connection.sessions).find_one_and_update,
         stored_session_filter(connection, key),
         {"$inc": {"turn.ticket": 1}, "$set": {"turn.is_awaited": True}},
@@ -82,13 +81,13 @@ async def draw_ticket(connection: Connection, key: SessionKey) -> Ticket:
         raise session_not_found_error(key.session_id)
     ticket = Ticket(key, session["turn"]["ticket"], session["create_time"])
     renew = connection.leases.update_one
-    await repeat(renew, {"_id": ticket.id}, _RENEWAL, upsert=True)
+    await retry_soon(renew, {"_id": ticket.id}, _RENEWAL, upsert=True)
     return ticket
 
 
 async def return_ticket(connection: Connection, ticket: Ticket) -> None:
     """Leave the line."""
-    await repeat(connection.leases.delete_one, {"_id": ticket.id})
+    await retry_soon(connection.leases.delete_one, {"_id": ticket.id})
 
 
 async def renew_tickets(connection: Connection, tickets: Iterable[Ticket]) -> None:
@@ -106,7 +105,7 @@ async def load_turn_states(
     fields = {"create_time": 1, "is_free": lease_is_free(connection, "turn.")}
     turns: dict[SessionKey, TurnStatus] = {}
     for some in cut_by_id_size(keys):
-        ids = queries.routed(connection, {"_id": {"$in": [each.id for each in some]}})
+        ids = connection.routed({"_id": {"$in": [each.id for each in some]}})
         wanted = {**ids, **queries.visible(now)}
         pipeline: list[Document] = [{"$match": wanted}, {"$project": fields}]
         for each in await connection.aggregate(connection.sessions, pipeline):
@@ -135,8 +134,8 @@ async def first_tickets(
 async def end_line(connection: Connection, last: Ticket) -> None:
     """Note that nobody waits any more, unless somebody has come after the last."""
     gone = {**_waiters_filter(last.key), **_silent_filter(connection)}
-    await repeat(connection.leases.delete_many, gone)
-    await repeat(
+    await retry_soon(connection.leases.delete_many, gone)
+    await retry_soon(
         connection.sessions.update_one,
         {"_id": last.key.id, "turn.ticket": last.number},
         {"$unset": {"turn.is_awaited": ""}},
@@ -146,7 +145,7 @@ async def end_line(connection: Connection, last: Ticket) -> None:
 async def remove_silent_waiters(connection: Connection) -> None:
     """Remove the documents of waiters whose process has died."""
     silent = {f"_id.{_NUMBER}": {"$gte": 0}, **_silent_filter(connection)}
-    await repeat(connection.leases.delete_many, silent)
+    await retry_soon(connection.leases.delete_many, silent)
 
 
 def stored_session_filter(connection: Connection, key: SessionKey) -> Document:
@@ -257,7 +256,7 @@ class WaitingLine:
                     await renew_tickets(self._connection, tickets)
                 await self._call_first()
             except PyMongoError as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     self._fail(error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._connection.limits.turn_poll_seconds):

@@ -74,7 +74,7 @@ def behind_mongos() -> Iterator[None]:
     hello = mock.AsyncMock(return_value=greeting)
     with (
         mock.patch.object(Driver, "is_sharded", return_value=True),
-        mock.patch.object(server, "greeted", hello),
+        mock.patch.object(server, "ask_hello", hello),
     ):
         yield
 

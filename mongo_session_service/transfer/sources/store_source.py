@@ -28,7 +28,7 @@ from mongo_session_service.errors import (
 from mongo_session_service.model.metadata import Details
 from mongo_session_service.model.records import Document, SessionKey, session_key
 from mongo_session_service.model.wording import counted
-from mongo_session_service.schema.version import check_version
+from mongo_session_service.schema.setup import check_version
 from mongo_session_service.service import MongoSessionService, backends_of
 from mongo_session_service.sessions import queries
 from mongo_session_service.sessions.event_log import LogRange, read_log

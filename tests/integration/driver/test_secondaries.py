@@ -14,8 +14,8 @@ from support.lagging_secondary import PATIENCE, Laggard, caught_up, three_member
 from support.subscriptions import SESSION, new_event
 
 from mongo_session_service import MongoSessionService, StorageUnavailableError
-from mongo_session_service.driver import causal
 from mongo_session_service.embedded import EmbeddedReplicaSet
+from mongo_session_service.model.limits import Limits
 
 pytestmark = pytest.mark.xdist_group("secondaries")
 
@@ -221,13 +221,10 @@ async def test_pages_are_the_primarys(
     assert await result() == 1
 
 
-async def test_the_primary_stands_in(
-    laggard: Laggard, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_primary_stands_in(laggard: Laggard, database: str) -> None:
     """Where it may be asked, the primary is, once a secondary has had its time."""
-    monkeypatch.setattr(causal, "CATCHING_UP", 0.2)
-    uri = laggard.uri("secondaryPreferred")
-    async with MongoSessionService(uri, database=database) as service:
+    uri, soon = laggard.uri("secondaryPreferred"), Limits(secondary_seconds=0.2)
+    async with MongoSessionService(uri, database=database, _limits=soon) as service:
         session = await service.create_session(**SESSION)
         with laggard.held_back():
             await service.append_event(session, new_event("x", user_n=1))
@@ -236,11 +233,11 @@ async def test_the_primary_stands_in(
 
 
 async def test_a_secondary_alone_may_be_too_late(
-    laggard: Laggard, database: str, monkeypatch: pytest.MonkeyPatch
+    laggard: Laggard, database: str
 ) -> None:
     """Where the primary must not be asked, a read ends as unavailable, not never."""
-    monkeypatch.setattr(causal, "STRICTLY_CATCHING_UP", 0.2)
-    async with MongoSessionService(laggard.uri(), database=database) as service:
+    uri, soon = laggard.uri(), Limits(only_secondary_seconds=0.2)
+    async with MongoSessionService(uri, database=database, _limits=soon) as service:
         session = await service.create_session(**SESSION)
         with laggard.held_back():
             await service.append_event(session, new_event("x", user_n=1))

@@ -106,11 +106,11 @@ async def test_what_only_speaks_mongodbs_protocol_is_refused(
     reply: dict[str, Any] | Exception, raised: type[Exception]
 ) -> None:
     """A server that shows no sign of MongoDB's has to answer a snapshot read."""
-    connection: Any = mock.MagicMock()
-    connection.database.command = mock.AsyncMock(side_effect=[reply])
+    metadata: Any = mock.MagicMock()
+    metadata.database.command = mock.AsyncMock(side_effect=[reply])
 
     with pytest.raises(raised, match="not MongoDB.*snapshot|not authorized"):
-        await check_product(connection, {"maxWireVersion": 21})
+        await check_product(metadata, {"maxWireVersion": 21})
 
 
 async def test_mongodb_that_does_not_tell_what_it_is_is_accepted(
@@ -119,7 +119,7 @@ async def test_mongodb_that_does_not_tell_what_it_is_is_accepted(
     """As behind a proxy that leaves out what it does not know."""
     answer = {"maxWireVersion": 17, "setName": "rs0", "localTime": datetime.now(UTC)}
     hello = mock.AsyncMock(return_value=answer)
-    monkeypatch.setattr(server, "greeted", hello)
+    monkeypatch.setattr(server, "ask_hello", hello)
 
     async with MongoSessionService(mongodb_uri, database=database) as service:
         await service.create_session(**IDS)

@@ -16,7 +16,7 @@ from support.subscriptions import SESSION, change_streams, new_event
 from mongo_session_service import MongoSessionService
 from mongo_session_service.changes import decoder
 from mongo_session_service.changes.stream import Stream
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import oplog
 from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.limits import Limits
 from mongo_session_service.service import backends_of
@@ -44,7 +44,7 @@ async def test_a_long_search_in_the_oplog_is_waited_for(
     connection: Connection, admin: MongoClient
 ) -> None:
     """A server that takes long to find an old point is not asked again and again."""
-    changes = opened_at(connection, await snapshots.latest_time(connection))
+    changes = opened_at(connection, await oplog.latest_time(connection))
     blocked = {"blockConnection": True, "blockTimeMS": 1000}
     with failing(admin, "aggregate", "getMore", times=1, **blocked):
         start = time.monotonic()
@@ -60,7 +60,7 @@ async def test_a_silent_server_is_given_up(
     victim: MongoSessionService, connection: Connection, admin: MongoClient
 ) -> None:
     """Once a stream has caught up, a reply that does not come is not waited for."""
-    changes = opened_at(connection, await snapshots.latest_time(connection))
+    changes = opened_at(connection, await oplog.latest_time(connection))
     while await changes.next_change() is not None:
         pass
     before = changes.reopened
@@ -87,7 +87,7 @@ async def test_a_stream_cancelled_at_its_opening_leaves_no_cursor(
         service = MongoSessionService(client=client, database=database, _limits=limits)
         await service.create_session(**SESSION)
         async with backends_of(service).call() as opened:
-            now = await snapshots.latest_time(opened.connection)
+            now = await oplog.latest_time(opened.connection)
         for milliseconds in range(10):
             changes = opened_at(opened.connection, now)
             with suppress(TimeoutError):

@@ -26,7 +26,7 @@ from support.subscriptions import (
 )
 
 from mongo_session_service import HistoryLostError, MongoSessionService
-from mongo_session_service.driver import snapshots
+from mongo_session_service.driver import oplog
 
 LOST = (280, 286)
 PASSING = (6, 43, 91, 175, 189, 237, 10107, 11600, 11601, 13436)
@@ -170,7 +170,7 @@ async def test_nothing_is_missed_while_the_feed_starts_anew(
 ) -> None:
     """A session is not followed again before the feed knows where it goes on."""
     session, everyone = followers
-    asked, answer, now = threading.Event(), threading.Event(), snapshots.latest_time
+    asked, answer, now = threading.Event(), threading.Event(), oplog.latest_time
 
     async def slow_now(connection: Any) -> Timestamp:
         if victim.feed_stats().resyncs:
@@ -178,7 +178,7 @@ async def test_nothing_is_missed_while_the_feed_starts_anew(
             await asyncio.to_thread(answer.wait, PATIENCE)
         return await now(connection)
 
-    monkeypatch.setattr(snapshots, "latest_time", slow_now)
+    monkeypatch.setattr(oplog, "latest_time", slow_now)
     with failing(admin, "getMore", times=1, errorCode=286) as hit:
         await service.append_event(session, new_event())
         await asyncio.to_thread(hit)

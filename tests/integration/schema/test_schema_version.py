@@ -10,7 +10,7 @@ from pymongo import MongoClient
 from support.one_session import IDS
 
 from mongo_session_service import MongoSessionService, SchemaVersionError
-from mongo_session_service.schema.version import SCHEMA_VERSION
+from mongo_session_service.schema.setup import SCHEMA_VERSION
 
 LAYOUTS = Path(__file__).parents[2] / "fixtures" / "layouts"
 

@@ -12,15 +12,18 @@ from google.genai import types
 from pymongo import MongoClient
 
 from mongo_session_service import MongoSessionService
+from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.snapshot_read import event_queries
 
 KEY = SessionKey("my_app", "user-1", "s")
-REPLICA_SET, BEHIND_MONGOS = (
-    SimpleNamespace(is_sharded=False),
-    SimpleNamespace(is_sharded=True),
-)
+
+
+class Place(SimpleNamespace):
+    routed = Connection.routed
+
+
+REPLICA_SET, BEHIND_MONGOS = Place(is_sharded=False), Place(is_sharded=True)
 
 
 async def fill(service: MongoSessionService, *, events: int = 1) -> None:
@@ -173,7 +176,7 @@ async def test_reads_examine_only_what_they_return(
                     for id_ in ("e0", "e1"):
                         await service.append_event(session, Event(id=id_, author="x"))
 
-    for filter_ in (query, queries.routed(BEHIND_MONGOS, query)):
+    for filter_ in (query, BEHIND_MONGOS.routed(query)):
         plan = admin[database].command(
             {
                 "explain": {"find": collection, "filter": filter_},
@@ -193,11 +196,11 @@ async def test_recent_events_are_read_without_sorting(
     service: MongoSessionService,
     database: str,
     admin: MongoClient,
-    place: SimpleNamespace,
+    place: Place,
 ) -> None:
     """The latest events come off the end of the index, however long the history."""
     await fill(service, events=50)
-    (wanted,) = event_queries(KEY, GetSessionConfig(num_recent_events=5))
+    (wanted,) = queries.event_queries(KEY, GetSessionConfig(num_recent_events=5))
 
     plan = admin[database].command(
         {

@@ -7,6 +7,7 @@ import base64
 import itertools
 from collections.abc import Iterator
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -21,6 +22,7 @@ from mongo_session_service.sessions import search
 from mongo_session_service.sessions.search import PagePosition, new_search
 
 MOMENT = 1.8e9
+PLACE: Any = SimpleNamespace(routed=lambda filter_: filter_)
 AT_ONCE = 6
 """Sessions of an app that were created at the same moment."""
 
@@ -103,7 +105,7 @@ def test_a_page_costs_what_it_shows(
             "app", **wanted, where=None, newest_first=newest_first, hooks=NO_HOOKS
         )
         place = PagePosition(MOMENT + after // 3, "bob", f"s{after}") if after else None
-        stages = found.stages(place, 6, MOMENT, with_state=False)
+        stages = found.page_query(place, 6, MOMENT, with_state=False).stages(PLACE)
 
         shape, indexes, stats = explained(admin, database, stages)
 
@@ -127,7 +129,7 @@ async def test_the_activity_index_leads_to_pages(
             hooks=NO_HOOKS,
         )
         place = PagePosition(MOMENT + after, "bob", f"s{after}") if after else None
-        stages = found.stages(place, 6, MOMENT, with_state=False)
+        stages = found.page_query(place, 6, MOMENT, with_state=False).stages(PLACE)
 
         shape, indexes, stats = explained(sessions, database, stages)
 
@@ -146,7 +148,7 @@ async def test_a_state_key_can_have_an_index(
     found = new_search(
         "app", None, None, None, {"n": 3}, newest_first=True, hooks=NO_HOOKS
     )
-    stages = found.stages(None, 6, MOMENT, with_state=True)
+    stages = found.page_query(None, 6, MOMENT, with_state=True).stages(PLACE)
 
     _, indexes, _ = explained(sessions, database, stages)
 

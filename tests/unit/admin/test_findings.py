@@ -24,8 +24,8 @@ from mongo_session_service.admin.doctor import (
 from mongo_session_service.admin.privileges import FEATURES, needs
 from mongo_session_service.errors import ConfigurationError, SchemaVersionError
 from mongo_session_service.schema.indexes import INDEXES
+from mongo_session_service.schema.setup import SCHEMA_VERSION
 from mongo_session_service.schema.sharding import SHARD_KEY
-from mongo_session_service.schema.version import SCHEMA_VERSION
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
 DAY = 86400.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pymongo.errors import ConfigurationError as DriverConfigurationError
 
 from mongo_session_service import StorageUnavailableError
-from mongo_session_service.driver.calls import backoff, is_passing
+from mongo_session_service.driver.calls import is_transient
+from mongo_session_service.driver.tasks import backoff
 from mongo_session_service.driver.translation import translation
 
 
@@ -15,10 +16,10 @@ def test_a_member_that_is_starting_is_an_outage_that_passes() -> None:
         "Sessions are not supported by this MongoDB deployment"
     )
 
-    assert is_passing(error)
+    assert is_transient(error)
     assert type(translation(error)) is StorageUnavailableError
     other = DriverConfigurationError("Server does not support transactions")
-    assert not is_passing(other)
+    assert not is_transient(other)
 
 
 def test_pauses_double_up_to_their_limit() -> None:

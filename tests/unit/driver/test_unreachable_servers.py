@@ -26,7 +26,7 @@ async def test_a_time_in_the_uri_is_kept(
     client = make(NOWHERE + options)
 
     with pytest.raises(ServerSelectionTimeoutError) as caught:
-        await server.greeted(client)
+        await server.ask_hello(client)
 
     assert ("Timeout: 0.3s" in str(caught.value)) is waited
     if (closing := client.close()) is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support import routing
 
+from mongo_session_service.driver.connection import Connection
 from mongo_session_service.model.records import SessionKey
 from mongo_session_service.schema.indexes import EVENT_ONCE, INDEXES
 from mongo_session_service.schema.sharding import SHARD_KEY, SHARDED
@@ -48,10 +49,10 @@ def test_a_mongos_gets_the_fields_that_a_range_has_in_common(
     filter_: dict[str, Any], added: dict[str, Any]
 ) -> None:
     """It sees the shard of a user's documents; a replica set gets the filter alone."""
-    behind = SimpleNamespace(is_sharded=True)
+    behind, alone = (SimpleNamespace(is_sharded=it) for it in (True, False))
 
-    assert queries.routed(behind, filter_) == {**filter_, **added}
-    assert queries.routed(SimpleNamespace(is_sharded=False), filter_) is filter_
+    assert Connection.routed(behind, filter_) == {**filter_, **added}
+    assert Connection.routed(alone, filter_) is filter_
 
 
 def test_unique_indexes_begin_with_the_shard_key() -> None:

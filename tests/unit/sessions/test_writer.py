@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_session_service.driver.server_clock import ServerClock
+from mongo_session_service.driver.clocks import ServerClock
 from mongo_session_service.driver.transactions import LockedError
 from mongo_session_service.errors import StorageUnavailableError
 from mongo_session_service.model.limits import Limits
@@ -76,13 +76,14 @@ def writer_of(database: Database, **limits: Any) -> Writer:
     named = {name: SimpleNamespace(name=name) for name in ("app_states", "user_states")}
     connection = SimpleNamespace(
         patience=LIMIT,
+        has_transactions=True,
         clock=ServerClock(),
         database=SimpleNamespace(name="database"),
         limits=Limits(**limits),
         call=nullcontext,
         **named,
     )
-    return Writer(connection, database, together=True)  # type: ignore[arg-type]
+    return Writer(connection, database)  # type: ignore[arg-type]
 
 
 class Session:

@@ -1,19 +1,29 @@
-"""Cancellation: awaits that finish their work before a cancellation is raised."""
+"""Tasks: work that a cancellation does not cut off, that is shared, or restarted."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+import random
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from contextvars import Context
-from typing import Any, Generic, TypeVar
+from itertools import count
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 from mongo_session_service.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+_FIRST_PAUSE: Final = 0.1
+"""Seconds until a task that has died is started again."""
+_LONGEST_PAUSE: Final = 2.0
+"""Seconds, as long as it dies again and again; a lease needs a renewal in six."""
 
 
 async def uninterrupted(work: Awaitable[Result]) -> Result:
@@ -98,11 +108,7 @@ class SharedTask(Generic[Result]):
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """Return the running event loop.
-
-    Raises:
-        ConfigurationError: it is not one of asyncio's, or none is running.
-    """
+    """Return the running event loop; ``ConfigurationError`` if it is not asyncio's."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -138,3 +144,62 @@ class SwallowedCancellation:
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is None:
             self.raise_it()
+
+
+class Supervisor(NamedTuple):
+    """Runs what is to run until it ends by itself, also if it fails on the way."""
+
+    task_name: str
+    """The subject of the sentence that is logged."""
+
+    async def run_task(
+        self,
+        run: Callable[Arguments, Awaitable[None]],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> None:
+        """Run a coroutine to its end, again after each failure."""
+        for pause in _pauses():
+            try:
+                await run(*args, **kwargs)
+                return
+            except Exception as error:  # noqa: BLE001  or nobody would do its work
+                self.log_death(error)
+            await asyncio.sleep(pause)
+
+    def run_thread(
+        self,
+        run: Callable[Arguments, None],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> None:
+        """Run a thread's function to its end, again after each failure."""
+        for pause in _pauses():
+            try:
+                run(*args, **kwargs)
+                return
+            except Exception as error:  # noqa: BLE001  or nobody would do its work
+                self.log_death(error)
+            time.sleep(pause)
+
+    def log_death(self, error: Exception) -> None:
+        """Log the cause, without its text, which may quote what is stored."""
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        logger.error(
+            "%s died of %s at %s.", self.task_name, type(error).__qualname__, where
+        )
+
+
+def _pauses() -> Iterator[float]:
+    for attempt in count():
+        yield backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+
+
+def backoff(attempt: int, *, first: float, longest: float) -> float:
+    """Seconds to wait after a failed attempt, of which the first is 0.
+
+    They double with each attempt, and are random by a half, so that those who failed
+    together do not come back together.
+    """
+    doubled = first * 2.0 ** min(attempt, 100)  # more would overflow
+    return min(doubled, longest) * random.uniform(0.5, 1)  # noqa: S311  no secret

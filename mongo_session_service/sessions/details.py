@@ -1,17 +1,21 @@
-"""Details: the title, labels and expiry of a stored session, which can be changed."""
+"""Details: the title, labels and expiry of a session, set and told to subscribers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from mongo_session_service.driver.cancellation import uninterrupted
+from mongo_session_service.codec.waiting_fields import WAITING_FIELDS
 from mongo_session_service.driver.connection import Connection
+from mongo_session_service.driver.tasks import uninterrupted
 from mongo_session_service.driver.transactions import Txn, run_transaction
 from mongo_session_service.errors import session_not_found_error
+from mongo_session_service.model.metadata import DETAILS
 from mongo_session_service.model.records import Document, SessionKey
 from mongo_session_service.sessions import queries
-from mongo_session_service.sessions.batch import announce_details
+
+ANNOUNCED: Final = (*DETAILS, *WAITING_FIELDS)
+"""The fields of a session that subscribers receive when one of them is changed."""
 
 
 async def update_details(
@@ -44,3 +48,14 @@ async def update_details(
     if found is None:
         raise session_not_found_error(key.session_id)
     return found
+
+
+async def announce_details(connection: Connection, session: Document, txn: Txn) -> None:
+    """Inform the change feed of a session's details, in the transaction that sets them.
+
+    It looks at no updates of sessions: each append is one.
+    """
+    id_ = queries.announcement_id(session["_id"], queries.UPDATED)
+    details: Document = {name: session[name] for name in ANNOUNCED if name in session}
+    await connection.sessions.insert_one(details | {"_id": id_}, session=txn)
+    await connection.sessions.delete_one({"_id": id_}, session=txn)

@@ -9,11 +9,12 @@ import bson
 from google.adk.events import Event, EventActions
 from support.event_fields import ACTIONS, EVENT
 
-from mongo_session_service.codec import documents, event_blocks
+from mongo_session_service.codec import documents
 from mongo_session_service.codec.events import build_event
 from mongo_session_service.codec.hooks import NO_HOOKS
 from mongo_session_service.codec.replies import CODEC_OPTIONS
 from mongo_session_service.model.records import SessionKey
+from mongo_session_service.sessions.read_cache import build_events, decode_blocks
 
 KEY = SessionKey("app", "user", "session")
 
@@ -27,13 +28,13 @@ def stored(event: Event) -> dict[str, Any]:
 def test_every_field_is_built_again() -> None:
     """As often as it is asked for."""
     every = Event(**EVENT, actions=EventActions(**ACTIONS))
-    ((built, block),) = event_blocks.decode_blocks(
+    ((built, block),) = decode_blocks(
         iter([stored(every), stored(Event())]), NO_HOOKS, 2
     )
 
     assert block is not None
     for _ in range(2):
-        again = [*event_blocks.build_events([block])]
+        again = [*build_events([block])]
         assert again == built
         assert [each.model_dump() for each in again] == [
             each.model_dump() for each in built
@@ -58,7 +59,7 @@ def test_what_is_not_json_has_no_block() -> None:
     document = stored(Event(custom_metadata={"at": "now"}))
     document["event"]["custom_metadata"]["at"] = datetime.now(UTC)
 
-    ((built, block),) = event_blocks.decode_blocks(iter([document]), NO_HOOKS, 1)
+    ((built, block),) = decode_blocks(iter([document]), NO_HOOKS, 1)
 
     assert len(built) == 1
     assert block is None

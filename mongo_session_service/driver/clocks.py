@@ -1,0 +1,114 @@
+"""Clocks: the time on MongoDB's server, and the latest write that a service has seen.
+
+The first tells what has expired. The second is causal consistency: a secondary may lag.
+So a service remembers the latest time of the deployment's logical clock that it has
+seen, in a write of its own or in a change it has received, and makes the secondary wait
+until it has reached that time.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC
+from typing import Any, TypeAlias
+
+from bson.timestamp import Timestamp
+from google.adk.platform import time as platform_time
+from pymongo import ReadPreference
+
+from mongo_session_service.model.limits import Limits
+
+Clock: TypeAlias = Mapping[str, Any]
+"""A deployment's clock, as signed by a server."""
+
+
+class LatestWrite:
+    """The latest write of a service, on the deployment's clock.
+
+    Right after an election a primary may not know yet that the write is committed, and
+    would answer as of before it. The primary that has confirmed the write does know.
+
+    Servers exchange the time now and then, and clients carry it from one to the next.
+    But each event loop has a client of its own, and a server refuses to wait for a time
+    that it considers to be in the future.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._time = Timestamp(0, 0)
+        self._primary: object = None
+        self._clock: Clock | None = None
+
+    def advance(self, time: Timestamp, primary: object, clock: Clock | None) -> None:
+        """Record a write, the primary it was sent to, and the clock then or later."""
+        with self._lock:
+            if self._time < time:
+                self._time, self._primary, self._clock = time, primary, clock
+
+    def require_in(self, session: Any) -> None:
+        """Make the next server that is asked in a driver's session wait for it."""
+        with self._lock:
+            time, clock = self._time, self._clock
+        if clock is not None:
+            session.advance_cluster_time(clock)
+        if time.time > 0:
+            session.advance_operation_time(time)
+
+    def is_included(self, time: Timestamp, primary: object) -> bool:
+        """Whether the write is in what a primary has answered as of ``time``."""
+        with self._lock:
+            return time >= self._time or primary == self._primary
+
+
+class Secondaries:
+    """A client's wish to read from other members than the primary."""
+
+    def __init__(self, preference: Any, limits: Limits) -> None:
+        self.preference = preference
+        self.is_strict = preference.mode == ReadPreference.SECONDARY.mode
+        """Whether the primary must not be asked instead."""
+        seconds = limits.secondary_seconds
+        if self.is_strict:
+            seconds = limits.only_secondary_seconds
+        self.limit_ms = round(1000 * seconds)
+        """Milliseconds a member has to catch up and to answer."""
+
+
+def _boot_time() -> float:
+    """Seconds since the machine was started, or since some other fixed time."""
+    if sys.platform == "linux":  # where the usual one stops while the machine sleeps
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class ServerClock:
+    """The time on MongoDB's server; this machine's, until the server has answered.
+
+    Clocks of clients may be wrong, and jump. So what removes a session, refuses to
+    write to one or takes over a lease asks the server in the same command, by
+    ``$$NOW``. What only reads, and what sets the time at which a session will expire,
+    asks this clock.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: float | None = None
+        """Seconds from boot time to the server's time."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the server has answered."""
+        return self._ahead is not None
+
+    def set_by(self, hello: Mapping[str, Any]) -> None:
+        """Set it by an answer to ``hello`` that came just now."""
+        there = hello["localTime"].replace(tzinfo=UTC).timestamp()
+        self._ahead = there - _boot_time()
+
+    def now(self) -> float:
+        """Seconds since 1970; later than the server's by no more than it may drift."""
+        if self._ahead is None:
+            return platform_time.get_time()
+        return self._ahead + _boot_time()
