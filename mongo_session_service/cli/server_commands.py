@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -313,7 +314,7 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:
-        with replica_set:
+        with suppress(KeyboardInterrupt), replica_set:
             uri = replica_set.uri.replace("/?", "/adk?")
             click.echo(uri)
             kept = f"kept in {data_dir}" if data_dir else "deleted at the end"
@@ -321,11 +322,20 @@ def mongod(members: int, data_dir: Path | None, port: int | None) -> None:
             if is_taken:
                 terminal.say(f"Port {STANDARD_PORT} is taken, so it uses another.")
             terminal.say(f"In another terminal: export MONGODB_URI='{uri}'")
-            signal.pause()
+            options.until_done(_interrupted())
     except EmbeddedServerError as error:
         raise click.ClickException(str(error)) from None
-    except KeyboardInterrupt:
-        terminal.say("MongoDB has ended.")
+    terminal.say("MongoDB has ended.")
+
+
+async def _interrupted() -> None:
+    """Wait for Ctrl-C; signal.pause() would miss one that comes just before."""
+    import asyncio
+
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupted.set)
+    await interrupted.wait()
 
 
 @click.command()

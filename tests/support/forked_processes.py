@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import termios
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,18 +80,34 @@ def on_a_terminal(
     )
     process.start()
     shown = b""
-    while ours in (ready := select.select([ours, process.sentinel], [], [], 60)[0]):
-        shown += os.read(ours, 4096)
-        if shown.endswith((b"password: ", b"[y/N]: ")):
-            os.write(ours, answer.encode() + b"\n" * (answer != CTRL_C))
-            answer = ""
-    assert ready, shown
-    process.join()
-    os.close(ours)
-    os.close(theirs)
+    try:
+        while ours in (ready := select.select([ours, process.sentinel], [], [], 60)[0]):
+            shown += os.read(ours, 4096)
+            if shown.endswith((b"password: ", b"[y/N]: ")):
+                _wait_until_asleep(process.pid)
+                os.write(ours, answer.encode() + b"\n" * (answer != CTRL_C))
+                answer = ""
+        assert ready, shown
+        process.join()
+    finally:
+        process.kill()
+        process.join()
+        os.close(ours)
+        os.close(theirs)
     text = shown.decode()
     leak_detector.current.printed(text)
     return process.exitcode, text
+
+
+def _wait_until_asleep(pid: int | None) -> None:
+    """Wait until a process that has asked reads the answer.
+
+    Python notices a signal that comes in between only once the read returns, and no
+    person presses a key so soon.
+    """
+    status = Path(f"/proc/{pid}/status")
+    while "State:\tS" not in status.read_text():
+        time.sleep(0.001)
 
 
 def killed(
