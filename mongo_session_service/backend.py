@@ -29,6 +29,7 @@ from mongo_session_service.driver.tasks import (
     SwallowedCancellation,
     background,
     running_loop,
+    uninterrupted,
 )
 from mongo_session_service.driver.transactions import ClientSessions
 from mongo_session_service.driver.translation import FOREIGN_LOOP
@@ -350,6 +351,7 @@ def keep_until_loop_ends(
 ) -> AsyncGenerator[None, None]:
     """Return a generator that, once started, calls ``close`` when it or its loop ends.
 
+    A cancellation waits for it: nobody else would close what is left of a client.
     What is started is finished by ``loop.shutdown_asyncgens()``, which ``asyncio.run``
     calls when all tasks are done: the one moment a library has for it.
     """
@@ -363,7 +365,14 @@ def keep_until_loop_ends(
                 # Older PyMongo closes by means of such generators itself.
                 message = "asynchronous generator .* was scheduled after"
                 warnings.filterwarnings("ignore", message, ResourceWarning)
-                await close()
+                await uninterrupted(close_whole())
+
+    async def close_whole() -> None:
+        try:
+            await close()
+        except asyncio.CancelledError:  # as of all tasks, when the loop ends
+            await close()
+            raise
 
     keeper = keep()
     forget_closed_loops(_keepers)

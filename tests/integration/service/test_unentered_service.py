@@ -79,3 +79,20 @@ async def test_forgotten_services_close_their_clients(
             await service.list_sessions(app_name="app")
         del service
     await back_to(before)
+
+
+async def test_a_cancelled_close_closes_the_client(
+    mongodb_uri: str, database: str
+) -> None:
+    """Wherever the cancellation arrives: nobody could close it afterwards."""
+    before = opened()
+    for steps in range(12):
+        service = MongoSessionService(mongodb_uri, database=database)
+        await service.list_sessions(app_name="app")
+        closing = asyncio.create_task(service.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        del service, closing
+    await back_to(before)
