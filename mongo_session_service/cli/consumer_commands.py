@@ -230,7 +230,8 @@ async def remove(
 @click.option(
     "--to",
     type=START,
-    required=True,
+    default="now",
+    show_default=True,
     metavar="now|beginning|TIME",
     help="Where it reads on; TIME is ISO 8601, and as recent as MongoDB's oplog.",
 )
