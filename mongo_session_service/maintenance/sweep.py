@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import random
 import time
 import weakref
@@ -118,7 +119,7 @@ class Sweep:
         if math.isfinite(delay):
             loop, jitter = asyncio.get_running_loop(), random.uniform(0.05, _JITTER)  # noqa: S311
             self._timer = loop.call_later(
-                delay + jitter, _fire, weakref.ref(self), context=Context()
+                delay + jitter, _fire, weakref.ref(self), os.getpid(), context=Context()
             )
 
     def _look(self) -> None:
@@ -141,8 +142,9 @@ class Sweep:
             self.look_within(wait)
 
 
-def _fire(sweep: weakref.ref[Sweep]) -> None:
-    if (alive := sweep()) is not None:
+def _fire(sweep: weakref.ref[Sweep], pid: int) -> None:
+    # In a child forked by its loop, what is due still fires as the loop comes to its end.
+    if (alive := sweep()) is not None and pid == os.getpid():
         alive._look()  # noqa: SLF001  its own timer
 
 

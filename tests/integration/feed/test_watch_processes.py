@@ -29,6 +29,11 @@ async def use(session_id):
 """
 
 FORKS = """
+import time
+from mongo_session_service.model.limits import Limits
+
+service = MongoSessionService(sys.argv[1], database=sys.argv[2],
+                              _limits=Limits(sweep_interval=0.1, sweep_rest=0))
 opened, told = asyncio.Event(), []
 
 async def watch():
@@ -43,6 +48,7 @@ async def fork():
     await use("before")
     while len(told) < 2:  # lest it is woken in the child, by the parent's loop
         await asyncio.sleep(0.01)
+    time.sleep(0.6)  # until the timer of the sweep is due, in both
     child = os.fork()
     if child == 0:
         return child
