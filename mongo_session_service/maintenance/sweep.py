@@ -143,7 +143,7 @@ class Sweep:
 
 
 def _fire(sweep: weakref.ref[Sweep], pid: int) -> None:
-    # In a child forked by its loop, what is due still fires as the loop comes to its end.
+    # In a child forked within the loop, what is due still fires as the loop ends.
     if (alive := sweep()) is not None and pid == os.getpid():
         alive._look()  # noqa: SLF001  its own timer
 
